@@ -1,0 +1,9 @@
+"""Metrics, sample tables and traces. Nothing in here can change training. See docs/observability.md."""
+
+from torchtitan_rl.observability.collector import record_metric
+from torchtitan_rl.observability.progress import phase, progress, timed
+from torchtitan_rl.observability.recorder import Recorder
+from torchtitan_rl.observability.reduce import Reduce
+from torchtitan_rl.observability.rows import episode_row, episode_rows
+
+__all__ = ["Recorder", "Reduce", "episode_row", "episode_rows", "phase", "progress", "record_metric", "timed"]
