@@ -27,7 +27,7 @@ from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
-from torchtitan_rl.observability import Recorder, Reduce, phase, record_metric, timed
+from torchtitan_rl.observability import Recorder, Reduce, episode_rows, phase, record_metric, timed
 from torchtitan_rl.tasks import SumDigits, Task
 from torchtitan_rl.trainer.checkpoint import RunState, build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
@@ -134,6 +134,7 @@ class Controller(Configurable):
         """Train to the last step, evaluating and checkpointing when due."""
         if self.state.step == 0:
             self._evaluate()
+            self.recorder.flush(0)
         while self.state.step < self.config.num_steps:
             self.state.step += 1
             self._train_step()
@@ -193,8 +194,9 @@ class Controller(Configurable):
             return
         with timed("evaluate"):
             scored = self._sample(self.held_out, self.config.evaluation.sampling)
-        metrics = self.evaluation.metrics(self.held_out, scored)
-        self.recorder.log_evaluation(self.state.step, metrics)
+        if dist.get_rank() == 0:
+            for key, value in self.evaluation.metrics(self.held_out, scored).items():
+                record_metric(key, value, Reduce.LAST)
 
     def _record(self, episodes: list[Episode], results: dict[str, float]) -> None:
         """Metrics that are equal on every rank, from rank 0; the parts recorded their own shares where they arose."""
@@ -203,6 +205,8 @@ class Controller(Configurable):
             for key, metric in self.algorithm.episode_metrics(episodes).items():
                 record_metric(key, metric.value, metric.reduction, weight=metric.weight)
             record_metric("optimizer/grad_norm", results["grad_norm"], Reduce.LAST)
+            record_metric("optimizer/lr", results["lr"], Reduce.LAST)
+            record_metric("rollout/samples", episode_rows(episodes, step=self.state.step, split="train"), Reduce.TABLE)
 
     def close(self) -> None:
         """Stop what runs in the background, the engine before the process group."""

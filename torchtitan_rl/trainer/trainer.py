@@ -167,7 +167,7 @@ class Trainer(Configurable):
         """Take the step's optimizer steps.
 
         Returns:
-            {"loss", "grad_norm", "num_tokens"} and the algorithm's controller inputs, the same on every rank.
+            {"loss", "grad_norm", "num_tokens", "lr"} of the last optimizer step, the same on every rank.
 
         Raises:
             NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
@@ -181,6 +181,7 @@ class Trainer(Configurable):
         for _ in range(config.num_epochs):
             for plan in plans:
                 results = self._optimizer_step(plan, episodes if one_step else None)
+        results["lr"] = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(episodes)
         return results
