@@ -1,0 +1,18 @@
+"""How this room reports a wrong configuration: one sentence with the field, the value, what was expected, the remedy."""
+
+import math
+from typing import Any
+
+
+def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:
+    """Raise ValueError unless `holds`.
+
+    Example: expect(eps > 0, "Clip.Config.eps_low", eps, "a number > 0", "Use 0.2, the paper's value.")
+    """
+    if not holds:
+        raise ValueError(f"{field} = {value!r}: expected {expected}. {remedy}")
+
+
+def finite(value: float) -> bool:
+    """Whether `value` is a number that is neither NaN nor infinite; for range checks that NaN must not pass."""
+    return math.isfinite(value)

@@ -1,0 +1,9 @@
+"""Policy losses over packed one-dimensional tensors."""
+
+from .base import PolicyLoss
+from .cispo import Cispo
+from .clip import Clip
+from .gspo import Gspo
+from .reinforce import Reinforce
+
+__all__ = ["Cispo", "Clip", "Gspo", "PolicyLoss", "Reinforce"]
