@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 wrong input, with a message; 3 training stopped itself (Na
 message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
 """
 
+import logging
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    _log_to_terminal()
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=int(os.environ.get("LOG_RANK", "0")))
     try:
         _train(sys.argv[1:] if args is None else args, output)
@@ -66,8 +68,21 @@ def _stopped_itself(error: Exception) -> bool:
     return isinstance(error, TrainingStopped)
 
 
+def _log_to_terminal() -> None:
+    """This project's warnings, and only errors of the libraries; `RankOutput.to_file` keeps the rest."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+
+
 class RankOutput:
-    """Whose output reaches the terminal: one rank's; the others write to a file of their own in the run folder."""
+    """Whose output reaches the terminal: one rank's; the others write to a file of their own in the run folder.
+
+    Every rank's log records, libraries' included, are in that file.
+    """
 
     def __init__(self, *, rank: int, shown_rank: int) -> None:
         self.rank = rank
@@ -77,10 +92,14 @@ class RankOutput:
             self._redirect(os.devnull)
 
     def to_file(self, folder: os.PathLike[str]) -> None:
-        """Send a hidden rank's output to `folder`/rank_N.log."""
+        """Keep log records in `folder`/rank_N.log, and there the whole output of a hidden rank."""
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"rank_{self.rank}.log")
+        handler = logging.FileHandler(path)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
         if not self.shown:
-            os.makedirs(folder, exist_ok=True)
-            self._redirect(os.path.join(folder, f"rank_{self.rank}.log"))
+            self._redirect(path)
 
     def _redirect(self, path: str) -> None:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
