@@ -6,7 +6,8 @@ from .aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
 from .algorithm import Algorithm
 from .inputs import LossInputs, Sequences
 from .kl import KL, kl_estimate
-from .losses import Cispo, Clip, Gspo, PolicyLoss, Reinforce
+from .losses import Cispo, Clip, Gspo, MaxEnt, PolicyLoss, Reinforce
+from .maxent import BetaController, MetaController, TauController
 from .mismatch import (
     Correction,
     Mismatch,
@@ -27,6 +28,7 @@ __all__ = [
     "Aggregation",
     "Algorithm",
     "BatchStd",
+    "BetaController",
     "Cispo",
     "Clip",
     "Correction",
@@ -35,6 +37,8 @@ __all__ = [
     "Gspo",
     "LossInputs",
     "LossOutput",
+    "MaxEnt",
+    "MetaController",
     "Mismatch",
     "NoCorrection",
     "NonFiniteError",
@@ -47,6 +51,7 @@ __all__ = [
     "Sequences",
     "SequenceMask",
     "SequenceTruncate",
+    "TauController",
     "TokenMask",
     "TokenMean",
     "TokenTruncate",

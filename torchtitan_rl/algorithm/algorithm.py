@@ -131,7 +131,7 @@ class Algorithm(Configurable):
         )  # fmt: skip
 
     def usable_groups(self, groups: list[list[ScoredCompletion]]) -> list[bool]:
-        """For each group, whether its rewards differ, before any penalty: False is what `zero_variance` drops or refills."""
+        """Whether each group's rewards differ, before any penalty: False is what `zero_variance` drops or refills."""
         return [has_preference(group) for group in groups]
 
     def make_episodes(

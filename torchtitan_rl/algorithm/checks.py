@@ -1,6 +1,5 @@
-"""How this room reports a wrong configuration: one sentence with the field, the value, what was expected, the remedy."""
+"""How a wrong configuration is reported: the field, the value, what was expected, the remedy."""
 
-import math
 from typing import Any
 
 
@@ -11,8 +10,3 @@ def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> N
     """
     if not holds:
         raise ValueError(f"{field} = {value!r}: expected {expected}. {remedy}")
-
-
-def finite(value: float) -> bool:
-    """Whether `value` is a number that is neither NaN nor infinite; for range checks that NaN must not pass."""
-    return math.isfinite(value)

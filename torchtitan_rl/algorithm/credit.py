@@ -14,8 +14,11 @@ from .truncation import Truncation
 
 
 class Credit:
-    """The way from rewards to advantages, in this order: non-finite values, truncation, zero variance, KL in the reward,
-    advantages (or a listwise loss's weights), semantic-entropy scale."""
+    """The way from rewards to advantages.
+
+    In this order: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
+    weights), semantic-entropy scale.
+    """
 
     def __init__(
         self,

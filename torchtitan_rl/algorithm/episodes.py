@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from torchtitan_rl.types import Episode, Normalizers, Prompt, ScoredCompletion
+from torchtitan_rl.types import Episode, Normalizers, Prompt, ScoredCompletion, TrainBatch
 
 
 def build_episodes(
@@ -16,12 +16,14 @@ def build_episodes(
         reference_logprobs: one list for each of `scored`, in the same order, as long as its completion; or None.
 
     Raises:
-        ValueError: an unknown prompt_idx, two completions with one (prompt_idx, sample_idx), or lists whose lengths differ.
+        ValueError: an unknown prompt_idx, a (prompt_idx, sample_idx) that comes twice, or lists whose lengths differ.
     """
     prompt_of = {prompt.prompt_idx: prompt for prompt in prompts}
     references = [None] * len(scored) if reference_logprobs is None else reference_logprobs
     if len(references) != len(scored):
-        raise ValueError(f"reference_logprobs has {len(references)} lists for {len(scored)} completions; give one for each.")
+        raise ValueError(
+            f"reference_logprobs has {len(references)} lists for {len(scored)} completions; give one for each."
+        )
     group_sizes: dict[int, int] = {}
     for one in scored:
         index = one.completion.prompt_idx
@@ -74,7 +76,7 @@ def build_episode(
 
 
 def grouped(episodes: list[Episode]) -> list[list[Episode]]:
-    """The episodes of each prompt, in order; `episodes` must be sorted by prompt_idx, as `build_episodes` leaves them."""
+    """The episodes of each prompt; `episodes` must be sorted by prompt_idx, as `build_episodes` leaves them."""
     return [list(group) for _, group in groupby(episodes, key=lambda episode: episode.prompt_idx)]
 
 
@@ -87,3 +89,22 @@ def count_normalizers(episodes: list[Episode], max_completion_tokens: int) -> No
         num_groups=len({episode.prompt_idx for episode in in_loss}),
         max_completion_tokens=max_completion_tokens,
     )
+
+
+def check_whole_groups(batch: TrainBatch) -> None:
+    """Raise ValueError unless the weights of each group's sequences with loss tokens sum to 1 in this micro-batch.
+
+    A listwise loss over half a group is another loss, and nothing else would tell.
+    """
+    lengths = batch.weights.new_zeros(len(batch.group_ids) + 1)  # [S + 1]
+    lengths = lengths.index_add(0, batch.sequence_ids, batch.loss_mask.to(lengths.dtype))[:-1]  # [S]
+    present = lengths > 0  # [S]
+    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
+    mass = (same_group * (batch.weights * present)[None, :]).sum(dim=1)  # [S]
+    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
+    if broken.any():
+        first = int(broken.nonzero()[0])
+        raise ValueError(
+            f"prompt {int(batch.group_ids[first])}: its weights sum to {float(mass[first]):.4f} in this micro-batch, "
+            "expected 1. The loss spans whole groups; the packer must keep a prompt's completions together (requires_whole_groups)."
+        )

@@ -1,5 +1,6 @@
 """The divergence from the frozen reference: estimators, and where the term goes."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,8 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     """An estimate of KL(pi || pi_ref) from samples of pi. Schulman, "Approximating KL divergence" (2020).
 
     With d = log pi - log pi_ref: k1 = d (unbiased, any sign); k2 = d^2 / 2 (biased, >= 0); k3 = e^(-d) + d - 1
-    (unbiased, >= 0). All are exactly 0 at d = 0: k3 uses expm1, for e^(-d) - 1 loses every digit of a small d in float32.
+    (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, for e^(-d) - 1 loses every digit of a small d in
+    float32.
 
     Args:
         log_ratio: d, any shape; the result has the same.
@@ -33,7 +35,7 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
 
 
 class KL(Configurable):
-    """The reference term: coef * KL, in the loss (per token, through the aggregation) or in the reward (per completion)."""
+    """The reference term: coef * KL, in the loss (each token, then the aggregation) or the reward (each completion)."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -45,7 +47,13 @@ class KL(Configurable):
         """In the loss, coef * KL is added to each token's; in the reward, coef * sum_t KL_t is subtracted from it."""
 
         def __post_init__(self) -> None:
-            expect(self.coef >= 0, "algorithm.kl.coef", self.coef, "a number >= 0", "Use 0 for no reference, 0.001 to 0.04 otherwise.")
+            expect(
+                0 <= self.coef < math.inf,
+                "algorithm.kl.coef",
+                self.coef,
+                "a number >= 0",
+                "Use 0 for no reference, 0.001 to 0.04 otherwise.",
+            )
 
     def __init__(self, config: Config) -> None:
         self.coef = config.coef
@@ -59,5 +67,7 @@ class KL(Configurable):
 
     def penalty(self, logprobs: list[float], reference_logprobs: list[float]) -> float:
         """coef * sum_t KL_t of one completion, with the sampler's log-probabilities for the policy's."""
-        log_ratio = torch.tensor(logprobs, dtype=torch.float64) - torch.tensor(reference_logprobs, dtype=torch.float64)  # [Lc]
+        log_ratio = torch.tensor(logprobs, dtype=torch.float64) - torch.tensor(
+            reference_logprobs, dtype=torch.float64
+        )  # [Lc]
         return self.coef * kl_estimate(log_ratio, self.estimator).sum().item()

@@ -58,6 +58,6 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     else:
         sample = f"sample {batch.sample_ids[sequence]}"
     raise NonFiniteError(
-        f"prompt {int(batch.group_ids[sequence])}, {sample}: {quantity} of the token with id {int(batch.labels[position])} "
-        f"(packed position {position}) is {value}. {REMEDY}"
+        f"prompt {int(batch.group_ids[sequence])}, {sample}: {quantity} of the token with id "
+        f"{int(batch.labels[position])} (packed position {position}) is {value}. {REMEDY}"
     )

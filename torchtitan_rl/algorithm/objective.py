@@ -9,6 +9,7 @@ from torch import Tensor
 from torchtitan_rl.types import Metric, TrainBatch
 
 from .aggregations import Aggregation
+from .episodes import check_whole_groups
 from .inputs import LossInputs, Sequences
 from .kl import KL
 from .losses import PolicyLoss
@@ -75,9 +76,11 @@ class Objective:
         """See `Algorithm.loss`."""
         if self.kl.in_loss and batch.reference_logprobs is None:
             raise ValueError(
-                f"batch.reference_logprobs = None: expected the reference's log-probabilities, because algorithm.kl.coef "
-                f"is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the coefficient to 0."
+                f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
+                f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the coefficient to 0."
             )
+        if self.policy_loss.requires_whole_groups:
+            check_whole_groups(batch)
         raw = self._quantities(batch, logprobs, entropy)
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         clean = raw.where(finite)
@@ -104,7 +107,7 @@ class Objective:
     def _quantities(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> Quantities:
         return Quantities(
             policy_logprob=logprobs,
-            # No stored log-probs: this is the first update, and the policy that samples are weighed against is this one.
+            # No stored log-probs: this is the first update, and pi_old is the policy itself.
             old_logprob=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
             sampler_logprob=batch.sampler_logprobs,
             entropy=entropy if self.entropy_coef > 0 else entropy.detach(),

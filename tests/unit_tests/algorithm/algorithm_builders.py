@@ -80,7 +80,10 @@ def pack(
     for place, index in enumerate(order):
         episode = episodes[index]
         tokens = episode.prompt_token_ids + episode.token_ids
-        lead, tail = len(episode.prompt_token_ids) - 1, 1  # positions before and after those that predict the completion
+        lead, tail = (
+            len(episode.prompt_token_ids) - 1,
+            1,
+        )  # positions before and after those that predict the completion
         length = len(episode.token_ids)
 
         def spread(values: list[float], lead: int = lead) -> list[float]:
@@ -98,7 +101,10 @@ def pack(
         pad(padding if pad_each else 0)
     pad(padding)
     real = {name: torch.tensor(columns[name], dtype=dtype) for name in ("mask", "mu", "advantage", "old", "ref")}
-    whole = {name: torch.tensor(columns[name], dtype=torch.int64) for name in ("token_ids", "labels", "positions", "sequence")}
+    whole = {
+        name: torch.tensor(columns[name], dtype=torch.int64)
+        for name in ("token_ids", "labels", "positions", "sequence")
+    }
     return TrainBatch(
         token_ids=whole["token_ids"],
         labels=whole["labels"],
@@ -135,7 +141,8 @@ def policy_like(episodes: list[Episode], offset: float = 0.0) -> list[Tensor]:
     """Leaf tensors [Lc], each episode's sampler log-probabilities plus `offset` and a wiggle that differs by token."""
     return [
         torch.tensor(
-            [lp + offset * math.sin(1 + 7 * i + t) for t, lp in enumerate(episode.sampler_logprobs)], dtype=torch.float64
+            [lp + offset * math.sin(1 + 7 * i + t) for t, lp in enumerate(episode.sampler_logprobs)],
+            dtype=torch.float64,
         ).requires_grad_()
         for i, episode in enumerate(episodes)
     ]
@@ -158,7 +165,9 @@ def merge(parts: list[dict[str, Metric]]) -> dict[str, float]:
     return merged
 
 
-def run_loss(algorithm: Algorithm, episodes: list[Episode], values: list[Tensor], batch: TrainBatch, entropy: float = 0.7):
+def run_loss(
+    algorithm: Algorithm, episodes: list[Episode], values: list[Tensor], batch: TrainBatch, entropy: float = 0.7
+):
     """`Algorithm.loss` with the given log-probabilities and a constant entropy."""
     logprobs = spread_logprobs(batch, episodes, values)
     return algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))

@@ -23,7 +23,12 @@ def test_episodes_are_ordered_whatever_the_order_of_the_completions():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
     completions = group(1, [0.0, 1.0]) + group(0, [4.0, 2.0])
     episodes = algorithm.make_episodes([prompt(0), prompt(1)], completions[::-1], max_completion_tokens=8)
-    assert [(e.prompt_idx, e.sample_idx, e.advantage) for e in episodes] == [(0, 0, 1), (0, 1, -1), (1, 0, -0.5), (1, 1, 0.5)]
+    assert [(e.prompt_idx, e.sample_idx, e.advantage) for e in episodes] == [
+        (0, 0, 1),
+        (0, 1, -1),
+        (1, 0, -0.5),
+        (1, 1, 0.5),
+    ]
     assert [e.group_size for e in episodes] == [2, 2, 2, 2]
 
 
@@ -34,7 +39,8 @@ def test_micro_batches_add_up_and_their_metrics_merge_exactly():
     values = policy_like(episodes, 0.3)
     whole = run_loss(algorithm, episodes, values, pack(episodes, normalizers))
     parts = [
-        run_loss(algorithm, episodes, values, pack(episodes, normalizers, order=order, padding=3)) for order in ([4, 0], [1], [3, 2])
+        run_loss(algorithm, episodes, values, pack(episodes, normalizers, order=order, padding=3))
+        for order in ([4, 0], [1], [3, 2])
     ]
     assert float(sum(part.loss for part in parts)) == pytest.approx(float(whole.loss), abs=1e-14)
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
@@ -46,7 +52,11 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
     normalizers = algorithm.normalizers(episodes, max_completion_tokens=9)
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
     assert normalizers.max_completion_tokens == 9
-    assert algorithm.usable_groups([group(0, [1.0, 0.0]), group(1, [2.0, 2.0]), group(2, [None, 1.0])]) == [True, False, False]
+    assert algorithm.usable_groups([group(0, [1.0, 0.0]), group(1, [2.0, 2.0]), group(2, [None, 1.0])]) == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_group_of_one_is_a_configuration_error():

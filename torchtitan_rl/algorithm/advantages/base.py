@@ -36,7 +36,7 @@ class Advantage(Configurable, ABC):
 
     @abstractmethod
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        """Advantages of one group of at least two rewards that are not all equal; `step_rewards` are all of the step's."""
+        """Advantages of one group of at least two rewards that are not all equal; `step_rewards` are all the step's."""
 
 
 def all_equal(rewards: list[float]) -> bool:

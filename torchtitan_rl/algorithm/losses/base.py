@@ -24,7 +24,7 @@ class PolicyLoss(Configurable, ABC):
         """No fields of its own."""
 
         def check_with(self, algorithm: "Algorithm.Config") -> None:
-            """Raise ValueError where this loss cannot be combined with the rest of the algorithm's configuration."""
+            """Raise ValueError where this loss cannot be combined with the rest of the configuration."""
 
     requires_whole_groups: ClassVar[bool] = False
     """Whether a prompt's sequences must lie in one micro-batch."""

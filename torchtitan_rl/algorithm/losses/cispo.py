@@ -22,7 +22,9 @@ class Cispo(PolicyLoss):
         """Largest importance weight (absolute)."""
 
         def __post_init__(self) -> None:
-            expect(self.cap > 0, "algorithm.loss.cap", self.cap, "a number > 0", "Use 5; for a bound 1 + eps give 1 + eps.")
+            expect(
+                self.cap > 0, "algorithm.loss.cap", self.cap, "a number > 0", "Use 5; for a bound 1 + eps give 1 + eps."
+            )
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weight = self.ratio(inputs).detach().clamp(max=self.config.cap)  # [T]

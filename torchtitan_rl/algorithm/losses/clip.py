@@ -27,7 +27,9 @@ class Clip(PolicyLoss):
 
         def __post_init__(self) -> None:
             expect(0 < self.eps_low <= 1, "algorithm.loss.eps_low", self.eps_low, "a number in (0, 1]", "Use 0.2.")
-            expect(self.eps_high > 0, "algorithm.loss.eps_high", self.eps_high, "a number > 0", "Use 0.2, or 0.28 (DAPO).")
+            expect(
+                self.eps_high > 0, "algorithm.loss.eps_high", self.eps_high, "a number > 0", "Use 0.2, or 0.28 (DAPO)."
+            )
             expect(
                 self.dual_clip is None or self.dual_clip > 1,
                 "algorithm.loss.dual_clip", self.dual_clip, "None or a number > 1", "Use 3, the paper's value.",

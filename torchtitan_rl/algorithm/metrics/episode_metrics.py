@@ -46,7 +46,9 @@ def group_metrics(groups: list[list[Episode]]) -> dict[str, Metric]:
         "all_right": [min(group) > 0 for group in rewards],
         "mixed": [min(group) <= 0 < max(group) for group in rewards],
     }
-    return {f"groups/{kind}_fraction": same_everywhere(mean([float(x) for x in where])) for kind, where in kinds.items()}
+    return {
+        f"groups/{kind}_fraction": same_everywhere(mean([float(x) for x in where])) for kind, where in kinds.items()
+    }
 
 
 def advantage_metrics(episodes: list[Episode]) -> dict[str, Metric]:

@@ -21,8 +21,8 @@ def bucket_name(bucket: tuple[int, int | None]) -> str:
 def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs) -> None:
     """`loss/<name>` of each term, as a token-weighted mean whose merge is the step's value.
 
-    A term is this micro-batch's share, already divided by the whole update's normaliser. Scaled by N / n (its own n loss
-    tokens) and weighted by n, shares merge by the mean into their sum, and several updates a step into their mean.
+    A term is this micro-batch's share, already divided by the whole update's normaliser. Scaled by N / n (n its own
+    loss tokens) and weighted by n, shares merge by the mean into their sum, and several updates a step into their mean.
     """
     scale = inputs.normalizers.num_tokens / num_tokens.clamp(min=1)  # 0-d
     for name, share in terms.items():

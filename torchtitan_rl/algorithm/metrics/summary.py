@@ -32,7 +32,9 @@ def quantile(values: list[float], percent: float) -> float:
     return ordered[lower] + (position - lower) * (ordered[upper] - ordered[lower])
 
 
-def describe(prefix: str, values: list[float], parts: tuple[str, ...] = ("mean", "std", "min", "max")) -> dict[str, Metric]:
+def describe(
+    prefix: str, values: list[float], parts: tuple[str, ...] = ("mean", "std", "min", "max")
+) -> dict[str, Metric]:
     """`<prefix>/<part>` for each part: mean, std, min, max, and "quantiles" for p05 to p95. No values, no keys."""
     if not values:
         return {}
