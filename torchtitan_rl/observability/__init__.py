@@ -5,5 +5,17 @@ from torchtitan_rl.observability.progress import phase, progress, timed
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.observability.reduce import Reduce
 from torchtitan_rl.observability.rows import episode_row, episode_rows
+from torchtitan_rl.observability.store import read_rows, read_samples
 
-__all__ = ["Recorder", "Reduce", "episode_row", "episode_rows", "phase", "progress", "record_metric", "timed"]
+__all__ = [
+    "Recorder",
+    "Reduce",
+    "episode_row",
+    "episode_rows",
+    "phase",
+    "progress",
+    "read_rows",
+    "read_samples",
+    "record_metric",
+    "timed",
+]

@@ -11,7 +11,10 @@ from torchtitan_rl.observability.sinks.base import Mode, Sink, SinkContext, Step
 SINKS = {
     "console": "console:ConsoleSink",
     "jsonl": "jsonl:JsonlSink",
+    "local": "local:LocalSink",
     "tensorboard": "tensorboard:TensorboardSink",
+    "trackio": "trackio:TrackioSink",
+    "wandb": "wandb:WandbSink",
 }
 """Module and class of each, imported only when the sink is used."""
 
