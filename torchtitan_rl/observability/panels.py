@@ -27,7 +27,8 @@ _ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "poli
 def safe(text: object, console: Console, characters: int = 200, lines: int = 1) -> Text:
     """The text for this terminal: no escapes or control characters, head and tail of what is too long."""
     shown = head_and_tail(printable(str(text), console.encoding), characters)
-    return Text(head_and_tail_lines(shown, lines) if lines > 1 else shown.replace("\n", " "))
+    shown = head_and_tail_lines(shown, lines) if lines > 1 else shown.replace("\n", " ")
+    return Text(shown, overflow="fold")
 
 
 def sample_panel(row: Row, console: Console) -> Panel:
