@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Reduce
+from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Quantiles, Reduce
 from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.table import SelectedTable
 
@@ -72,6 +73,14 @@ class Collection:
             if series.non_finite:
                 found[f"{key}/non_finite"] = float(series.non_finite)
         return found
+
+    def distributions(self) -> dict[str, array]:
+        """All finite values of each key recorded with Reduce.QUANTILES."""
+        return {
+            key: series.accumulator.values
+            for key, series in self.series.items()
+            if isinstance(series.accumulator, Quantiles)
+        }
 
 
 def two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:

@@ -95,7 +95,7 @@ class Guard:
         try:
             sink = self._build()
             while (task := self._queue.get()) is not _STOP:
-                task(sink)
+                self.dropped_rows += task(sink) or 0
                 self._queue.task_done()
             sink.close()
             self._queue.task_done()

@@ -8,17 +8,18 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
-from torchtitan_rl.observability.reduce import Quantiles
 from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.schema import Schema
 from torchtitan_rl.observability.select import parse_selector
 from torchtitan_rl.observability.sinks import Sink, SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observability.slim import Slim
 from torchtitan_rl.observability.table import SelectedTable
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,13 @@ CLOSE_SECONDS = 20.0
 """How long `close` waits for a sink's last writes."""
 CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
+
+CONSOLE_METRICS = (
+    "reward/mean", "reward/std", "reward/p*", "groups/*", "advantage/std", "completions/length/*",
+    "completions/clipped_fraction", "diversity/*/macro", "loss/*", "policy/*", "ratio/clip*", "sampler/*",
+    "optimizer/*", "time/*", "perf/*", "evaluation/*", "obs/*",
+)  # fmt: skip
+"""About 30 numbers of a usual run."""
 
 Gather = Callable[[object], list[object] | None]
 
@@ -43,9 +51,12 @@ class Recorder(Configurable):
         """Record metrics and sample tables. Also off with the environment variable TORCHTITAN_RL_METRICS=0."""
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-        """Where steps are written to: console, jsonl, tensorboard.
+        """Where steps are written to: console, jsonl, tensorboard, wandb, trackio; the local store always is.
         A mode may follow, as in "jsonl:per_rank_reduce": global_reduce (the default: one merged value, from rank 0),
         per_rank_reduce (each rank its own), per_rank_no_reduce (each value as it is recorded)."""
+
+        slim: bool = False
+        """Leave out the series that are constant, or equal to another, for 10 steps."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
@@ -54,8 +65,32 @@ class Recorder(Configurable):
         seed: int = 0
         """Of the random selector."""
 
+        keep_all_rows: bool = False
+        """Keep every row of every step in the local store, not only the selected ones."""
+
+        store_bytes: int = 2 * 1024**3
+        """Size at which the local store stops, saying so."""
+
+        console_every: int = 10
+        """Steps between the console's panels of metrics and samples; 0: never."""
+
+        console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
+        """Patterns of the metrics in the console's panel."""
+
         queue_size: int = 64
         """Steps that may wait for a slow sink; a step more is dropped for it and counted in obs/dropped_rows."""
+
+        project: str = "torchtitan_rl"
+        """The project on W&B and Trackio."""
+
+        wandb_mode: Literal["online", "offline"] = "online"
+        """online needs `wandb login`; offline writes to the run folder, for `wandb sync`."""
+
+        max_traces_per_step: int = 16
+        """Rollouts logged to Trackio as traces, a training step; 0: none."""
+
+        trace_key: str = "rollout/traces"
+        """The traces' key on Trackio."""
 
     def __init__(
         self,
@@ -86,8 +121,13 @@ class Recorder(Configurable):
         self._failed: set[str] = set()
         for text in config.select:
             parse_selector(text, config.seed)
-        chosen = chosen_sinks(config.sinks)
+        if config.queue_size < 1:
+            raise ValueError(f"recorder.queue_size: {config.queue_size}; expected at least 1 step")
+        chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
+        self._with_traces = any(name == "trackio" for name in chosen)
+        self._slim = Slim()
         self._collector = Collector(self._new_table)
+        self._schema = Schema(self._collector.warn)
         self._guards: dict[str, Guard] = {}
         self._merged_sinks: list[Guard] = []
         self._rank_sinks: list[Guard] = []
@@ -184,18 +224,23 @@ class Recorder(Configurable):
         merged = gathered[0]
         for collection in gathered[1:]:
             merged.merge(collection, self._collector.warn)
-        tables = {key: self._rows(key, table, step) for key, table in merged.tables.items()}
+        rows = {key: self._schema.fit(key, self._rows(key, table, step), step) for key, table in merged.tables.items()}
+        traces = _traces(merged.tables) if self._with_traces else []
         values = merged.values()
+        _add_unaccounted_time(values)
         values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))
         values["obs/sink_errors"] = float(sum(guard.errors for guard in self._guards.values()))
         values["obs/rejected_values"] = float(sum(self._collector.rejected.values()))
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() + spent_s)
-        distributions = {
-            key: series.accumulator.values
-            for key, series in merged.series.items()
-            if isinstance(series.accumulator, Quantiles)
-        }
-        record = StepRecord(step=step, time_s=time.time(), values=values, tables=tables, distributions=distributions)
+        record = StepRecord(
+            step=step,
+            time_s=time.time(),
+            values=self._slim(values) if self.config.slim else values,
+            tables=rows,
+            kept=merged.tables,
+            traces=traces,
+            distributions=merged.distributions(),
+        )
         for guard in self._merged_sinks:
             guard.submit(record)
         return dict(values)
@@ -208,7 +253,12 @@ class Recorder(Configurable):
         return [{**row, "step": step} for row in table.rows()]
 
     def _new_table(self) -> SelectedTable:
-        return SelectedTable(self.config.select, seed=self.config.seed)
+        return SelectedTable(
+            self.config.select,
+            seed=self.config.seed,
+            keep_all=self.config.keep_all_rows,
+            num_traces=self.config.max_traces_per_step if self._with_traces else 0,
+        )
 
     def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """The call's result, or `otherwise` after an error, which is logged whole the first time."""
@@ -220,6 +270,19 @@ class Recorder(Configurable):
                 self._failed.add(f"flush {doing}")
                 logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete and training goes on")
             return otherwise
+
+
+def _traces(tables: dict[str, SelectedTable]) -> list[Row]:
+    """Rollouts to trace, evaluation's last: they share max_traces_per_step with training's."""
+    keys = sorted(tables, key=lambda key: key.startswith("evaluation/"))
+    return [row for key in keys for row in tables[key].traces()]
+
+
+def _add_unaccounted_time(values: dict[str, float]) -> None:
+    """Adds time/unaccounted: the step's seconds that no phase holds. "time/update/forward" is a part of its phase."""
+    if "time/step" in values:
+        phases = [key for key in values if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
+        values.setdefault("time/unaccounted", values["time/step"] - sum(values[key] for key in phases))
 
 
 def _run_id(run_folder: Path) -> str:

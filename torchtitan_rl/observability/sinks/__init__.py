@@ -9,9 +9,12 @@ from typing import get_args
 from torchtitan_rl.observability.sinks.base import Mode, Sink, SinkContext, StepRecord
 
 SINKS = {
-    "console": "console:ConsoleSink",
-    "jsonl": "jsonl:JsonlSink",
-    "tensorboard": "tensorboard:TensorboardSink",
+    "console": f"{__name__}.console:ConsoleSink",
+    "jsonl": f"{__name__}.jsonl:JsonlSink",
+    "local": f"{__name__}.local:LocalSink",
+    "tensorboard": f"{__name__}.tensorboard:TensorboardSink",
+    "trackio": f"{__name__}.trackio:TrackioSink",
+    "wandb": f"{__name__}.wandb:WandbSink",
 }
 """Module and class of each, imported only when the sink is used."""
 
@@ -35,7 +38,7 @@ def chosen_sinks(names: Sequence[str]) -> dict[str, tuple[type[Sink], Mode]]:
         if name in chosen:
             raise ValueError(f"recorder.sinks: {name!r} is named twice; a sink runs in one mode")
         module, _, class_name = SINKS[name].partition(":")
-        sink = getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
+        sink = getattr(importlib.import_module(module), class_name)
         if mode not in sink.modes:
             known = "a mode of another sink" if mode in get_args(Mode) else "no mode"
             raise ValueError(f"recorder.sinks: {text!r}: {mode!r} is {known}; {name} has {', '.join(sink.modes)}")

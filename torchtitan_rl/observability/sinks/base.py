@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.table import SelectedTable
 
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
@@ -27,8 +28,8 @@ class StepRecord:
     values: dict[str, float] = field(default_factory=dict)
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """The selected rows of each table, each with its `select_reason`."""
-    kept: dict[str, list[Row]] = field(default_factory=dict)
-    """What the local store keeps of each table: the selected rows, or all of them."""
+    kept: dict[str, SelectedTable] = field(default_factory=dict)
+    """The merged tables themselves, for the local store, which may keep every row."""
     traces: list[Row] = field(default_factory=list)
     """Rollouts to be shown as conversations."""
     distributions: dict[str, array] = field(default_factory=dict)
@@ -39,9 +40,9 @@ class StepRecord:
         """Table rows in this record."""
         return sum(len(rows) for rows in self.tables.values())
 
-    def write_to(self, sink: "Sink") -> None:
+    def write_to(self, sink: "Sink") -> int | None:
         """The guard's task for this record."""
-        sink.write(self)
+        return sink.write(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,8 @@ class Sink(ABC):
         self.context = context
 
     @abstractmethod
-    def write(self, record: StepRecord) -> None:
-        """Writes one step. Any exception disables this sink, and nothing else."""
+    def write(self, record: StepRecord) -> int | None:
+        """Writes one step; returns how many of its rows it left out, if any. An exception disables this sink only."""
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Writes one value (or the rows) of `key` as recorded, in order, during `step`."""

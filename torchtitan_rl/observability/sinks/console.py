@@ -1,5 +1,6 @@
-"""What a person at the terminal sees: one line a step."""
+"""What a person at the terminal sees: one line a step; now and then the metrics and samples behind it."""
 
+import fnmatch
 import math
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from torchtitan_rl.observability.panels import metrics_grid, sample_panel
+from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 
@@ -46,19 +49,50 @@ STEP_LINE = (
 EVALUATION_PREFIX = "evaluation/"
 
 
+PLAIN_WIDTH = 120
+"""Columns of the output where it is no terminal."""
+MAX_SAMPLES = 6
+"""Samples of one table that are printed a step: the line budget is this times that of one sample."""
+
+
 class ConsoleSink(Sink):
-    """One aligned line a step, one more on evaluation steps. Coloured only on a terminal."""
+    """One aligned line a step, one more on evaluation steps. Coloured only on a terminal.
+
+    Every `console_every` steps, and where a table of another split than training comes in, also the metrics that
+    `console_metrics` matches and the selected samples.
+    """
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
-        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        if not self._console.is_terminal:
+            self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
         self._first: tuple[int, float] | None = None
         self._previous_s: float | None = None
 
     def write(self, record: StepRecord) -> None:
-        self._console.print(self._step_line(record))
+        self._console.print(self._step_line(record), soft_wrap=True)
         if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
-            self._console.print(self._evaluation_line(record))
+            self._console.print(self._evaluation_line(record), soft_wrap=True)
+        every = self.context.config.console_every
+        due = every > 0 and record.step % every == 0
+        if due:
+            self._console.print(metrics_grid(self._matched(record.values), self._console))
+        for key, rows in record.tables.items():
+            if every > 0 and (due or key.startswith(EVALUATION_PREFIX)):
+                self._print_samples(key, rows)
+
+    def _matched(self, values: dict[str, float]) -> dict[str, float]:
+        """The values that the patterns choose, in the patterns' order."""
+        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(values, pattern)]
+        return {name: values[name] for name in dict.fromkeys(names)}
+
+    def _print_samples(self, key: str, rows: list[Row]) -> None:
+        for row in rows[:MAX_SAMPLES]:
+            self._console.print(sample_panel(row, self._console))
+        if len(rows) > MAX_SAMPLES:
+            left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: python -m torchtitan_rl.samples"
+            self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
 
     def _step_line(self, record: StepRecord) -> Text:
         width = len(str(self.context.total_steps))
