@@ -18,18 +18,20 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import AutoTokenizer
 
-from torchtitan_rl import comm
+from torchtitan_rl import comm, report
 from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.episodes import build_episodes
 from torchtitan_rl.data import PromptStream
-from torchtitan_rl.device import peak_memory_bytes
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
-from torchtitan_rl.observability import Recorder, Reduce, episode_rows, phase, record_metric, timed
+from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
+from torchtitan_rl.observability import Recorder, Reduce, phase, record_metric, record_metrics, timed
 from torchtitan_rl.tasks import SumDigits, Task
-from torchtitan_rl.trainer.checkpoint import RunState, build_checkpointer
+from torchtitan_rl.run_state import RunState
+from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
 
@@ -141,72 +143,80 @@ class Controller(Configurable):
 
     def _train_step(self) -> None:
         """The way of one step."""
-        config, step = self.config, self.state.step
-        with timed("step"):
-            episodes = self._collect_episodes()
-            with timed("train"):
-                results = self.trainer.update(episodes)
+        step = self.state.step
+        with timed("step") as whole:
+            with timed("rollout/total") as rollout:
+                episodes = self._collect_episodes()
+            with timed("train") as train:
+                update = self.trainer.update(episodes)
             with timed("sync"):
                 self._sync_weights()
             self._evaluate()
             with timed("checkpoint"):
-                self.checkpointer.save(step, last_step=step == config.num_steps)
-        self._record(episodes, results)
+                self.checkpointer.save(step, last_step=step == self.config.num_steps)
+        self.state.count(episodes, update)
+        report.record_step(
+            episodes,
+            update,
+            state=self.state,
+            algorithm=self.algorithm,
+            seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
+        )
         self.recorder.flush(step)
 
     def _collect_episodes(self) -> list[Episode]:
-        """Sample and grade the step's prompts; equal on every rank."""
-        prompts = self.prompts.next_batch(self.config.num_prompts_per_step)
-        scored = self._sample(prompts)
+        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
+        prompts: list[Prompt] = []
+        scored: list[ScoredCompletion] = []
+        missing = self.config.num_prompts_per_step
+        for round in range(1 + self.algorithm.refill_rounds):
+            fresh = renumbered(self.prompts.next_batch(missing), first=len(prompts))
+            prompts += fresh
+            scored += self._sample(fresh, round=round)
+            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored_groups(scored)))
+            if missing == 0:
+                break
         self.generator.sleep()
         references = None
         if self.algorithm.needs_reference:
             with timed("reference"):
-                references = self.trainer.reference_logprobs([s.completion for s in scored])
+                references = self.trainer.reference_logprobs(build_episodes(prompts, scored, None))
         return self.algorithm.make_episodes(
             prompts, scored, max_completion_tokens=self.config.sampling.max_tokens, reference_logprobs=references
         )
 
-    def _sample(self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None) -> list[ScoredCompletion]:
+    def _sample(
+        self, prompts: Sequence[Prompt], *, round: int = 0, sampling: SamplingConfig | None = None, prefix: str = ""
+    ) -> list[ScoredCompletion]:
         """Each replica samples and grades its share; all shares on every rank, by (prompt_idx, sample_idx)."""
-        with timed("generate"):
-            completions = self.generator.generate(prompts, step=self.state.step, sampling_config=sampling)
-        with timed("grade"):
-            groups: dict[int, list] = {}
-            for completion in completions if self.generator.rank_in_replica == 0 else []:
-                groups.setdefault(completion.prompt_idx, []).append(completion)
-            scored = [s for idx, group in groups.items() for s in self.grader.score(group, prompts[idx])]
+        prompt_of = {prompt.prompt_idx: prompt for prompt in prompts}
+        with timed(f"{prefix}generate"):
+            completions = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
+        with timed(f"{prefix}grade"):
+            mine = completions if self.generator.rank_in_replica == 0 else []
+            groups = completion_groups(mine)
+            scored = [s for group in groups for s in self.grader.score(group, prompt_of[group[0].prompt_idx])]
+            record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
             scored = comm.all_gather_lists(scored)
         return sorted(scored, key=lambda s: (s.completion.prompt_idx, s.completion.sample_idx))
 
     def _sync_weights(self) -> None:
-        report = self.weight_sync.push(
+        sync = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype),
             self.generator,
             policy_version=self.state.step,
             probe=self.held_out[0].token_ids,
             trainer_logprobs=self.trainer.token_logprobs,
         )
-        record_metric("sync/bytes", report.num_bytes, Reduce.MAX)
+        record_metric("sync/bytes", sync.num_bytes, Reduce.MAX)
 
     def _evaluate(self) -> None:
+        """Sample the held-out prompts when due."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
             return
         with timed("evaluate"):
-            scored = self._sample(self.held_out, self.config.evaluation.sampling)
-        if dist.get_rank() == 0:
-            for key, value in self.evaluation.metrics(self.held_out, scored).items():
-                record_metric(key, value, Reduce.LAST)
-
-    def _record(self, episodes: list[Episode], results: dict[str, float]) -> None:
-        """Metrics that are equal on every rank, from rank 0; the parts recorded their own shares where they arose."""
-        record_metric("perf/peak_memory_bytes", peak_memory_bytes(), Reduce.MAX)
-        if dist.get_rank() == 0:
-            for key, metric in self.algorithm.episode_metrics(episodes).items():
-                record_metric(key, metric.value, metric.reduction, weight=metric.weight)
-            record_metric("optimizer/grad_norm", results["grad_norm"], Reduce.LAST)
-            record_metric("optimizer/lr", results["lr"], Reduce.LAST)
-            record_metric("rollout/samples", episode_rows(episodes, step=self.state.step, split="train"), Reduce.TABLE)
+            scored = self._sample(self.held_out, sampling=self.evaluation.config.sampling, prefix="evaluation/")
+        report.record_evaluation(build_episodes(self.held_out, scored, None), self.evaluation, step=self.state.step)
 
     def close(self) -> None:
         """Stop what runs in the background, the engine before the process group."""

@@ -1,17 +1,16 @@
 """Held-out accuracy: the same prompts every time, sampled greedily, judged by the task that also rewards training."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.tasks import Task
-from torchtitan_rl.types import Prompt, ScoredCompletion
+from torchtitan_rl.types import Episode
 
 
 class Evaluation(Configurable):
-    """When to evaluate, on how many prompts, and what the samples amount to."""
+    """When to evaluate, on how many prompts, and what counts as right."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -33,25 +32,11 @@ class Evaluation(Configurable):
         every = self.config.every
         return bool(every) and (step % every == 0 or step == num_steps)
 
-    def metrics(self, prompts: Sequence[Prompt], scored: Sequence[ScoredCompletion]) -> dict[str, float]:
-        """accuracy (mean over completions), pass@n (share of prompts with a right one), answer_rate, reward, length."""
-        expected = {prompt.prompt_idx: prompt.expected_answer for prompt in prompts}
-        right: dict[int, list[bool]] = {}
-        for s in scored:
-            idx = s.completion.prompt_idx
-            right.setdefault(idx, []).append(self.task.is_correct(s.answer, expected[idx]))
-        rewards = [s.reward for s in scored if s.reward is not None]
-        found = {
-            "evaluation/accuracy": _mean([x for group in right.values() for x in group]),
-            "evaluation/answer_rate": _mean([s.answer is not None for s in scored]),
-            "evaluation/response_tokens": _mean([len(s.completion.token_ids) for s in scored]),
-        }
-        if rewards:
-            found["evaluation/reward"] = _mean(rewards)
-        if self.config.sampling.n > 1:
-            found[f"evaluation/pass@{self.config.sampling.n}"] = _mean([any(group) for group in right.values()])
-        return found
+    @property
+    def split(self) -> str:
+        """The name of its rows in sample tables: eval_greedy or eval_sampled."""
+        return "eval_greedy" if self.config.sampling.temperature == 0 else "eval_sampled"
 
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    def is_correct(self, episode: Episode) -> bool:
+        """The task's own judgement, which also rewards training."""
+        return self.task.is_correct(episode.answer, episode.expected_answer)

@@ -119,6 +119,11 @@ class Algorithm(Configurable):
         return self.policy_loss.requires_whole_groups
 
     @property
+    def refill_rounds(self) -> int:
+        """Rounds of fresh prompts a step may ask for, to replace groups that teach nothing."""
+        return self.config.refill_rounds if self.config.zero_variance == "refill" else 0
+
+    @property
     def controller_inputs(self) -> tuple[str, ...]:
         """Keys of the step's globally merged metrics that `after_update` reads; empty without controllers."""
         return self.policy_loss.controller_inputs

@@ -102,14 +102,15 @@ class Generator(Configurable):
         return range(self.replica, num_prompts, self.num_replicas)
 
     def generate(
-        self, prompts: Sequence[Prompt], *, step: int = 0, sampling_config: SamplingConfig | None = None
+        self, prompts: Sequence[Prompt], *, step: int = 0, round: int = 0, sampling_config: SamplingConfig | None = None
     ) -> list[Completion]:
         """Complete this replica's share of `prompts`; n completions each, by (prompt, sample).
 
-        Repeatable: the same (seed, step, replica, prompts, weights) give the same tokens.
+        Repeatable: the same (seed, step, round, replica, prompts, weights) give the same tokens.
 
         Args:
             step: the training step, part of the seed.
+            round: tells several calls of one step apart.
             sampling_config: instead of the configured one, for evaluation.
         """
         if self.policy_version < 0:
@@ -118,7 +119,7 @@ class Generator(Configurable):
         if not mine:
             return []
         # vLLM samples from the process's RNG; ranks of one replica must draw the same numbers.
-        torch.manual_seed(_stable_seed(self.seed, step, self.replica))
+        torch.manual_seed(_stable_seed(self.seed, step, round, self.replica))
         sampling = sampling_config or self.sampling
         outputs = self.llm.generate(
             [{"prompt_token_ids": prompt.token_ids} for prompt in mine], self._params(sampling), use_tqdm=False

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torchtitan_rl.observability.collector import active
 
@@ -43,16 +44,25 @@ def phase(name: str) -> Iterator[None]:
         progress(f"{name}: {outcome}{' ' if outcome else ''}{time.perf_counter() - started:.1f} s")
 
 
+@dataclass
+class Stopwatch:
+    """What `timed` yields; `seconds` is set when the context ends."""
+
+    seconds: float = 0.0
+
+
 @contextmanager
-def timed(name: str) -> Iterator[None]:
+def timed(name: str) -> Iterator[Stopwatch]:
     """Records the seconds spent inside as `time/{name}`: summed over the step's calls on a rank, of the slowest rank.
 
     Example: `with timed("generate"):` records time/generate.
     """
     started = time.perf_counter()
+    watch = Stopwatch()
     try:
-        yield
+        yield watch
     finally:
+        watch.seconds = time.perf_counter() - started
         collector = active()
         if collector is not None:
-            collector.add_seconds(name, time.perf_counter() - started)
+            collector.add_seconds(name, watch.seconds)

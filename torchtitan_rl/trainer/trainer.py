@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,28 @@ from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
 from torchtitan_rl.trainer.policy import build_policy, score
-from torchtitan_rl.types import Completion, Episode, Metric, TrainBatch
+from torchtitan_rl.types import Episode, Metric, TrainBatch
 
 
 class NonFiniteLossError(TrainingStopped):
     """The loss or the gradient is NaN or infinite. The optimizer has not stepped."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What one call of `Trainer.update` did; tokens are this data-parallel rank's."""
+
+    grad_norm: float
+    """Of the last optimizer step, before clipping; the same on every rank."""
+    learning_rate: float
+    optimizer_steps: int
+    trained_tokens: int
+    padding_tokens: int
+
+
+class _StepResult(NamedTuple):
+    grad_norm: float
+    metrics: list[dict[str, Metric]]
 
 
 class AdamW(Configurable):
@@ -163,11 +180,8 @@ class Trainer(Configurable):
         """The current policy for the generator: see `trainer.hf.hf_weights`."""
         return hf_weights(self.model, self.adapter, dtype)
 
-    def update(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Take the step's optimizer steps.
-
-        Returns:
-            {"loss", "grad_norm", "num_tokens", "lr"} of the last optimizer step, the same on every rank.
+    def update(self, episodes: Sequence[Episode]) -> UpdateReport:
+        """Take the step's optimizer steps, move the schedule and the algorithm's controllers, record the metrics.
 
         Raises:
             NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
@@ -178,13 +192,25 @@ class Trainer(Configurable):
         one_step = config.num_epochs * len(plans) == 1
         if not one_step:
             self._keep_old_logprobs(plans, minibatches)
+        metrics: list[dict[str, Metric]] = []
         for _ in range(config.num_epochs):
             for plan in plans:
-                results = self._optimizer_step(plan, episodes if one_step else None)
-        results["lr"] = next(iter(self.scheduler.get_metrics().values()))
+                result = self._optimizer_step(plan, episodes if one_step else None)
+                metrics += result.metrics
+        self._record(metrics)
+        controllers = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
+        self._record([controllers])
+        learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(episodes)
-        return results
+        tokens, padding = _count_tokens(plans)
+        return UpdateReport(
+            grad_norm=result.grad_norm,
+            learning_rate=learning_rate,
+            optimizer_steps=config.num_epochs * len(plans),
+            trained_tokens=config.num_epochs * tokens,
+            padding_tokens=config.num_epochs * padding,
+        )
 
     def _keep_old_logprobs(self, plans: list[list[TrainBatch]], minibatches: list[list[Episode]]) -> None:
         """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
@@ -195,7 +221,7 @@ class Trainer(Configurable):
                 max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs, episodes))
         self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
 
-    def _optimizer_step(self, plan: list[TrainBatch], episodes: Sequence[Episode] | None) -> dict[str, float]:
+    def _optimizer_step(self, plan: list[TrainBatch], episodes: Sequence[Episode] | None) -> "_StepResult":
         """One forward and backward over a mini-batch's micro-batches, then the optimizer.
 
         Args:
@@ -220,8 +246,18 @@ class Trainer(Configurable):
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
             raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
         self.optimizer.step()
-        self._record(metrics)
-        return {"loss": total_loss, "grad_norm": grad_norm, "num_tokens": plan[0].normalizers.num_tokens}
+        return _StepResult(grad_norm, metrics)
+
+    def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
+        """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
+        merged = {}
+        for key in keys:
+            found = [m[key] for m in metrics if key in m]
+            total = self._all_reduce(sum(float(m.value) * m.weight for m in found), dist.ReduceOp.SUM)
+            weight = self._all_reduce(sum(m.weight for m in found), dist.ReduceOp.SUM)
+            if weight:
+                merged[key] = total / weight
+        return merged
 
     def _record(self, metrics: list[dict[str, Metric]]) -> None:
         if not self._records:  # tensor-parallel siblings computed the same numbers
@@ -235,9 +271,8 @@ class Trainer(Configurable):
         for i, (mean, largest) in self._gathered(mine).items():
             episodes[i].logprob_diff_mean, episodes[i].logprob_diff_max = mean, largest
 
-    def reference_logprobs(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """log π_ref of every completion token, [Lc] for each completion, the same on every rank."""
-        episodes = [_unrewarded(completion) for completion in completions]
+    def reference_logprobs(self, episodes: Sequence[Episode]) -> list[list[float]]:
+        """log π_ref of every completion token, [Lc] for each episode, the same on every rank."""
         mine: dict[int, list[float]] = {}
         for batch in self._microbatches(episodes):
             logprobs = self._score(self.reference, batch)  # [T]
@@ -287,22 +322,12 @@ class Trainer(Configurable):
         return float(tensor)
 
 
-def _unrewarded(completion: Completion) -> Episode:
-    """A completion as the packer reads it, before there are rewards."""
-    return Episode(
-        policy_version=completion.policy_version,
-        prompt_idx=completion.prompt_idx,
-        sample_idx=completion.sample_idx,
-        prompt="",
-        response=completion.text,
-        expected_answer="",
-        answer=None,
-        prompt_token_ids=completion.prompt_token_ids,
-        token_ids=completion.token_ids,
-        sampler_logprobs=completion.token_logprobs,
-        finish_reason=completion.finish_reason,
-        reward=None,
-        reward_breakdown={},
-        extra={},
-        group_size=1,
-    )
+
+def _count_tokens(plans: list[list[TrainBatch]]) -> tuple[int, int]:
+    """(tokens, padding) of all micro-batches."""
+    total = padding = 0
+    for batch in (batch for plan in plans for batch in plan):
+        filled = int((batch.sequence_ids < len(batch.group_ids)).sum())
+        total += filled
+        padding += batch.sequence_ids.numel() - filled
+    return total, padding
