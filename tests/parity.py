@@ -34,7 +34,7 @@ from torchtitan_rl.types import Prompt  # noqa: E402
 SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
 
 
-class _Tokenizer:
+class TokenizerStandIn:
     """The two things the generator asks of one; the tiny model's tokens stand for no text."""
 
     eos_token_id = 0
@@ -168,7 +168,7 @@ def main() -> None:
     policy_diff = check_gradients(model, adapter, folder, dims, failures)
     generator = Generator.Config(
         tensor_parallel_degree=args.generator_tp, dtype="float32", max_model_len=64, sleep=False
-    ).build(hf_assets_path=folder, tokenizer=_Tokenizer(), sampling=SamplingConfig(n=2, max_tokens=16), seed=0)
+    ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=16), seed=0)
     sync_diffs = check_sync(model, adapter, generator, 8 * dims.tp, failures)
     found = {"policy_diff": policy_diff, "sync_diffs": sync_diffs, "failures": failures}
     print(f"rank {dist.get_rank()}: {json.dumps(found)}", flush=True)

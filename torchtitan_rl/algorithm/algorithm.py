@@ -131,7 +131,7 @@ class Algorithm(Configurable):
     def validate_group_size(self, n: int) -> None:
         """Raise ValueError for a number of samples a prompt that leaves nothing to compare."""
         expect(
-            n >= 2, "n (samples a prompt)", n, "at least 2, for the baseline is the group's own",
+            n >= 2, "sampling.n", n, "at least 2 completions a prompt, for the baseline is the group's own",
             "Use 4 or more; 8 and 16 are common.",
         )  # fmt: skip
 
