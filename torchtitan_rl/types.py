@@ -100,8 +100,8 @@ class Episode:
     """What the advantage was made from: the reward plus truncation and KL penalties; None where it takes no part."""
     advantage: float = 0.0
     weight: float = 1.0
-    """Listwise losses: share of the group's mass (sums to 1 over the group). All others: 1, or 0 in a group whose rewards
-    are all equal, which turns off its KL term."""
+    """Listwise losses: share of the group's mass (sums to 1 over the group). All others: 1, or 0 in a group whose
+    rewards are all equal, which turns off its KL term."""
     in_loss: bool = True
     """False: the completion is shown and counted, but takes no part in the loss (masked or dropped)."""
     reference_logprobs: list[float] | None = None

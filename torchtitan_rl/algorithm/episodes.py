@@ -106,5 +106,6 @@ def check_whole_groups(batch: TrainBatch) -> None:
         first = int(broken.nonzero()[0])
         raise ValueError(
             f"prompt {int(batch.group_ids[first])}: its weights sum to {float(mass[first]):.4f} in this micro-batch, "
-            "expected 1. The loss spans whole groups; the packer must keep a prompt's completions together (requires_whole_groups)."
+            "expected 1. The loss spans whole groups: the packer must keep a prompt's completions together "
+            "(Algorithm.requires_whole_groups)."
         )

@@ -52,7 +52,7 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
     position = int(fault.nonzero()[0])
     sequence = int(batch.sequence_ids[position])
-    quantity, value = next((name, float(v[position])) for name, v in named.items() if not torch.isfinite(v[position]))
+    quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))
     if batch.sample_ids is None:
         sample = f"episode {batch.episode_indices[sequence]} of the step"
     else:

@@ -77,7 +77,8 @@ class Objective:
         if self.kl.in_loss and batch.reference_logprobs is None:
             raise ValueError(
                 f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
-                f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the coefficient to 0."
+                f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
+                "coefficient to 0."
             )
         if self.policy_loss.requires_whole_groups:
             check_whole_groups(batch)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm import Algorithm, LossInputs, Sequences
 from torchtitan_rl.types import Completion, Episode, Metric, Normalizers, Prompt, ScoredCompletion, TrainBatch
 
 MAX_TOKENS = 16
@@ -128,7 +128,7 @@ def spread_logprobs(batch: TrainBatch, episodes: list[Episode], values: list[Ten
 
     Everything else is a constant a correct loss never looks at.
     """
-    out = torch.full(batch.loss_mask.shape, -3.25, dtype=values[0].dtype)
+    out = torch.full(batch.loss_mask.shape, -3.25, dtype=values[0].dtype) + 0 * values[0].sum()  # even if no row is used
     for place, index in enumerate(batch.episode_indices):
         positions = (batch.sequence_ids == place).nonzero().squeeze(1)
         first = len(episodes[index].prompt_token_ids) - 1
@@ -171,3 +171,34 @@ def run_loss(
     """`Algorithm.loss` with the given log-probabilities and a constant entropy."""
     logprobs = spread_logprobs(batch, episodes, values)
     return algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))
+
+
+def loss_inputs(
+    logprobs: Tensor,
+    *,
+    old: Tensor | None = None,
+    advantages: list[float],
+    sequence_ids: list[int] | None = None,
+    weights: list[float] | None = None,
+    group_ids: list[int] | None = None,
+) -> LossInputs:
+    """Every token in the loss; one sequence unless `sequence_ids` [T] says otherwise. No correction."""
+    ids = torch.tensor(sequence_ids or [0] * len(advantages))
+    num = int(ids.max()) + 1
+    mask = torch.ones(len(advantages), dtype=logprobs.dtype)
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach() if old is None else old,
+        advantages=torch.tensor(advantages, dtype=logprobs.dtype),
+        mask=mask,
+        correction=torch.ones_like(mask),
+        sequences=Sequences(ids, mask, num),
+        group_ids=torch.tensor(group_ids or [0] * num),
+        weights=torch.tensor(weights or [1.0] * num, dtype=logprobs.dtype),
+        normalizers=Normalizers(
+            num_tokens=len(advantages),
+            num_sequences=num,
+            num_groups=len(set(group_ids or [0])),
+            max_completion_tokens=MAX_TOKENS,
+        ),
+    )

@@ -42,7 +42,7 @@ def test_micro_batches_add_up_and_their_metrics_merge_exactly():
         run_loss(algorithm, episodes, values, pack(episodes, normalizers, order=order, padding=3))
         for order in ([4, 0], [1], [3, 2])
     ]
-    assert float(sum(part.loss for part in parts)) == pytest.approx(float(whole.loss), abs=1e-14)
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-14)
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
 
 
@@ -83,6 +83,6 @@ def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph(
     values = policy_like(episodes)
     loss, metrics = run_loss(algorithm, episodes, values, batch)
     loss.backward()
-    assert float(loss) == 0.0
+    assert loss.item() == 0.0
     assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
     assert "ratio/mean" not in metrics

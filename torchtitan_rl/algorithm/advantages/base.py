@@ -45,8 +45,8 @@ def all_equal(rewards: list[float]) -> bool:
 
 
 def centered(rewards: list[float]) -> list[float]:
-    """r_i - mean(r)."""
-    mean = math.fsum(rewards) / len(rewards)
+    """r_i - mean(r); infinite where the sum overflows, for the caller to find."""
+    mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
 
@@ -54,4 +54,4 @@ def sample_std(values: list[float]) -> float:
     """Standard deviation with N - 1; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
-    return math.sqrt(math.fsum(difference**2 for difference in centered(values)) / (len(values) - 1))
+    return math.sqrt(sum(difference * difference for difference in centered(values)) / (len(values) - 1))

@@ -10,7 +10,7 @@ from ..inputs import LossInputs
 
 
 class Aggregation(Configurable, ABC):
-    """Divides by counts of the whole update, so that micro-batches' and data-parallel ranks' shares add up to the loss."""
+    """Divides by counts of the whole update, so that the shares of micro-batches and data-parallel ranks add up."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):

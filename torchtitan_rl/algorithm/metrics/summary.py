@@ -14,13 +14,13 @@ def same_everywhere(value: float) -> Metric:
 
 def mean(values: list[float]) -> float:
     """Arithmetic mean of at least one number."""
-    return math.fsum(values) / len(values)
+    return sum(values) / len(values)
 
 
 def std(values: list[float]) -> float:
     """Standard deviation with N (a description of these values, not an estimate)."""
     center = mean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / len(values))
+    return math.sqrt(sum((value - center) * (value - center) for value in values) / len(values))
 
 
 def quantile(values: list[float], percent: float) -> float:
