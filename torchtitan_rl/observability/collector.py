@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Quantiles, Reduce
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.rows import Row, plain
 from torchtitan_rl.observability.table import SelectedTable
 
 logger = logging.getLogger(__name__)
@@ -104,20 +104,22 @@ class Collector:
         self._phase_seconds: Counter[str] = Counter()
         self.seconds = 0.0
         """Time spent in `record` since the last drain."""
-        self.rejected: Counter[str] = Counter()
-        """Values that were no number (or no row), by key."""
+        self.rejected = 0
+        """Values that were no number (or no row)."""
         self.listeners: list[Callable[[str, Any], None]] = []
         """Called with each key and value at once, for sinks that stream unreduced values."""
 
     def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
         """Keeps one value. Device tensors are copied on the device and read at the flush: no synchronisation here."""
         started = time.perf_counter()
+        if not isinstance(key, str):
+            raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         reduction = Reduce(reduction)
         first, site = self._first_use.get(key) or self._first_use.setdefault(key, (reduction, call_site()))
         if first is not reduction:
             self.warn(key, two_reductions(key, first, site, reduction, call_site()))
             if Reduce.TABLE in (first, reduction):
-                self.rejected[key] += 1
+                self.rejected += 1
                 return
         value = _rows(value) if first is Reduce.TABLE else _number(value)
         with self._lock:
@@ -152,14 +154,18 @@ class Collector:
             self._warned.add(topic)
             logger.warning(message)
 
+    def reject(self, key: object, what: str, error: Exception) -> None:
+        """Counts a value that cannot be recorded, and warns once for its key."""
+        self.rejected += 1
+        self.warn(f"{key} value", f"metric {key!r}: dropped a value of type {what}: {plain(error)}")
+
     def _fold(self) -> None:
         waiting, self._waiting = self._waiting, []
         for key, reduction, value, weight in waiting:
             try:
                 self._fold_one(key, reduction, value, weight)
             except Exception as error:
-                self.rejected[key] += 1
-                self.warn(f"{key} value", f"metric {key!r}: dropped a value that cannot be read: {error!r}")
+                self.reject(key, type(value).__name__, error)
 
     def _fold_one(self, key: str, reduction: Reduce, value: Any, weight: Any) -> None:
         if reduction is Reduce.TABLE:
@@ -239,5 +245,4 @@ def record_metric(key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, w
     try:
         collector.record(key, value, reduction, weight)
     except Exception as error:
-        collector.rejected[key] += 1
-        collector.warn(f"{key} value", f"metric {key!r} at {call_site()}: dropped {value!r:.80}: {error}")
+        collector.reject(plain(key), f"{type(value).__name__} at {call_site()}", error)

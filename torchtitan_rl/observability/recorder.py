@@ -230,7 +230,7 @@ class Recorder(Configurable):
         _add_unaccounted_time(values)
         values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))
         values["obs/sink_errors"] = float(sum(guard.errors for guard in self._guards.values()))
-        values["obs/rejected_values"] = float(sum(self._collector.rejected.values()))
+        values["obs/rejected_values"] = float(self._collector.rejected)
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() + spent_s)
         record = StepRecord(
             step=step,
@@ -265,7 +265,7 @@ class Recorder(Configurable):
         try:
             return call()
         except Exception:
-            self._collector.rejected["flush"] += 1
+            self._collector.rejected += 1
             if f"flush {doing}" not in self._failed:
                 self._failed.add(f"flush {doing}")
                 logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete and training goes on")

@@ -25,7 +25,7 @@ _PLAIN = (str, bool, float, type(None))
 def plain(cell: Any) -> Any:
     """The cell as something every sink can hold: None, bool, int of 64 bits, float, str, or lists and dicts of them.
 
-    Tensors and arrays of one value become numbers; anything else becomes its text. Never raises.
+    Tensors and arrays become numbers or lists; anything else becomes its text. Never raises.
     """
     if type(cell) in _PLAIN:
         return cell
@@ -38,8 +38,8 @@ def plain(cell: Any) -> Any:
             return {str(key): plain(value) for key, value in cell.items()}
         if isinstance(cell, (list, tuple)):
             return [plain(value) for value in cell]
-        if hasattr(cell, "item") and getattr(cell, "size", None) is not None:
-            return plain(cell.item())
+        if hasattr(cell, "tolist"):
+            return plain(cell.tolist())
         return str(cell)
     except Exception as error:
         return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
