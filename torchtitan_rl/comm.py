@@ -3,6 +3,7 @@
 import os
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torchtitan.config import CommConfig
 from torchtitan.distributed.utils import init_distributed
@@ -15,7 +16,6 @@ T = TypeVar("T")
 def init_process_group(config: CommConfig) -> None:
     """NCCL for GPU tensors with gloo beside it for small Python values; gloo alone on a CPU."""
     if not ON_CPU:
-        import torch
         from torchtitan.tools.utils import get_local_device
 
         torch.cuda.set_device(get_local_device())
@@ -47,6 +47,15 @@ def broadcast(value: T) -> T:
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(holder, src=0)
     return holder[0]
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set on any rank, on every rank."""
+    if dist.get_world_size() == 1:
+        return flag
+    flags = torch.tensor(float(flag))
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags)
 
 
 def barrier() -> None:

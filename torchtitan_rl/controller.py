@@ -28,9 +28,10 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
-from torchtitan_rl.observability import Recorder, Reduce, phase, record_metric, record_metrics, timed
+from torchtitan_rl.observability import Recorder, Reduce, phase, progress, record_metric, record_metrics, timed
 from torchtitan_rl.tasks import SumDigits, Task
 from torchtitan_rl.run_state import RunState
+from torchtitan_rl.stop_signal import StopSignal
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
@@ -83,6 +84,7 @@ class Controller(Configurable):
     def __init__(self, config: Config, *, run_folder: Path, run_name: str) -> None:
         """Build every part, load the start or the last checkpoint, and sync the engine. Collective."""
         self.config = config
+        self.run_folder = run_folder
         world_size, rank = dist.get_world_size(), dist.get_rank()
         parallelism = config.trainer.parallelism
         set_spmd_backend(parallelism.spmd_backend)
@@ -133,13 +135,22 @@ class Controller(Configurable):
         self._sync_weights()
 
     def run(self) -> None:
-        """Train to the last step, evaluating and checkpointing when due."""
+        """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due."""
+        stop = StopSignal()
         if self.state.step == 0:
             self._evaluate()
             self.recorder.flush(0)
+        elif self.state.step >= self.config.num_steps:
+            progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
+        else:
+            progress(f"resuming after step {self.state.step}")
         while self.state.step < self.config.num_steps:
             self.state.step += 1
             self._train_step()
+            if comm.any_rank(stop.received):
+                self.checkpointer.save(self.state.step, last_step=True)
+                progress(f"stopped after step {self.state.step}; start again with --dump-folder {self.run_folder} to go on")
+                return
 
     def _train_step(self) -> None:
         """The way of one step."""
@@ -152,8 +163,6 @@ class Controller(Configurable):
             with timed("sync"):
                 self._sync_weights()
             self._evaluate()
-            with timed("checkpoint"):
-                self.checkpointer.save(step, last_step=step == self.config.num_steps)
         self.state.count(episodes, update)
         report.record_step(
             episodes,
@@ -163,6 +172,8 @@ class Controller(Configurable):
             seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
         )
         self.recorder.flush(step)
+        with timed("checkpoint/save"):  # after the flush, so that a resumed run neither repeats nor loses this step's metrics
+            self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Episode]:
         """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""

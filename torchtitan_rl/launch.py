@@ -6,18 +6,21 @@
 import logging
 import sys
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 
 def main() -> None:
-    """Run torchrun's command line; exit with the code of the rank that failed first."""
+    """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         torchrun()
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)
+    except SignalException as error:  # the ranks got it too, and have saved
+        sys.exit(128 + error.sigval)
 
 
 if __name__ == "__main__":
