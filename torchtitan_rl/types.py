@@ -96,9 +96,12 @@ class Episode:
     reward_breakdown: dict[str, float | None]
     extra: dict[str, Any]
     group_size: int
+    shaped_reward: float | None = None
+    """What the advantage was made from: the reward plus truncation and KL penalties; None where it takes no part."""
     advantage: float = 0.0
     weight: float = 1.0
-    """Share of the group's mass for listwise losses (sums to 1 over the group); 1 for all others."""
+    """Listwise losses: share of the group's mass (sums to 1 over the group). All others: 1, or 0 in a group whose
+    rewards are all equal, which turns off its KL term."""
     in_loss: bool = True
     """False: the completion is shown and counted, but takes no part in the loss (masked or dropped)."""
     reference_logprobs: list[float] | None = None
@@ -161,6 +164,8 @@ class TrainBatch:
     """[T] float32, the policy's own before the first update of this batch; None: the current policy is that policy."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None when there is none."""
+    sample_ids: list[int] | None = None
+    """[S], the sample_idx of each sequence, to name it in errors; None names it by `episode_indices`."""
 
 
 class Metric(NamedTuple):

@@ -1,0 +1,60 @@
+"""Objectives: rewards to advantages, log-probabilities to a loss. Pure functions and small controllers; no vLLM, no
+collectives. Start at `Algorithm`."""
+
+from .advantages import Advantage, BatchStd, GroupMean, Grpo, Rloo
+from .aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
+from .algorithm import Algorithm
+from .inputs import LossInputs, Sequences
+from .kl import KL, kl_estimate
+from .losses import Cispo, Clip, Gspo, MaxEnt, PolicyLoss, Reinforce
+from .maxent import BetaController, MetaController, TauController
+from .mismatch import (
+    Correction,
+    Mismatch,
+    NoCorrection,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
+from .nonfinite import NonFiniteError
+from .objective import LossOutput
+from .seed_grpo import SeedGrpo
+from .truncation import Truncation
+
+__all__ = [
+    "KL",
+    "Advantage",
+    "Aggregation",
+    "Algorithm",
+    "BatchStd",
+    "BetaController",
+    "Cispo",
+    "Clip",
+    "Correction",
+    "GroupMean",
+    "Grpo",
+    "Gspo",
+    "LossInputs",
+    "LossOutput",
+    "MaxEnt",
+    "MetaController",
+    "Mismatch",
+    "NoCorrection",
+    "NonFiniteError",
+    "PolicyLoss",
+    "Reinforce",
+    "Rloo",
+    "SeedGrpo",
+    "SeqMeanTokenMean",
+    "SeqSumConst",
+    "Sequences",
+    "SequenceMask",
+    "SequenceTruncate",
+    "TauController",
+    "TokenMask",
+    "TokenMean",
+    "TokenTruncate",
+    "Truncation",
+    "kl_estimate",
+]

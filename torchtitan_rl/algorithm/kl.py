@@ -1,0 +1,73 @@
+"""The divergence from the frozen reference: estimators, and where the term goes."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torchtitan.config import Configurable
+
+from .checks import expect
+
+KL_EXPONENT_LIMIT = 60.0
+"""k3's exponent is clamped to +-this: e^60 = 1.1e26 is a finite float32."""
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
+    """An estimate of KL(pi || pi_ref) from samples of pi. Schulman, "Approximating KL divergence" (2020).
+
+    With d = log pi - log pi_ref: k1 = d (unbiased, any sign); k2 = d^2 / 2 (biased, >= 0); k3 = e^(-d) + d - 1
+    (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, for e^(-d) - 1 loses every digit of a small d in
+    float32.
+
+    Args:
+        log_ratio: d, any shape; the result has the same.
+        estimator: which one.
+    """
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio**2
+    return torch.expm1(-log_ratio.clamp(-KL_EXPONENT_LIMIT, KL_EXPONENT_LIMIT)) + log_ratio
+
+
+class KL(Configurable):
+    """The reference term: coef * KL, in the loss (each token, then the aggregation) or the reward (each completion)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        coef: float = 0.0
+        """Weight of the term; 0 loads no reference model."""
+        estimator: Estimator = "k3"
+        """How the divergence is estimated from sampled tokens."""
+        placement: Literal["loss", "reward"] = "loss"
+        """In the loss, coef * KL is added to each token's; in the reward, coef * sum_t KL_t is subtracted from it."""
+
+        def __post_init__(self) -> None:
+            expect(
+                0 <= self.coef < math.inf,
+                "algorithm.kl.coef",
+                self.coef,
+                "a number >= 0",
+                "Use 0 for no reference, 0.001 to 0.04 otherwise.",
+            )
+
+    def __init__(self, config: Config) -> None:
+        self.coef = config.coef
+        self.estimator = config.estimator
+        self.in_loss = config.coef > 0 and config.placement == "loss"
+        self.in_reward = config.coef > 0 and config.placement == "reward"
+
+    def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+        """The unweighted estimate of each token, [T]."""
+        return kl_estimate(logprobs - reference_logprobs, self.estimator)  # [T]
+
+    def penalty(self, logprobs: list[float], reference_logprobs: list[float]) -> float:
+        """coef * sum_t KL_t of one completion, with the sampler's log-probabilities for the policy's."""
+        log_ratio = torch.tensor(logprobs, dtype=torch.float64) - torch.tensor(
+            reference_logprobs, dtype=torch.float64
+        )  # [Lc]
+        return self.coef * kl_estimate(log_ratio, self.estimator).sum().item()

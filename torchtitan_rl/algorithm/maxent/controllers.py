@@ -1,0 +1,157 @@
+"""Controllers of tau (temperature of the weights) and beta (weight of the reference).
+
+Each is a rule from the merged statistics of a step to the next value; what must survive a restart lives in
+`MaxEnt.state_dict`. The statistics are the same on every rank, so the values are too.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchtitan.config import Configurable
+
+from ..checks import expect
+
+
+class Move(NamedTuple):
+    """One step of a controller."""
+
+    value: float
+    """The new tau or beta."""
+    target: float
+    error: float
+    """How far the statistic is from its target, in the controller's own terms and sign."""
+
+
+class TauController(Configurable):
+    """H~ <- d H~ + (1 - d) H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        target: float
+        """H*, the wanted mean entropy of a group's weights, in nats; at most log G can be reached."""
+        start_target: float | None = None
+        """Where H* starts, moving linearly to `target` over `horizon` steps; None: at `target`."""
+        horizon: int = 0
+        """Steps over which H* moves; 0: at once."""
+        learning_rate: float = 0.05
+        """eta, per nat of entropy."""
+        ema_decay: float = 0.9
+        """d, the weight of the past in the smoothed entropy; its first value is the first step's entropy."""
+        warmup_steps: int = 0
+        """Steps before the first move of tau; the smoothed entropy is kept from the start."""
+        min_tau: float = 0.01
+        """Smallest tau."""
+        max_tau: float = 100.0
+        """Largest tau."""
+
+        def __post_init__(self) -> None:
+            name = "algorithm.loss.tau_controller"
+            expect(self.target >= 0, f"{name}.target", self.target, "an entropy >= 0 in nats", "Use log(G) / 2.")
+            expect(self.learning_rate > 0, f"{name}.learning_rate", self.learning_rate, "a number > 0", "Use 0.05.")
+            expect(0 <= self.ema_decay < 1, f"{name}.ema_decay", self.ema_decay, "a number in [0, 1)", "Use 0.9.")
+            expect(self.horizon >= 0, f"{name}.horizon", self.horizon, "at least 0 steps", "Use 0 for a fixed target.")
+            check_tau_range(name, self.min_tau, self.max_tau)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def target(self, step: int) -> float:
+        """H* at a step counted from 0."""
+        if self.config.start_target is None or step >= self.config.horizon:
+            return self.config.target
+        return self.config.start_target + (self.config.target - self.config.start_target) * step / self.config.horizon
+
+    def smooth(self, ema: float | None, weight_entropy: float) -> float:
+        """The next H~."""
+        if ema is None:
+            return weight_entropy
+        return self.config.ema_decay * ema + (1 - self.config.ema_decay) * weight_entropy
+
+    def move(self, tau: float, ema: float, step: int) -> Move:
+        """The next tau; call it from `warmup_steps` on."""
+        target = self.target(step)
+        log_tau = math.log(tau) + self.config.learning_rate * (target - ema)
+        low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
+        return Move(math.exp(min(max(log_tau, low), high)), target, target - ema)
+
+
+class BetaController(Configurable):
+    """e = clip(KL / KL* - 1, +-max_step); beta <- max(0, beta (1 + e / horizon)): a large KL raises beta."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        target: float
+        """KL*, in nats per token."""
+        horizon: float
+        """Steps; the larger, the slower beta moves."""
+        max_step: float = 0.2
+        """Bound on the relative error e."""
+
+        def __post_init__(self) -> None:
+            name = "algorithm.loss.beta_controller"
+            expect(self.target > 0, f"{name}.target", self.target, "a KL > 0 in nats per token", "Use 0.01.")
+            expect(self.horizon > 0, f"{name}.horizon", self.horizon, "a number of steps > 0", "Use 10.")
+            expect(self.max_step > 0, f"{name}.max_step", self.max_step, "a number > 0", "Use 0.2.")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def move(self, beta: float, kl: float) -> Move:
+        """The next beta."""
+        limit = self.config.max_step
+        error = min(max(kl / self.config.target - 1, -limit), limit)
+        return Move(max(0.0, beta * (1 + error / self.config.horizon)), self.config.target, error)
+
+
+class MetaController(Configurable):
+    """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
+
+    Takes the place of the other two, which then report inactive.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        target_entropy: float
+        """H*, in nats."""
+        target_kl: float | None = None
+        """KL*, in nats per token; None leaves beta as it is."""
+        learning_rate: float = 0.05
+        """eta, for both."""
+        min_tau: float = 0.01
+        """Smallest tau."""
+        max_tau: float = 100.0
+        """Largest tau."""
+
+        def __post_init__(self) -> None:
+            name = "algorithm.loss.meta_controller"
+            expect(
+                self.target_entropy >= 0, f"{name}.target_entropy", self.target_entropy,
+                "an entropy >= 0 in nats", "Use log(G) / 2.",
+            )  # fmt: skip
+            expect(
+                self.target_kl is None or self.target_kl > 0, f"{name}.target_kl", self.target_kl,
+                "None or a KL > 0 in nats per token", "Use None to leave beta alone.",
+            )  # fmt: skip
+            expect(self.learning_rate > 0, f"{name}.learning_rate", self.learning_rate, "a number > 0", "Use 0.05.")
+            check_tau_range(name, self.min_tau, self.max_tau)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def move_tau(self, tau: float, weight_entropy: float) -> Move:
+        """The next tau."""
+        gradient = weight_entropy - self.config.target_entropy
+        moved = tau - self.config.learning_rate * gradient
+        return Move(min(max(moved, self.config.min_tau), self.config.max_tau), self.config.target_entropy, gradient)
+
+    def move_beta(self, beta: float, kl: float) -> Move:
+        """The next beta; `target_kl` must be set."""
+        gradient = kl - self.config.target_kl
+        return Move(max(0.0, beta + self.config.learning_rate * gradient), self.config.target_kl, gradient)
+
+
+def check_tau_range(name: str, min_tau: float, max_tau: float) -> None:
+    """Raise ValueError unless 0 < min_tau <= max_tau."""
+    expect(min_tau > 0, f"{name}.min_tau", min_tau, "a number > 0", "Use 0.01.")
+    expect(max_tau >= min_tau, f"{name}.max_tau", max_tau, f"at least min_tau ({min_tau})", "Use 100.")

@@ -1,0 +1,34 @@
+"""What the weights of the step's groups look like."""
+
+import math
+from collections.abc import Callable
+
+from torchtitan_rl.types import Episode, Metric
+
+from ..metrics.summary import describe, mean, same_everywhere
+from .weights import entropy, is_neutral
+
+
+def group_weight_metrics(
+    groups: list[list[Episode]], target_of: Callable[[list[Episode]], list[float]]
+) -> dict[str, Metric]:
+    """`maxent/...` and `groups/effective_rollouts`, `groups/incorrect_mass`.
+
+    The weights' entropy is of the groups with a preference only, for no tau moves a neutral group's; the others count
+    all groups with a weighted completion.
+    """
+    members = [[episode for episode in group if episode.weight > 0 or episode.in_loss] for group in groups]
+    members = [group for group in members if group]
+    if not members:
+        return {}
+    targets = [target_of(group) for group in members]
+    entropies = [entropy([episode.weight for episode in group]) for group in members]
+    incorrect = [math.fsum(episode.weight for episode in group if episode.reward <= 0) for group in members]
+    metrics = describe("maxent/q_entropy", [entropy(q) for q in targets])
+    metrics["maxent/neutral_fraction"] = same_everywhere(mean([float(is_neutral(q)) for q in targets]))
+    metrics["groups/effective_rollouts"] = same_everywhere(mean([math.exp(value) for value in entropies]))
+    metrics["groups/incorrect_mass"] = same_everywhere(mean(incorrect))
+    deciding = [(len(q), value) for q, value in zip(targets, entropies, strict=True) if not is_neutral(q)]
+    metrics |= describe("maxent/weight_entropy", [value for _, value in deciding])
+    shares = [value / math.log(size) for size, value in deciding]
+    return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))

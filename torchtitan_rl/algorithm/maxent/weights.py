@@ -1,0 +1,57 @@
+"""The listwise target: pure functions of one group's rewards and reference log-probabilities."""
+
+import math
+
+from ..checks import expect
+
+NEUTRAL_SPREAD = 1e-8
+"""A group with max q - min q at most this prefers none of its completions."""
+
+
+def softmax(logits: list[float], temperature: float) -> list[float]:
+    """exp(x_i / temperature) / sum, for any temperature > 0: the maximum is taken off before dividing, so that a tiny
+    temperature gives the arg-max set and not inf - inf."""
+    largest = max(logits)
+    masses = [math.exp((logit - largest) / temperature) for logit in logits]
+    total = math.fsum(masses)
+    return [mass / total for mass in masses]
+
+
+def reward_distribution(rewards: list[float], temperature: float, floor: float) -> list[float]:
+    """q_i = (p_i (1 - G floor) + floor) / sum, with p = softmax(u / max(temperature, 1e-8)) over the group's rewards u.
+
+    Raises:
+        ValueError: the floors alone are more than all the mass.
+    """
+    size = len(rewards)
+    expect(floor * size < 1, "algorithm.loss.q_floor", floor, f"less than 1 / {size} (the group's size)", "Use 1e-6.")
+    floored = [p * (1 - size * floor) + floor for p in softmax(rewards, max(temperature, 1e-8))]
+    total = math.fsum(floored)
+    return [mass / total for mass in floored]
+
+
+def is_neutral(q: list[float]) -> bool:
+    """Whether the rewards prefer none of the group's completions."""
+    return max(q) - min(q) <= NEUTRAL_SPREAD
+
+
+def listwise_weights(q: list[float], reference: list[float] | None, tau: float, beta: float) -> list[float]:
+    """w = softmax((log q + beta l_ref) / tau), that is q^(1/tau) exp(l_ref)^(beta/tau); uniform for a neutral group.
+
+    Args:
+        q: [G] from `reward_distribution`.
+        reference: [G] l_ref, the reference's log-probability of each completion; not read for beta = 0.
+        tau: > 0; to infinity the weights are uniform, to 0 they are on the arg-max set.
+        beta: >= 0.
+    """
+    if is_neutral(q):
+        return [1 / len(q)] * len(q)
+    logits = [math.log(mass) if mass > 0 else -math.inf for mass in q]
+    if beta > 0:
+        logits = [logit + beta * prior for logit, prior in zip(logits, reference, strict=True)]
+    return softmax(logits, tau)
+
+
+def entropy(weights: list[float]) -> float:
+    """H(w) = -sum w log w, in nats."""
+    return -math.fsum(weight * math.log(weight) for weight in weights if weight > 0)
