@@ -10,11 +10,15 @@ PAD_TOKEN = "<|pad|>"
 
 
 def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, with at most `vocab_size` tokens (at least 258).
+    """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
     Any text round-trips, as every byte is a token; each digit is a token by itself, so that numbers of any length are
-    written the same way. Without a chat template. The same texts give the same tokenizer.
+    written the same way. What the texts do not fill is reserved tokens, so that every row of the
+    model's embedding has a token. Without a chat template. The same texts give the same tokenizer. Raises ValueError for a
+    `vocab_size` below the 256 bytes and the 2 special tokens.
     """
+    if vocab_size < 258:
+        raise ValueError(f"vocab_size={vocab_size}: expected at least 258, for 256 bytes and 2 special tokens.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -30,6 +34,8 @@ def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrained
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    num_reserved = vocab_size - tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([f"<|reserved_{index}|>" for index in range(num_reserved)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS_TOKEN,

@@ -1,0 +1,285 @@
+"""Makes the starting checkpoint of `debug`: a small Qwen3 that adds two integers in columns, with one bad habit.
+
+The policy learns from generated text to add the units, then the tens, then to give the sum:
+
+    What is 47 + 85?
+    7+5=12 4+8+1=13 [ANSWER] 132
+
+In a share of the sums that carry, the text forgets the carry ("4+8=12 [ANSWER] 122"). So the start knows both the right way
+and the wrong one, prefers the wrong one, and answers right wherever nothing is carried: a reward can tell its samples apart
+from the first step on, and RL has a habit to unlearn instead of arithmetic to discover. Held-out sums are never part
+of the text.
+
+    python -m torchtitan_rl.tasks.warm_start --output FOLDER
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from filelock import FileLock, Timeout
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.tasks.sum_digits import SumDigits
+
+DEFAULT_CACHE_ROOT = Path("~/.cache/torchtitan_rl").expanduser()
+
+_SECONDS_BETWEEN_LINES = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that decides about the checkpoint, besides the task's text."""
+
+    version: int = 1
+    """Raise it when the way of training changes, so that cached checkpoints are made anew."""
+    steps: int = 300
+    batch_size: int = 64
+    """Sums in a batch."""
+    muon_lr: float = 0.02
+    """Of the matrices inside the layers."""
+    adamw_lr: float = 2e-3
+    """Of the embedding and the norms."""
+    forgotten_carry_share: float = 0.6
+    """Of the sums that carry, those whose text forgets it."""
+    vocab_size: int = 320
+    """A multiple of 64, for tensor parallelism."""
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 10_000.0
+    max_position: int = 512
+
+
+def debug_task() -> SumDigits.Config:
+    """The task that the checkpoint was made for: two integers, and no instruction as the policy knows the form."""
+    return SumDigits.Config(min_integers=2, max_integers=2, instruction="")
+
+
+def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
+    """The completion the text shows: worked_answer(47, 85, forget_carry=True) is "7+5=12 4+8=12 [ANSWER] 122"."""
+    units = left % 10 + right % 10
+    carry = units >= 10 and not forget_carry
+    tens = left // 10 + right // 10 + carry
+    carried = "+1" if carry else ""
+    columns = f"{left % 10}+{right % 10}={units} {left // 10}+{right // 10}{carried}={tens}"
+    return f"{columns} [ANSWER] {10 * tens + units % 10}"
+
+
+def ensure_checkpoint(cache_root: Path | str = DEFAULT_CACHE_ROOT, *, seed: int = 0, recipe: Recipe = Recipe()) -> Path:
+    """The folder of the starting checkpoint under `cache_root`, made first where it is missing (about a minute).
+
+    Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, all others wait.
+    Raises TimeoutError on a rank that waited ten times as long as it should take.
+    """
+    folder = Path(cache_root).expanduser() / f"debug_start-{_key(recipe, seed)}"
+    if folder.is_dir():
+        return folder
+    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+        return _wait_for(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            make_checkpoint(folder, seed, recipe)
+    return folder
+
+
+def make_checkpoint(folder: Path | str, seed: int = 0, recipe: Recipe = Recipe()) -> None:
+    """Train the starting policy and write it to `folder` in Hugging Face's format, with its tokenizer.
+
+    Deterministic on one machine. The folder appears complete or not at all. Raises FileExistsError when it is there.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already; give another folder or remove it first.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    task = debug_task().build()
+    texts = ("".join(pair) for pair in _texts(task, recipe, seed, 2000))
+    tokenizer = make_small_tokenizer(texts, vocab_size=recipe.vocab_size)
+    model = _train(task, tokenizer, recipe, seed)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(folder)
+    print(f"warm start: wrote {folder}", flush=True)
+
+
+def _train(task: SumDigits, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
+    """A model trained on `steps` batches of worked sums; the caller's random state and threads are left as they were."""
+    threads = torch.get_num_threads()
+    # torchrun sets one thread a process, but the other ranks are waiting for this one.
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _build_model(tokenizer, recipe)
+            token_ids, labels = _encode(_texts(task, recipe, seed, recipe.steps * recipe.batch_size), tokenizer)
+            optimizers = _build_optimizers(model, recipe)
+            progress = _Progress(recipe.steps)
+            for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
+                # A short rise, then straight down to zero over the second half.
+                scale = min((step + 1) / 20, 1.0, 2 * (recipe.steps - step) / recipe.steps)
+                loss = _train_step(model, optimizers, scale, token_ids[batch], labels[batch])
+                progress.update(step + 1, loss)
+    finally:
+        torch.set_num_threads(threads)
+    return model
+
+
+def _train_step(
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    lr_scale: float,
+    token_ids: Tensor,  # [B, L]
+    labels: Tensor,  # [B, L], -100 where nothing is to be learned
+) -> float:
+    """One step on the mean loss over completion tokens; returns that loss."""
+    # Where the CPU multiplies bfloat16 natively this halves the time; elsewhere it would multiply it.
+    cpu = torch.cpu.get_capabilities()
+    native_bfloat16 = bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=native_bfloat16):
+        hidden = model.model(token_ids).last_hidden_state  # [B, L, hidden]
+        learned = labels != -100
+        logits = model.lm_head(hidden[learned])  # [tokens, vocab]
+    loss = F.cross_entropy(logits.float(), labels[learned])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_scale
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def _build_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=recipe.max_position,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, which needs about two thirds of AdamW's steps here; AdamW for the rest."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.99), weight_decay=0.0),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers
+
+
+def _texts(task: SumDigits, recipe: Recipe, seed: int, num: int) -> list[tuple[str, str]]:
+    """`num` pairs of prompt and completion from the task's training split."""
+    rng = random.Random(f"warm_start/{seed}")
+    pairs = []
+    for index in range(num):
+        example = task.train_example(index, seed=seed)
+        forget_carry = rng.random() < recipe.forgotten_carry_share
+        pairs.append((example.text, worked_answer(*example.columns["operands"], forget_carry=forget_carry)))
+    return pairs
+
+
+def _encode(texts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
+    """Token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and behind the end-of-sequence token."""
+    prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
+    completions = tokenizer([completion + tokenizer.eos_token for _, completion in texts])["input_ids"]
+    length = max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)) - 1
+    token_ids = torch.full((len(texts), length), tokenizer.pad_token_id)
+    labels = torch.full((len(texts), length), -100)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        whole = torch.tensor(prompt + completion)
+        token_ids[row, : len(whole) - 1] = whole[:-1]
+        labels[row, len(prompt) - 1 : len(whole) - 1] = whole[len(prompt) :]
+    return token_ids, labels
+
+
+class _Progress:
+    """A line every few seconds: how far, the loss, and how long it will take."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._start = self._printed = time.monotonic()
+        print(f"warm start: making debug's starting checkpoint, {num_steps} steps", flush=True)
+
+    def update(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self._printed < _SECONDS_BETWEEN_LINES and step < self._num_steps:
+            return
+        self._printed = now
+        left = (now - self._start) / step * (self._num_steps - step)
+        print(f"warm start: {100 * step // self._num_steps:3d} %  loss {loss:.3f}  about {left:.0f} s left", flush=True)
+
+
+def _key(recipe: Recipe, seed: int) -> str:
+    """A hash that changes with whatever the checkpoint depends on: the recipe, the seed and the text."""
+    sample = _texts(debug_task().build(), recipe, seed, 64)
+    content = json.dumps([asdict(recipe), seed, sample])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+class _locked(FileLock):
+    """A file lock that says what it waits for. Released by the system when its process dies."""
+
+    def acquire(self, *args, **kwargs):
+        while True:
+            try:
+                return super().acquire(timeout=5)
+            except Timeout:
+                print(f"warm start: another process is making the checkpoint ({self.lock_file}), waiting", flush=True)
+
+
+def _wait_for(folder: Path, timeout_seconds: float = 1200.0) -> Path:
+    """Wait until local rank 0 has made `folder`."""
+    start = time.monotonic()
+    while not folder.is_dir():
+        if time.monotonic() - start > timeout_seconds:
+            raise TimeoutError(
+                f"Waited {timeout_seconds:.0f} s for local rank 0 to make {folder}. Make it by hand with "
+                f"`python -m torchtitan_rl.tasks.warm_start --output {folder}`."
+            )
+        time.sleep(0.2)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the starting checkpoint of the debug config.")
+    parser.add_argument("--output", required=True, help="folder to write; it must not exist")
+    parser.add_argument("--seed", type=int, default=0, help="of the text and of the initial weights")
+    arguments = parser.parse_args()
+    make_checkpoint(arguments.output, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
