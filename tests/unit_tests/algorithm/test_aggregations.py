@@ -20,7 +20,9 @@ IDS = [0, 0, 0, 1]
 )
 def test_closed_form(config, expected):
     inputs = loss_inputs(torch.zeros(4, dtype=torch.float64), advantages=[0.0] * 4, sequence_ids=IDS)
-    assert config.build()(torch.tensor(LOSSES, dtype=torch.float64), inputs).item() == pytest.approx(expected, abs=1e-14)
+    assert config.build()(torch.tensor(LOSSES, dtype=torch.float64), inputs).item() == pytest.approx(
+        expected, abs=1e-14
+    )
 
 
 @pytest.mark.parametrize("config", [TokenMean.Config(), SeqMeanTokenMean.Config(), SeqSumConst.Config()])

@@ -160,7 +160,10 @@ def test_algorithms_without_controllers_have_no_state():
         (lambda: BetaController.Config(target=1.0, horizon=0), r"beta_controller\.horizon = 0"),
         (lambda: BetaController.Config(target=1.0, horizon=1, max_step=0), r"beta_controller\.max_step = 0"),
         (lambda: MetaController.Config(target_entropy=-1.0), r"meta_controller\.target_entropy = -1"),
-        (lambda: MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1)), r"algorithm\.loss\.beta = 0\.0"),
+        (
+            lambda: MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1)),
+            r"algorithm\.loss\.beta = 0\.0",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(make, message):

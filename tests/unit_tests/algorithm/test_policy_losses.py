@@ -83,7 +83,13 @@ def test_gspo_clips_the_whole_sequence():
     assert inputs.logprobs.grad.tolist() == [0.0, 0.0]
 
 
-LOSSES = [Clip.Config(), Clip.Config(dual_clip=2.0), Gspo.Config(eps_low=0.3, eps_high=0.3), Cispo.Config(), Reinforce.Config()]
+LOSSES = [
+    Clip.Config(),
+    Clip.Config(dual_clip=2.0),
+    Gspo.Config(eps_low=0.3, eps_high=0.3),
+    Cispo.Config(),
+    Reinforce.Config(),
+]
 
 
 def loss_name(config) -> str:
@@ -112,7 +118,9 @@ def test_cispos_gradient_takes_its_weight_for_a_constant():
     weight = (start.detach() - old).exp().clamp(max=1.1)  # [T], some of it capped
     (expected,) = torch.autograd.grad((-weight * torch.tensor(advantages) * start).sum(), start)
     loss = Cispo.Config(cap=1.1).build()
-    (gradient,) = torch.autograd.grad(loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start)
+    (gradient,) = torch.autograd.grad(
+        loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start
+    )
     assert torch.allclose(gradient, expected, atol=1e-15)
 
 
