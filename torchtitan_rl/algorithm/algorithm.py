@@ -119,6 +119,11 @@ class Algorithm(Configurable):
         return self.policy_loss.requires_whole_groups
 
     @property
+    def refill_rounds(self) -> int:
+        """Rounds of fresh prompts a step may ask for, to replace groups that teach nothing."""
+        return self.config.refill_rounds if self.config.zero_variance == "refill" else 0
+
+    @property
     def controller_inputs(self) -> tuple[str, ...]:
         """Keys of the step's globally merged metrics that `after_update` reads; empty without controllers."""
         return self.policy_loss.controller_inputs
@@ -126,7 +131,7 @@ class Algorithm(Configurable):
     def validate_group_size(self, n: int) -> None:
         """Raise ValueError for a number of samples a prompt that leaves nothing to compare."""
         expect(
-            n >= 2, "n (samples a prompt)", n, "at least 2, for the baseline is the group's own",
+            n >= 2, "sampling.n", n, "at least 2 completions a prompt, for the baseline is the group's own",
             "Use 4 or more; 8 and 16 are common.",
         )  # fmt: skip
 

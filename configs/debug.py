@@ -1,0 +1,64 @@
+"""Runs for a laptop without a GPU or a download: a 2.4M-parameter Qwen3 that the first run makes itself."""
+
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.optimizer import LRSchedulersContainer
+
+from torchtitan_rl.algorithm import Algorithm, GroupMean
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.data import PromptStream
+from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.trainer.gate import LogprobGate
+from torchtitan_rl.trainer.trainer import AdamW, Trainer
+
+
+def debug() -> Controller.Config:
+    """Adds two integers on one CPU process, in about 3 minutes with its own warm start; needs nothing.
+
+    The policy starts with a habit, the forgotten carry, that reinforcement learning removes. Everything is float32, so
+    trainer and sampler must agree to 1e-4 on every token.
+    """
+    return Controller.Config(
+        model_spec=small_qwen3(vocab_size=320),
+        num_steps=100,
+        num_prompts_per_step=16,
+        task=SumDigits.Config(max_integers=2, instruction=""),
+        prompts=PromptStream.Config(max_prompt_tokens=32),
+        sampling=SamplingConfig(n=8, max_tokens=16),
+        generator=Generator.Config(dtype="float32", max_model_len=64),
+        algorithm=Algorithm.Config(advantage=GroupMean.Config()),
+        trainer=Trainer.Config(
+            optimizer=AdamW.Config(lr=3e-4),
+            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.0),
+            mixed_precision_param="float32",
+            max_tokens_per_microbatch=8192,
+            logprob_gate=LogprobGate.Config(max_diff=1e-4),
+        ),
+        evaluation=Evaluation.Config(every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=16, temperature=0)),
+        checkpoint=CheckpointManager.Config(
+            enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
+        ),
+    )
+
+
+def debug_fsdp2() -> Controller.Config:
+    """debug with the policy sharded over every process: NGPU=2 or more."""
+    return debug()
+
+
+def debug_tp2() -> Controller.Config:
+    """debug with tensor parallelism of 2 in trainer and generator: NGPU=2."""
+    config = debug()
+    config.trainer.parallelism.tensor_parallel_degree = 2
+    config.generator.tensor_parallel_degree = 2
+    return config
+
+
+def debug_fsdp2_tp2() -> Controller.Config:
+    """debug with FSDP 2 x TP 2 in the trainer and engines on 2 ranks each: NGPU=4."""
+    config = debug_tp2()
+    config.trainer.parallelism.data_parallel_shard_degree = 2
+    return config

@@ -1,0 +1,82 @@
+"""Qwen3 on GPUs. Download a checkpoint folder first and pass it: --hf-assets-path /models/Qwen3-0.6B.
+
+How the numbers were chosen (none of these has been run on a GPU yet; docs/gpu.md says what has been measured where):
+
+- Memory. The trainer holds 16 bytes a parameter in float32 (weights, gradients, two moments) over the FSDP and TP ranks;
+  the engine's bfloat16 weights take 2 bytes a parameter over the generator's TP ranks, and sleep while the trainer works.
+- Tensor parallelism only where a model needs it: one engine a GPU decodes fastest while the weights leave room for the KV
+  cache. From 8B on, two ranks share an engine.
+- Learning rates are full fine-tuning's usual 1e-6 for GRPO, a little higher for the smallest models.
+- bfloat16 rounds differently in two implementations: single tokens differ by tenths in log-probability, so the sync probe
+  allows 0.5 and token-wise truncated importance sampling corrects what is left.
+"""
+
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.optimizer import LRSchedulersContainer
+
+from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.data import PromptStream
+from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.weight_sync import WeightSync
+from torchtitan_rl.models import qwen3
+from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.trainer.trainer import AdamW, Trainer
+
+
+def _qwen3(flavor: str, *, folder: str, lr: float, prompts: int, max_tokens: int, generator_tp: int = 1) -> Controller.Config:
+    return Controller.Config(
+        model_spec=qwen3(flavor),
+        hf_assets_path=folder,
+        num_steps=200,
+        num_prompts_per_step=prompts,
+        task=SumDigits.Config(min_integers=2, max_integers=4),
+        prompts=PromptStream.Config(max_prompt_tokens=256),
+        sampling=SamplingConfig(n=8, max_tokens=max_tokens),
+        generator=Generator.Config(
+            tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens, gpu_memory_utilization=0.6
+        ),
+        weight_sync=WeightSync.Config(max_diff=0.5),
+        algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
+        trainer=Trainer.Config(
+            optimizer=AdamW.Config(lr=lr),
+            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10, decay_ratio=0.0),
+            max_tokens_per_microbatch=16384,
+            activation_checkpoint="full",
+        ),
+        evaluation=Evaluation.Config(
+            every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0)
+        ),
+        checkpoint=CheckpointManager.Config(
+            enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
+        ),
+    )
+
+
+def qwen3_0_6b() -> Controller.Config:
+    """Qwen3-0.6B; one 24 GB GPU, or any number (FSDP). Needs the checkpoint folder."""
+    return _qwen3("0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512)
+
+
+def qwen3_1_7b() -> Controller.Config:
+    """Qwen3-1.7B; one 80 GB GPU, or 2 and more of 40 GB (FSDP). Needs the checkpoint folder."""
+    return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
+
+
+def qwen3_4b() -> Controller.Config:
+    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP). Needs the checkpoint folder."""
+    return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
+
+
+def qwen3_8b() -> Controller.Config:
+    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each). Needs the checkpoint folder."""
+    return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
+
+
+def qwen3_14b() -> Controller.Config:
+    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each). Needs the checkpoint folder."""
+    config = _qwen3("14B", folder="./assets/hf/Qwen3-14B", lr=1e-6, prompts=128, max_tokens=1024, generator_tp=2)
+    config.trainer.parallelism.tensor_parallel_degree = 2
+    return config

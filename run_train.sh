@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Train. Sets up .venv first where it is missing or stale.
+#   ./run_train.sh [--config NAME | --config path/to/file.py:function] [--dotted.overrides VALUE] [--help] [--list-configs]
+# Environment: NGPU      processes on this node (default: its GPUs, or 1 without one)
+#              NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   for several nodes, the same command on each
+#              LOG_RANK  whose output is shown (default 0; the others' is in the run folder's logs/)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+scripts/setup.sh
+
+GPUS=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+NGPU=${NGPU:-$((GPUS > 0 ? GPUS : 1))}
+NNODES=${NNODES:-1}
+if ((GPUS == 0)); then # ranks on one CPU share its cores
+  CORES=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > NGPU ? CORES / NGPU : 1))}
+fi
+export LOG_RANK=${LOG_RANK:-0} PYTHONUNBUFFERED=1 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
+
+if ((NNODES > 1)); then
+  RENDEZVOUS=(--nnodes="$NNODES" --node_rank="${NODE_RANK:?set NODE_RANK, 0 to NNODES-1}" \
+    --master_addr="${MASTER_ADDR:?set MASTER_ADDR, the address of node 0}" --master_port="${MASTER_PORT:-29500}")
+else
+  RENDEZVOUS=(--standalone)
+fi
+exec .venv/bin/python -m torchtitan_rl.launch "${RENDEZVOUS[@]}" --nproc_per_node="$NGPU" -m torchtitan_rl.train "$@"

@@ -1,0 +1,236 @@
+"""Whole runs on every layout, judged by their results: metrics, parity and files.
+
+    .venv/bin/python tests/integration_tests.py [--test_name NAME] [--ngpu 8] [--output_dir outputs/tests] [--list]
+
+On a machine with GPUs the runs use them; without, the same list runs on up to 8 gloo ranks of the CPU.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
+
+
+@dataclass
+class OverrideDefinitions:
+    """One test: the command lines it runs one after another, and what must be true of the run folder afterwards."""
+
+    override_args: Sequence[Sequence[str]]
+    """Arguments of each run; {dir} stands for the test's own folder."""
+    test_descr: str
+    test_name: str
+    ngpu: int = 1
+    checks: Sequence[Callable[[Path], None]] = ()
+    """Called with the run folder after the last run; raise AssertionError."""
+    program: str = "torchtitan_rl.train"
+    exit_codes: Sequence[int] = field(default_factory=lambda: [0])
+    """What each run must exit with; the last repeats."""
+    expect_output: Sequence[str] = ()
+    """Texts that the last run must print."""
+
+
+def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
+    """The run's metrics.jsonl by step; a step written twice is an error."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    by_step = {row["step"]: row for row in rows}
+    assert len(by_step) == len(rows), f"a step was written twice: {[row['step'] for row in rows]}"
+    return by_step
+
+
+def steps_are(last: int, first: int = 1) -> Callable[[Path], None]:
+    """Every step from `first` to `last` is in the metrics, with the numbers that any step has."""
+
+    def check(folder: Path) -> None:
+        metrics = metrics_of(folder)
+        steps = [step for step in metrics if step > 0]
+        assert steps == list(range(first, last + 1)), f"steps {steps}, expected {first} to {last}"
+        for step in steps:
+            for key in ("reward/mean", "loss/total", "optimizer/grad_norm", "time/generate", "time/train", "time/sync"):
+                assert key in metrics[step], f"step {step} has no {key}"
+
+    return check
+
+
+def sampler_agrees(bound: float = 1e-4) -> Callable[[Path], None]:
+    """sampler/logprob_diff/max stays under `bound` in every step."""
+
+    def check(folder: Path) -> None:
+        diffs = {step: row["sampler/logprob_diff/max"] for step, row in metrics_of(folder).items() if step > 0}
+        assert diffs, "no sampler/logprob_diff/max was recorded"
+        assert max(diffs.values()) < bound, f"sampler/logprob_diff/max {diffs}"
+
+    return check
+
+
+def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
+    """Held-out accuracy ends at least `least` higher than it began, and at `to` or more."""
+
+    def check(folder: Path) -> None:
+        found = [row["evaluation/accuracy"] for row in metrics_of(folder).values() if "evaluation/accuracy" in row]
+        assert len(found) >= 2, f"evaluations: {found}"
+        assert found[-1] - found[0] >= least, f"accuracy went from {found[0]:.3f} to {found[-1]:.3f}"
+        assert found[-1] >= to, f"accuracy ended at {found[-1]:.3f}"
+
+    return check
+
+
+def files_exist(*names: str) -> Callable[[Path], None]:
+    """Each name (a glob) is there and not empty."""
+
+    def check(folder: Path) -> None:
+        for name in names:
+            found = [p for p in folder.glob(name) if p.stat().st_size]
+            assert found, f"no {name} in {sorted(p.name for p in folder.iterdir())}"
+
+    return check
+
+
+def parity_holds(folder: Path) -> None:
+    """tests/parity.py wrote its differences and none was too large."""
+    found = json.loads((folder / "parity.json").read_text())
+    assert found["failures"] == [], found
+    assert max(found["sync_diffs"]) < 1e-4, found
+    assert found["policy_diff"] < 1e-5, found
+
+
+def exported_model_equals_policy(folder: Path) -> None:
+    """The exported folder loads in transformers, and its greedy answers are as accurate as the run's last evaluation."""
+    from tests.exported import greedy_accuracy
+
+    exported = folder / "exported"
+    command = [sys.executable, "scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
+    found = greedy_accuracy(exported, num_prompts=256)
+    assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
+
+
+def run(*args: str) -> list[str]:
+    """Arguments of one run in the test's folder."""
+    return ["--dump-folder", "{dir}", *args]
+
+
+def parity(*args: str) -> list[str]:
+    """Arguments of tests/parity.py."""
+    return ["--output", "{dir}/parity.json", *args]
+
+
+def build_test_list() -> list[OverrideDefinitions]:
+    """Every integration test, the shortest first."""
+    checked_run = [steps_are(3), sampler_agrees(), files_exist("config.json", "environment.json", "tensorboard/*")]
+    return [
+        OverrideDefinitions(
+            [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.parity"
+        ),
+        OverrideDefinitions(
+            [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
+            "tests.parity",
+        ),
+        OverrideDefinitions(
+            [parity("--tp", "2", "--generator-tp", "2")], "parity with FSDP 2 x TP 2 and generator TP 2",
+            "parity_fsdp2_tp2_gen2", 4, [parity_holds], "tests.parity",
+        ),
+        OverrideDefinitions(
+            [parity("--replicate", "2", "--generator-tp", "2")], "parity with HSDP 2 x 2 and generator TP 2",
+            "parity_hsdp_gen2", 4, [parity_holds], "tests.parity",
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
+            [steps_are(100), sampler_agrees(), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
+             run("--config", "debug", *SHORT, "--num-steps", "5")],
+            "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug_fsdp2", *SHORT)], "FSDP 2", "debug_fsdp2", 2, checked_run,
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug_fsdp2_tp2", *SHORT)], "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run,
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", *SHORT, "--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2",
+                 "--trainer.parallelism.tensor-parallel-degree", "2")],
+            "HSDP 2 x FSDP 2 x TP 2 with 8 engines", "eight_ranks", 8, [steps_are(2), sampler_agrees()],
+        ),
+    ]  # fmt: skip
+
+
+def launch(test: OverrideDefinitions, args: Sequence[str], log: Path) -> int:
+    """Run one command on test.ngpu ranks; its output goes to `log`. Returns the exit code."""
+    command = [sys.executable, "-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={test.ngpu}"]
+    command += ["-m", test.program, *args]
+    threads = str(max(1, (os.cpu_count() or 1) // test.ngpu))
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    with log.open("a") as stream:
+        return subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+
+
+def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
+    """Run and check one test. Returns what was wrong, or None."""
+    folder = output_dir / test.test_name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = output_dir / f"{test.test_name}.log"
+    log.unlink(missing_ok=True)
+    for i, args in enumerate(test.override_args):
+        expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
+        code = launch(test, [arg.replace("{dir}", str(folder)) for arg in args], log)
+        if code != expected:
+            end = "\n".join(log.read_text().splitlines()[-30:])
+            return f"run {i + 1} exited with {code}, expected {expected}; the end of {log}:\n{end}"
+    try:
+        for text in test.expect_output:
+            assert text in log.read_text(), f"{text!r} is not in {log}"
+        for check in test.checks:
+            check(folder)
+    except AssertionError as error:
+        return f"{error} (log: {log})"
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--test_name", default="all", help="one test, or all")
+    parser.add_argument("--ngpu", type=int, default=8, help="skip tests that need more ranks than this")
+    parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "tests")
+    parser.add_argument("--list", action="store_true", help="print the tests and exit")
+    args = parser.parse_args()
+    tests = build_test_list()
+    if args.list:
+        print("\n".join(f"{t.test_name:24} {t.ngpu} ranks  {t.test_descr}" for t in tests))
+        return
+    chosen = [t for t in tests if args.test_name in ("all", t.test_name)]
+    if not chosen:
+        parser.error(f"--test_name {args.test_name}: not one of {', '.join(t.test_name for t in tests)}")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    failed = skipped = 0
+    for test in chosen:
+        if test.ngpu > args.ngpu:
+            skipped += 1
+            print(f"SKIP {test.test_name}: needs {test.ngpu} ranks, --ngpu is {args.ngpu}", flush=True)
+            continue
+        print(f"RUN  {test.test_name} on {test.ngpu} ranks: {test.test_descr}", flush=True)
+        begin = time.monotonic()
+        problem = run_test(test, args.output_dir)
+        failed += problem is not None
+        print(f"{'FAIL' if problem else 'PASS'} {test.test_name} in {time.monotonic() - begin:.0f} s", flush=True)
+        if problem:
+            print(problem, flush=True)
+    print(f"{len(chosen) - failed - skipped} passed, {failed} failed, {skipped} skipped", flush=True)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

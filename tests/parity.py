@@ -1,0 +1,185 @@
+"""What the sampler sampled is what the optimizer sees, and sharding changes neither: run under torchrun on any layout.
+
+    torchrun --nproc_per_node=4 tests/parity.py --tp 2 --generator-tp 2
+
+Compares, on a tiny random Qwen3 in float32: the policy's log-probabilities with transformers'; the engine's with the
+policy's after each weight sync; and sharded gradients with those of one unsharded process. Exits non-zero on a difference.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+
+from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.generator.weight_sync import WeightSync  # noqa: E402
+from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
+from torchtitan_rl.trainer.policy import build_policy, score  # noqa: E402
+from torchtitan_rl.types import Prompt  # noqa: E402
+
+SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
+
+
+class TokenizerStandIn:
+    """The two things the generator asks of one; the tiny model's tokens stand for no text."""
+
+    eos_token_id = 0
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, token_ids))
+
+
+def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, ...]:
+    """(token_ids, positions, labels, mask), [T] each."""
+    tokens = [t for s in sequences for t in s]
+    padding = -len(tokens) % multiple
+    positions = [i for s in sequences for i in range(len(s))] + list(range(padding))
+    labels = [t for s in sequences for t in [*s[1:], 0]] + [0] * padding
+    mask = [m for s in sequences for m in [1] * (len(s) - 1) + [0]] + [0] * padding
+    columns = (tokens + [0] * padding, positions, labels, mask)
+    return tuple(torch.tensor(c, device=device.DEVICE_TYPE) for c in columns)
+
+
+def reference(folder: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """transformers' log-probabilities of every label, in order, and the gradients of their mean."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    rows = []
+    for sequence in SEQUENCES:
+        ids = torch.tensor([sequence])
+        logp = model(ids).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
+        rows.append(logp.gather(-1, ids[0, 1:, None])[:, 0])  # [L - 1]
+    logprobs = torch.cat(rows)
+    logprobs.mean().backward()
+    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def check_gradients(model, adapter, folder: str, dims: ParallelDims, failures: list[str]) -> float:
+    """Each data-parallel rank takes every dp_size-th sequence; summed gradients must be the whole's."""
+    expected_logprobs, expected_grads = reference(folder)
+    batch = dims.get_mesh("batch") if dims.dp_enabled else None
+    size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
+    count = sum(len(s) - 1 for s in SEQUENCES)
+    tokens, positions, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
+    logprobs, _ = score(model, tokens, positions, labels, 1.0)
+    (logprobs * mask).sum().div(count).backward()
+
+    begins = [0]
+    for s in SEQUENCES:
+        begins.append(begins[-1] + len(s) - 1)
+    mine = torch.cat([expected_logprobs[begins[i] : begins[i + 1]] for i in range(rank, len(SEQUENCES), size)])
+    diff = float((logprobs[mask.bool()].detach().cpu() - mine).abs().max())
+    if not diff < 1e-5:
+        failures.append(f"policy and transformers differ by {diff:.2e} in log-probability")
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model_grads = {}
+    for name, p in model.named_parameters():  # the adapter renames and splits gradients as it does weights
+        with torch.no_grad():
+            p.copy_(grads[name])
+    model_grads = {name: t.cpu() for name, t in hf_weights(model, adapter, torch.float32)}
+    worst = max(float((model_grads[n] - g).abs().max() / g.abs().max().clamp_min(1e-8)) for n, g in expected_grads.items())
+    if not worst < 1e-4:
+        failures.append(f"sharded and single-process gradients differ by {worst:.2e} (relative)")
+    load_hf_weights(model, adapter, folder)
+    return diff
+
+
+def check_sync(model, adapter, generator: Generator, multiple: int, failures: list[str]) -> list[float]:
+    """The engine's log-probability of what it samples against the policy's, after the first sync and after a change."""
+    worst = []
+    sync = WeightSync.Config(check_interval=1).build()
+
+    def trainer_logprobs(ids) -> list[float]:
+        tokens, positions, labels, _ = packed([list(ids)], multiple)
+        with torch.no_grad():
+            return score(model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].tolist()
+
+    prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+    for version in range(3):
+        if version:
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1 + 0.3 * version)
+        weights = hf_weights(model, adapter, generator.dtype)
+        sync.push(weights, generator, policy_version=version, probe=SEQUENCES[0], trainer_logprobs=trainer_logprobs)
+        completions = generator.generate(prompts, step=version)
+        shares = [None] * dist.get_world_size()
+        dist.all_gather_object(shares, completions)
+        diff = 0.0
+        for c in (c for share in shares for c in share):
+            sequence = c.prompt_token_ids + c.token_ids
+            found = trainer_logprobs(sequence)[len(c.prompt_token_ids) - 1 :]
+            diff = max([diff, *(abs(a - b) for a, b in zip(found, c.token_logprobs, strict=True))])
+        worst.append(diff)
+        if not diff < 1e-4:
+            failures.append(f"after sync {version} sampler and policy differ by {diff:.2e} in log-probability")
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--replicate", type=int, default=1)
+    parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument("--untied", action="store_true")
+    parser.add_argument("--output", help="write the differences here as JSON")
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    parallelism = ParallelismConfig(
+        tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"
+    )
+    set_spmd_backend(parallelism.spmd_backend)
+    dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+    if dist.get_rank() == 0:
+        save_tiny_checkpoint(Path(folder), tie=not args.untied)
+    dist.barrier()
+    spec = tiny_spec()
+    spec.model.enable_weight_tying = not args.untied
+    model = build_policy(
+        spec,
+        parallel_dims=dims,
+        parallelism=parallelism,
+        training=TrainingConfig(seq_len=256, mixed_precision_param="float32"),
+        compile_config=CompileConfig(),
+        activation_checkpoint="none",
+        logprob_chunk_tokens=5,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, folder)
+    failures: list[str] = []
+    policy_diff = check_gradients(model, adapter, folder, dims, failures)
+    generator = Generator.Config(
+        tensor_parallel_degree=args.generator_tp, dtype="float32", max_model_len=64, sleep=False
+    ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=16), seed=0)
+    sync_diffs = check_sync(model, adapter, generator, 8 * dims.tp, failures)
+    found = {"policy_diff": policy_diff, "sync_diffs": sync_diffs, "failures": failures}
+    print(f"rank {dist.get_rank()}: {json.dumps(found)}", flush=True)
+    if args.output and dist.get_rank() == 0:
+        Path(args.output).write_text(json.dumps(found))
+    comm.barrier()
+    generator.close()
+    comm.close_process_group()
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RANK", "0")
+    main()

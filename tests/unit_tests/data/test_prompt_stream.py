@@ -1,0 +1,117 @@
+"""PromptStream: what a prompt is, the same on every rank, and resumed at the exact place."""
+
+import itertools
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from torchtitan_rl.data import PromptStream
+from torchtitan_rl.tasks import Example, SumDigits
+from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
+
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+
+
+@pytest.fixture
+def tokenizer():
+    return make_small_tokenizer(["What is 12 + 34?\n[ANSWER] 46"] * 4, vocab_size=300)
+
+
+def stream(tokenizer, *, seed=0, task=None, **config) -> PromptStream:
+    task = task or SumDigits.Config(max_integers=2, instruction="").build()
+    return PromptStream.Config(**config).build(task=task, tokenizer=tokenizer, seed=seed)
+
+
+def texts(prompts):
+    return [prompt.text for prompt in prompts]
+
+
+def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
+    prompts = stream(tokenizer)
+    first, second = prompts.next_batch(3), prompts.next_batch(2)
+    assert [prompt.prompt_idx for prompt in first + second] == [0, 1, 2, 0, 1]
+    task = SumDigits.Config(max_integers=2, instruction="").build()
+    for prompt, index in zip(first + second, itertools.count()):
+        example = task.train_example(index, seed=0)
+        assert (prompt.text, prompt.expected_answer) == (example.text, example.expected_answer)
+        assert prompt.columns == {"operands": example.columns["operands"]}
+        assert tokenizer.decode(prompt.token_ids) == prompt.text
+        assert prompt.messages is None
+
+
+def test_every_rank_sees_the_same_prompts_and_another_seed_sees_others(tokenizer):
+    assert stream(tokenizer).next_batch(20) == stream(tokenizer).next_batch(20)
+    assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
+
+
+@pytest.mark.parametrize("batches_before", [0, 1, 3])
+def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before):
+    whole = stream(tokenizer)
+    for _ in range(batches_before):
+        whole.next_batch(5)
+    state = whole.state_dict()
+    resumed = stream(tokenizer)
+    resumed.next_batch(2)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        assert resumed.next_batch(7) == whole.next_batch(7)
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_position_survives_a_distributed_checkpoint(tokenizer, tmp_path):
+    saved = stream(tokenizer)
+    saved.next_batch(5)
+    dcp.save({"dataloader": saved}, checkpoint_id=tmp_path / "step-1")
+    resumed = stream(tokenizer)
+    dcp.load({"dataloader": resumed}, checkpoint_id=tmp_path / "step-1")
+    assert resumed.next_batch(4) == saved.next_batch(4)
+
+
+def test_held_out_is_fixed_and_moves_no_position(tokenizer):
+    prompts = stream(tokenizer)
+    held_out = prompts.held_out(10)
+    assert held_out == prompts.held_out(10) == stream(tokenizer, seed=9).held_out(10)
+    assert [prompt.prompt_idx for prompt in held_out] == list(range(10))
+    assert prompts.next_batch(4) == stream(tokenizer).next_batch(4)
+
+
+def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenizer):
+    tokenizer.chat_template = CHAT_TEMPLATE
+    [chat] = stream(tokenizer).next_batch(1)
+    [plain] = stream(tokenizer, apply_chat_template=False).next_batch(1)
+    assert chat.messages == [{"role": "user", "content": plain.text.rstrip()}]
+    assert chat.text == f"<user>{plain.text.rstrip()}<a>"
+    assert tokenizer.decode(chat.token_ids) == chat.text
+    assert plain.messages is None
+
+
+def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
+    with pytest.raises(ValueError, match=r"has \d+ tokens.*max_prompt_tokens=8.*What is.*Raise that limit"):
+        stream(tokenizer, max_prompt_tokens=8)
+
+
+def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(ValueError, match="hf_assets_path"):
+        stream(tokenizer)
+
+
+def test_a_tokenizer_with_unknown_tokens_is_an_error_naming_the_folder():
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "What": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="hf_assets_path"):
+        stream(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+
+
+def test_columns_reach_the_prompt_as_they_are(tokenizer):
+    class WithColumns(SumDigits):
+        def train_example(self, index, *, seed):
+            return Example(text="What is 1?\n", expected_answer="1", columns={"number": index, "nested": {"a": [1, 2.5]}})
+
+    prompts = stream(tokenizer, task=WithColumns(SumDigits.Config(max_integers=2, instruction="")))
+    [first, second] = prompts.next_batch(2)
+    assert first.columns == {"number": 0, "nested": {"a": [1, 2.5]}}
+    assert second.columns["number"] == 1 and type(second.columns["number"]) is int

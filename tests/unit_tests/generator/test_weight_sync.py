@@ -1,0 +1,162 @@
+"""The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.parity import SEQUENCES, TokenizerStandIn
+from tests.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.weight_sync import WeightSync, WeightSyncError
+from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.trainer.policy import build_policy, score
+from torchtitan_rl.types import Prompt
+
+PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+
+
+class Pair:
+    """A policy and an engine in one process."""
+
+    def __init__(self, folder) -> None:
+        save_tiny_checkpoint(folder)
+        spec = tiny_spec()
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        self.model = build_policy(
+            spec,
+            parallel_dims=ParallelDims.from_config(parallelism, 1),
+            parallelism=parallelism,
+            training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+            compile_config=CompileConfig(),
+            activation_checkpoint="none",
+            logprob_chunk_tokens=64,
+            dump_folder="",
+        )
+        self.adapter = spec.state_dict_adapter(spec.model, None)
+        self.folder = str(folder)
+        self.restore()
+        self.generator = Generator.Config(dtype="float32", max_model_len=64, sleep=False).build(
+            hf_assets_path=self.folder,
+            tokenizer=TokenizerStandIn(),
+            sampling=SamplingConfig(n=4, max_tokens=8),
+            seed=0,
+        )
+        self.sync()
+
+    def restore(self) -> None:
+        load_hf_weights(self.model, self.adapter, self.folder)
+
+    def change(self) -> None:
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.mul_(1.5)
+
+    def weights(self):
+        return hf_weights(self.model, self.adapter, torch.float32)
+
+    def logprobs(self, ids) -> list[float]:
+        tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
+        with torch.no_grad():
+            positions = torch.arange(len(tokens), device=DEVICE_TYPE)
+            return score(self.model, tokens, positions, tokens.roll(-1), 1.0)[0][:-1].tolist()
+
+    def sync(self, weights=None) -> None:
+        WeightSync.Config(check_interval=1).build().push(
+            self.weights() if weights is None else weights,
+            self.generator,
+            policy_version=1,
+            probe=SEQUENCES[0],
+            trainer_logprobs=self.logprobs,
+        )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29612", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    dist.init_process_group("gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl")
+    made = Pair(tmp_path_factory.mktemp("tiny"))
+    yield made
+    made.generator.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _restored(pair):
+    yield
+    pair.restore()
+    pair.sync()
+
+
+def test_a_changed_policy_arrives_whole(pair):
+    pair.change()
+    pair.sync()
+    for sequence in SEQUENCES:
+        assert pair.generator.prompt_logprobs(sequence) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
+
+
+def test_the_probe_sees_an_engine_that_kept_its_old_weights(pair):
+    old = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    pair.change()
+    with pytest.raises(WeightSyncError, match="a weight did not arrive"):
+        pair.sync(old)
+
+
+def test_the_probe_sees_a_tied_output_head_that_was_left_out(pair):
+    pair.change()
+    without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
+    with pytest.raises(WeightSyncError, match="a weight did not arrive"):
+        pair.sync(without_head)
+
+
+def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
+    names = [name for name, _ in pair.weights()]
+    assert len(names) == len(set(names))
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(names)
+    on_disk = pair.adapter.get_hf_storage_reader(pair.folder).read_metadata().state_dict_metadata
+    assert set(on_disk) <= set(names)
+
+
+def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
+    pair.generator.generate(PROMPTS)
+    pair.change()
+    pair.sync()
+    for completion in pair.generator.generate(PROMPTS):
+        whole = completion.prompt_token_ids + completion.token_ids
+        mine = pair.logprobs(whole)[len(completion.prompt_token_ids) - 1 :]
+        assert completion.token_logprobs == pytest.approx(mine, abs=1e-4)
+
+
+def test_sampling_is_repeatable_by_seed_step_and_round(pair):
+    def tokens(**at):
+        return [c.token_ids for c in pair.generator.generate(PROMPTS, **at)]
+
+    assert tokens(step=3) == tokens(step=3)
+    assert tokens(step=3) != tokens(step=4)
+    assert tokens(step=3, round=1) != tokens(step=3)
+
+
+def test_logprobs_are_at_the_sampling_temperature(pair):
+    hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
+    completion = pair.generator.generate(PROMPTS[:1], sampling_config=hot)[0]
+    tokens = torch.tensor(completion.prompt_token_ids + completion.token_ids, device=DEVICE_TYPE)
+    positions = torch.arange(len(tokens), device=DEVICE_TYPE)
+    with torch.no_grad():
+        scored = score(pair.model, tokens, positions, tokens.roll(-1), 2.0)[0]
+    assert completion.token_logprobs[0] == pytest.approx(float(scored[-2]), abs=1e-4)
+
+
+def test_completions_carry_their_group_and_version(pair):
+    completions = pair.generator.generate(PROMPTS)
+    assert [(c.prompt_idx, c.sample_idx) for c in completions] == [(i, j) for i in range(len(PROMPTS)) for j in range(4)]
+    assert {c.policy_version for c in completions} == {1}
+    assert all(len(c.token_ids) == len(c.token_logprobs) for c in completions)
+    assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)

@@ -1,0 +1,300 @@
+"""Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
+
+import logging
+import time
+
+import pytest
+
+from torchtitan_rl.grading import Grader, RewardError
+from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.types import Completion, Prompt
+
+
+class TaskOf(SumDigits):
+    """sum_digits with other reward functions."""
+
+    def __init__(self, *functions):
+        super().__init__(SumDigits.Config(max_integers=2))
+        self.functions = functions
+
+    def reward_functions(self):
+        return self.functions
+
+
+def grader(*functions, **config) -> Grader:
+    return Grader.Config(**config).build(task=TaskOf(*functions))
+
+
+def prompt(**fields) -> Prompt:
+    defaults = dict(prompt_idx=3, text="What is 12 + 34?\n", token_ids=[7, 8], expected_answer="46")
+    return Prompt(**{**defaults, **fields})
+
+
+def group(*texts: str, prompt_idx: int = 3) -> list[Completion]:
+    return [
+        Completion(
+            policy_version=0,
+            prompt_idx=prompt_idx,
+            sample_idx=index,
+            prompt_token_ids=[7, 8],
+            text=text,
+            token_ids=list(range(len(text))),
+            token_logprobs=[-0.5] * len(text),
+            finish_reason="stop",
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def rewards(scored):
+    return [s.reward for s in scored]
+
+
+def constant(value, name="constant"):
+    def function(completions, **_):
+        return [value for _ in completions]
+
+    function.__name__ = name
+    return function
+
+
+def length(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_sum_digits_group_gets_rewards_breakdown_and_answers():
+    scored = Grader.Config().build(task=SumDigits.Config().build()).score(
+        group("[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46"), prompt()
+    )
+    assert rewards(scored) == [1.2, -0.8, -1.0, 1.0]
+    assert scored[0].reward_breakdown == {"correct": 1.0, "format": 0.2}
+    assert [s.answer for s in scored] == ["46", "36", None, "46"]
+    assert [s.completion.sample_idx for s in scored] == [0, 1, 2, 3]
+
+
+def test_trl_keywords_of_a_plain_prompt():
+    seen = {}
+
+    def everything(prompts, completions, completion_ids, **kwargs):
+        seen.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
+        return [0.0] * len(prompts)
+
+    grader(everything).score(group("ab", "c"), prompt(columns={"operands": [12, 34]}))
+    assert seen["prompts"] == ["What is 12 + 34?\n"] * 2
+    assert seen["completions"] == ["ab", "c"]
+    assert seen["completion_ids"] == [[0, 1], [0]]
+    assert seen["expected_answer"] == ["46", "46"]
+    assert seen["operands"] == [[12, 34], [12, 34]]
+    assert callable(seen["log_extra"]) and callable(seen["log_metric"])
+
+
+def test_chat_prompt_is_handed_over_in_trls_conversational_form():
+    messages = [{"role": "user", "content": "What is 12 + 34?"}]
+
+    def conversational(prompts, completions, **kwargs):
+        assert prompts == [messages, messages]
+        return [float(completion[0]["content"] == "yes" and completion[0]["role"] == "assistant") for completion in completions]
+
+    assert rewards(grader(conversational).score(group("yes", "no"), prompt(messages=messages))) == [1.0, 0.0]
+
+
+def test_a_function_gets_only_the_keywords_it_names():
+    def narrow(completions, operands, log_metric):
+        return [float(sum(numbers)) for numbers in operands]
+
+    assert rewards(grader(narrow).score(group("a", "b"), prompt(columns={"operands": [1, 2]}))) == [3.0, 3.0]
+
+
+def test_a_keyword_that_nobody_gives_is_named():
+    def needy(completions, difficulty):
+        return difficulty
+
+    with pytest.raises(RewardError, match=r"'needy'.*needs \['difficulty'\]"):
+        grader(needy).score(group("a"), prompt())
+
+
+def test_callable_objects_partials_and_coroutines_are_reward_functions():
+    import functools
+
+    class Judge:
+        def __call__(self, completions, **_):
+            return [1.0] * len(completions)
+
+    def scaled(completions, by, **_):
+        return [by] * len(completions)
+
+    async def slow_judge(completions, **_):
+        return [0.5] * len(completions)
+
+    scored = grader(Judge(), functools.partial(scaled, by=4.0), slow_judge).score(group("a"), prompt())
+    assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5}
+
+
+def test_weights_enter_the_sum_and_not_the_breakdown():
+    scored = grader(constant(1.0, "right"), length, weights={"length": -0.1}).score(group("abcd"), prompt())
+    assert scored[0].reward == pytest.approx(0.6)
+    assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
+
+
+def test_none_leaves_a_function_out_and_all_none_leaves_no_reward():
+    def sometimes(completions, **_):
+        return [None if text == "skip" else 2.0 for text in completions]
+
+    scored = grader(sometimes).score(group("skip", "x"), prompt())
+    assert rewards(scored) == [None, 2.0]
+    assert rewards(grader(sometimes, constant(1.0)).score(group("skip", "x"), prompt())) == [1.0, 3.0]
+    assert scored[0].extra == {}
+
+
+def test_tensors_and_arrays_are_accepted():
+    import torch
+
+    def as_tensor(completions, **_):
+        return torch.tensor([len(text) for text in completions])
+
+    assert rewards(grader(as_tensor).score(group("ab", "c"), prompt())) == [2.0, 1.0]
+
+
+def raises(completions, **_):
+    raise KeyError("boom")
+
+
+def too_few(completions, **_):
+    return [1.0]
+
+
+def nothing(completions, **_):
+    return None
+
+
+def words(completions, **_):
+    return ["good"] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raises, "boom"),
+        (too_few, "returned 1 values for 2 completions"),
+        (nothing, "returned NoneType"),
+        (words, "no number"),
+        (constant(float("nan")), "returned nan for completion 0"),
+        (constant(float("inf")), "returned inf for completion 0"),
+    ],
+)
+def test_failure_policies(function, said, caplog):
+    with pytest.raises(RewardError, match=f"{function.__name__}.*What is 12.*{said}.*grader.on_failure_of"):
+        grader(function).score(group("a", "b"), prompt())
+
+    tolerant = grader(function, constant(1.0, "other"), on_failure="none")
+    with caplog.at_level(logging.WARNING):
+        scored = tolerant.score(group("a", "b"), prompt())
+        tolerant.score(group("c", "d"), prompt())
+    assert rewards(scored) == [None, None]
+    assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
+    assert function.__name__ in "".join(scored[0].extra) and len(scored[0].extra) == 1
+    assert tolerant.drain_metrics()[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
+    assert len(caplog.records) == 1
+
+
+def test_a_nan_costs_only_its_own_completion():
+    def one_bad(completions, **_):
+        return [float("nan") if text == "bad" else 1.0 for text in completions]
+
+    scored = grader(one_bad, on_failure="none").score(group("bad", "good"), prompt())
+    assert rewards(scored) == [None, 1.0]
+    assert scored[0].extra == {"error/one_bad": "returned nan"} and scored[1].extra == {}
+
+
+def test_the_policy_of_one_function_overrides_the_general_one():
+    assert rewards(grader(raises, on_failure_of={"raises": "none"}).score(group("a"), prompt())) == [None]
+
+
+def sleeps(completions, **_):
+    time.sleep(30)
+
+
+def loops(completions, **_):
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
+def runaway_regex(completions, **_):
+    import re
+
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+async def sleeps_async(completions, **_):
+    import asyncio
+
+    await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("function", [sleeps, loops, runaway_regex, sleeps_async])
+def test_a_hanging_function_is_ended_by_its_time_limit(function):
+    start = time.monotonic()
+    tolerant = grader(function, on_failure="none", time_limit_seconds=0.2)
+    scored = tolerant.score(group("a", "b"), prompt())
+    assert rewards(scored) == [None, None]
+    assert "longer than 0.2 s" in scored[0].extra[f"error/{function.__name__}"]
+    with pytest.raises(RewardError, match="longer than 0.1 s"):
+        grader(function, time_limit_seconds_of={function.__name__: 0.1}).score(group("a"), prompt())
+    assert time.monotonic() - start < 5
+
+
+def test_an_alarm_set_before_is_put_back():
+    import signal
+
+    previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        grader(constant(1.0)).score(group("a"), prompt())
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_completions_of_another_prompt_are_refused():
+    with pytest.raises(ValueError, match=r"prompts \[4\] with prompt 3"):
+        grader(constant(1.0)).score(group("a", prompt_idx=4), prompt())
+
+
+def test_an_empty_group_has_no_scores():
+    assert grader(raises).score([], prompt()) == []
+
+
+def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
+    file = tmp_path / "my_rewards.py"
+    file.write_text("def brevity(completions, **_):\n    return [-len(text) for text in completions]\n")
+    config = Grader.Config(rewards=[f"{file}:brevity", "tests_of_rewards_do_not_exist:f"])
+    with pytest.raises(ValueError, match="no module 'tests_of_rewards_do_not_exist'"):
+        config.build(task=TaskOf())
+    built = Grader.Config(rewards=[f"{file}:brevity"], weights={"brevity": 0.5}).build(task=TaskOf(constant(1.0)))
+    assert built.reward_names == ["constant", "brevity"]
+    assert rewards(built.score(group("ab"), prompt())) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [("nowhere.py:f", "no file"), ("{file}:missing", "no function 'missing'"), ("brevity", "expected path/to/file.py")],
+)
+def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
+    file = tmp_path / "rewards.py"
+    file.write_text("def brevity(completions, **_):\n    return []\n")
+    with pytest.raises(ValueError, match=f"grader.rewards.*{said}"):
+        Grader.Config(rewards=[reference.format(file=file)]).build(task=TaskOf())
+
+
+def test_two_functions_of_one_name_and_settings_of_none_are_errors():
+    with pytest.raises(ValueError, match=r"called \['constant'\]"):
+        grader(constant(1.0), constant(2.0))
+    for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
+        with pytest.raises(ValueError, match=r"names \['lenght'\].*\['length'\]"):
+            grader(length, **setting)

@@ -1,0 +1,192 @@
+"""Rule zero: no exception, full disk, blocked sink or odd gather changes training."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+from conftest import episode
+
+from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+from torchtitan_rl.observability.guard import Guard
+from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord
+
+STEPS = 12
+
+
+class RaisingSink(Sink):
+    def write(self, record):
+        raise RuntimeError("this sink is broken")
+
+
+class UnbuildableSink(Sink):
+    def __init__(self, context):
+        raise RuntimeError("no account")
+
+    def write(self, record):
+        raise AssertionError("never built")
+
+
+class ExitingSink(Sink):
+    def write(self, record):
+        raise SystemExit(3)
+
+
+class BlockedSink(Sink):
+    release = threading.Event()
+
+    def write(self, record):
+        self.release.wait(60)
+
+
+class FullDiskSink(Sink):
+    """Writes to a device that answers every write with "no space left on device"."""
+
+    def write(self, record):
+        with open("/dev/full", "w") as disk:
+            json.dump(record.values, disk)
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    for name, sink in (
+        ("raising", RaisingSink),
+        ("unbuildable", UnbuildableSink),
+        ("exiting", ExitingSink),
+        ("blocked", BlockedSink),
+        ("full", FullDiskSink),
+    ):
+        monkeypatch.setitem(SINKS, name, f"{__name__}:{sink.__name__}")
+    BlockedSink.release.clear()
+    yield
+    BlockedSink.release.set()
+
+
+def train(run):
+    """The losses of a little training run, with dropout so that any use of the random state would show."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    losses = []
+    for step in range(1, STEPS + 1):
+        loss = model(torch.randn(16, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if run is not None:
+            record_metric("loss", loss)
+            record_metric("rollout/samples", episode_rows([episode()], step=step, split="train"), Reduce.TABLE)
+            run.flush(step)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("sink", ["raising", "unbuildable", "exiting", "blocked", "full"])
+def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, faulty, sink, tmp_path):
+    without = train(None)
+    run = recorder(sinks=[sink, "jsonl"], queue_size=4)
+    started = time.monotonic()
+    with_sink = train(run)
+    assert time.monotonic() - started < 5
+    assert torch.equal(with_sink, without)
+    BlockedSink.release.set()
+    run.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) >= STEPS - 8
+
+
+def test_an_exception_disables_that_sink_after_one_clear_error_and_no_other(recorder, faulty, caplog, tmp_path):
+    run = recorder(sinks=["raising", "jsonl"])
+    for step in range(1, 6):
+        record_metric("loss", 1.0)
+        run.flush(step)
+        run._guards["jsonl"].drain(5)
+    assert caplog.text.count("sink raising is disabled") == 1
+    assert "this sink is broken" in caplog.text
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 5
+    assert last["obs/sink_errors"] == 1
+
+
+def test_a_full_disk_under_metrics_jsonl_itself_ends_that_sink_only(recorder, caplog, tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    run = recorder(sinks=["jsonl"])
+    assert train(run).shape == (STEPS,)
+    run.close()
+    assert "No space left on device" in caplog.text
+    assert (tmp_path / "samples.jsonl").read_text().count('"table"') == STEPS
+
+
+def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, caplog):
+    run = recorder(sinks=["blocked"], queue_size=2)
+    for step in range(1, 9):
+        rows = episode_rows([episode(0, s, float(s)) for s in range(3)], step=step, split="train")
+        record_metric("t", rows, Reduce.TABLE)
+        values = run.flush(step)
+    dropped = run._guards["blocked"].dropped_records
+    assert dropped >= 5
+    assert values["obs/dropped_rows"] >= 2 * (dropped - 1)
+    assert caplog.text.count("sink blocked: too slow") == 1
+    BlockedSink.release.set()
+
+
+def test_a_stuck_sink_is_left_behind_at_the_end_with_a_message(faulty, caplog, recorder):
+    context_sink = BlockedSink.__new__(BlockedSink)
+    guard = Guard("blocked", lambda: context_sink, 4)
+    guard.submit(StepRecord(step=1, time_s=0.0))
+    started = time.monotonic()
+    guard.close(0.3)
+    assert time.monotonic() - started < 2
+    assert "still busy" in caplog.text
+
+
+def test_flush_returns_at_once_while_a_sink_is_blocked(recorder, faulty):
+    run = recorder(sinks=["blocked"], queue_size=2)
+    slowest = 0.0
+    for step in range(1, 20):
+        record_metric("loss", 1.0)
+        started = time.perf_counter()
+        run.flush(step)
+        slowest = max(slowest, time.perf_counter() - started)
+    assert slowest < 0.5
+    BlockedSink.release.set()
+
+
+def test_a_gather_that_fails_costs_the_metrics_of_other_ranks_but_never_raises(recorder, caplog):
+    def broken(collection):
+        raise RuntimeError("connection lost")
+
+    run = recorder(gather=broken)
+    record_metric("loss", 1.0)
+    assert run.flush(1)["loss"] == 1.0
+    run.flush(2)
+    assert caplog.text.count("gathering failed") == 1
+
+
+def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder, monkeypatch):
+    calls = []
+    run = recorder(gather=lambda collection: calls.append(collection) or [collection])
+    monkeypatch.setattr(run._collector, "drain", lambda: 1 / 0)
+    run.flush(1)
+    assert len(calls) == 1
+
+
+def test_state_dict_does_not_wait_for_ever_for_a_blocked_file(recorder, monkeypatch, caplog):
+    run = recorder()
+    monkeypatch.setattr("torchtitan_rl.observability.recorder.CHECKPOINT_SECONDS", 0.2)
+    release = threading.Event()
+    run._guards["jsonl"]._put(lambda sink: release.wait(30) and None)
+    run.flush(1)
+    started = time.monotonic()
+    assert run.state_dict()["next_step"] == 2
+    assert time.monotonic() - started < 3
+    assert "not all written" in caplog.text
+    release.set()
+
+
+def test_overhead_and_drops_and_errors_are_metrics_themselves(recorder):
+    run = recorder()
+    record_metric("x", 1.0)
+    values = run.flush(1)
+    assert {"obs/dropped_rows", "obs/overhead_ms", "obs/sink_errors", "obs/rejected_values"} <= set(values)
+    assert 0 < values["obs/overhead_ms"] < 1000

@@ -1,0 +1,200 @@
+"""The recorder: modes of sinks, schema over time, evaluation beside training, start-up errors, many processes."""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import episode
+
+from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_samples, record_metric
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_global_reduce_writes_one_value_a_step_from_rank_0(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl"])
+    world.record(0, "x", 1.0)
+    world.record(1, "x", 3.0)
+    assert world.flush(1)["x"] == 2.0
+    world.recorders[0].close()
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2.0]
+    assert world.recorders[1]._guards == {}
+
+
+def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl:per_rank_reduce"])
+    for value in (1.0, 2.0):
+        world.record(0, "x", value)
+        world.record(1, "x", 10 * value)
+    assert world.flush(1)["x"] == 8.25
+    for one in world.recorders:
+        one.close()
+    assert [line["x"] for line in lines(tmp_path / "metrics.rank0.jsonl")] == [1.5]
+    assert [line["x"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [15.0]
+
+
+def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
+    for value in range(5):
+        world.record(1, "x", value)
+    world.recorders[1]._guards["jsonl"].drain(5)
+    assert [line["value"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [0, 1, 2, 3, 4]
+    world.flush(0)
+    world.record(1, "x", 9.0)
+    world.record(1, "t", {"score": 1}, Reduce.TABLE)
+    world.recorders[1].close()
+    found = lines(tmp_path / "metrics.rank1.jsonl")
+    assert [line["step"] for line in found] == [0] * 5 + [1, 1]
+    assert found[-1]["value"] == [{"score": 1}]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (["tensorbord"], "unknown sink 'tensorbord'.*Did you mean 'tensorboard'"),
+        (["jsonl:global"], "'global' is no mode; jsonl has global_reduce"),
+        (["console:per_rank_reduce"], "a mode of another sink; console has global_reduce"),
+        (["jsonl", "jsonl:per_rank_reduce"], "named twice"),
+    ],
+)
+def test_a_sink_s_mode_is_validated_at_start_up(recorder, sinks, message):
+    with pytest.raises(ValueError, match=message):
+        recorder(sinks=sinks)
+
+
+def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder, monkeypatch):
+    from torchtitan_rl.observability.sinks.wandb import WandbSink
+
+    monkeypatch.setattr(WandbSink, "requires", "library_that_is_missing")
+    with pytest.raises(ImportError, match="pip install library_that_is_missing"):
+        recorder(sinks=["wandb"])
+
+
+def test_an_impossible_selector_or_queue_is_an_error_at_start_up(recorder):
+    with pytest.raises(ValueError, match="recorder.select"):
+        recorder(select=["best:1"])
+    with pytest.raises(ValueError, match="recorder.queue_size: 0"):
+        recorder(queue_size=0)
+
+
+def test_no_sink_s_library_is_imported_unless_used():
+    script = """
+        import sys, tempfile
+        from pathlib import Path
+        from torchtitan_rl.observability import Recorder, record_metric
+        run = Recorder(Recorder.Config(sinks=["jsonl"]), run_folder=Path(tempfile.mkdtemp()), run_name="r",
+                       run_config={}, total_steps=1)
+        record_metric("x", 1.0); run.flush(1); run.close()
+        print([m for m in ("wandb", "trackio", "tensorboard", "rich", "pandas", "pyarrow", "vllm") if m in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_config_builds_the_recorder_and_every_field_has_its_help(tmp_path):
+    run = Recorder.Config(sinks=["jsonl"]).build(
+        run_folder=tmp_path, run_name="r", run_config={}, total_steps=1, rank=0, gather=None
+    )
+    run.close()
+    source = inspect.getsource(Recorder.Config)
+    fields = dataclasses.fields(Recorder.Config)
+    assert len(fields) <= 15
+    assert source.count('"""') == 2 * len(fields)
+
+
+def test_evaluation_tables_stand_beside_training_ones_of_the_same_step(recorder, tmp_path):
+    run = recorder()
+    for step in (1, 2):
+        record_metric("rollout/samples", episode_rows([episode(0, 0, 0.5)], step=step, split="train"), Reduce.TABLE)
+        held_out = episode_rows([episode(0, 0, 0.7)], step=step, split="eval_greedy")
+        record_metric("evaluation/samples", held_out, Reduce.TABLE)
+        sampled = episode_rows([episode(0, 0, 0.7)], step=step, split="eval_sampled")
+        record_metric("evaluation/samples", sampled, Reduce.TABLE)
+        run.flush(step)
+    run.close()
+    found = read_samples(tmp_path).to_pylist()
+    assert [(row["step"], row["split"]) for row in found] == [
+        (step, split) for step in (1, 2) for split in ("train", "eval_greedy", "eval_sampled")
+    ]
+
+
+def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(recorder, tmp_path):
+    run = recorder(keep_all_rows=True)
+    rows = episode_rows([episode(0, s, float(s)) for s in range(9)], step=4, split="train")
+    record_metric("t", rows, Reduce.TABLE)
+    run.flush(4)
+    run.close()
+    found = read_samples(tmp_path).to_pylist()
+    assert len(found) == 9
+    assert {(row["step"], row["run_id"]) for row in found} == {(4, (tmp_path / "run_id").read_text())}
+    reasons = [row["select_reason"] for row in found if row["select_reason"]]
+    assert {"top", "bottom"} <= set(", ".join(reasons).split(", "))
+    assert 2 <= len(reasons) <= 3
+
+
+def test_slim_drops_constant_and_duplicate_series_and_brings_back_what_changes(recorder, tmp_path):
+    run = recorder(slim=True)
+    for step in range(1, 31):
+        record_metric("varies", step)
+        record_metric("varies/too", step)
+        record_metric("constant", 5.0 if step < 25 else 6.0)
+        assert "constant" in run.flush(step)
+    run.close()
+    found = lines(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in found if "varies" in line] == list(range(1, 31))
+    assert [line["step"] for line in found if "varies/too" in line] == list(range(1, 10))
+    assert [line["step"] for line in found if "constant" in line] == [*range(1, 10), *range(25, 31)]
+
+
+def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds(recorder):
+    run = recorder()
+    for key, seconds in (("step", 10.0), ("generate", 6.0), ("update", 3.0), ("update/forward", 1.0)):
+        record_metric(f"time/{key}", seconds, Reduce.MAX)
+    assert run.flush(1)["time/unaccounted"] == pytest.approx(1.0)
+
+
+def test_two_real_processes_that_log_conditionally_finish_and_merge_right(tmp_path):
+    script = f"""
+        import os, sys
+        from pathlib import Path
+        import torch.distributed as dist
+        from torchtitan_rl.observability import Recorder, Reduce, record_metric
+        rank = int(sys.argv[1])
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+        def gather(value):
+            found = [None, None] if rank == 0 else None
+            dist.gather_object(value, found)
+            return found
+        run = Recorder(Recorder.Config(sinks=["jsonl"]), run_folder=Path("{tmp_path}/run"), run_name="r",
+                       run_config={{}}, total_steps=3, rank=rank, gather=gather)
+        for step in range(1, 4):
+            for value in ([1, 1, 1], [0])[rank]:
+                record_metric("mean", value)
+            if rank == 1 and step == 2:
+                record_metric("rare", 7.0, Reduce.MAX)
+            record_metric("t", {{"prompt_idx": rank, "sample_idx": 0, "score": rank, "odd": lambda: 0}}, Reduce.TABLE)
+            values = run.flush(step)
+        run.close()
+        dist.destroy_process_group()
+        print(values.get("mean"))
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=100) for process in processes]
+    assert [output.strip() for output, _ in outputs] == ["0.75", "None"], outputs
+    found = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line.get("rare") for line in found] == [None, 7.0, None]
+    assert {row["prompt_idx"] for row in read_samples(tmp_path / "run").to_pylist()} == {0, 1}

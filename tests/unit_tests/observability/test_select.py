@@ -1,0 +1,233 @@
+"""Sample tables: which rows are shown, why, and that ranks select exactly what one rank would."""
+
+import math
+import pickle
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchtitan_rl.observability import select
+from torchtitan_rl.observability.select import SELECTORS, Entry, Top, parse_selector
+from torchtitan_rl.observability.table import SelectedTable
+
+ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
+       "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
+
+
+def selected(rows, select=("top", "bottom", "random"), **options):
+    table = SelectedTable(select, **options)
+    table.extend(rows)
+    return table.rows()
+
+
+def over_ranks(ranks, select, **options):
+    """The selection when each rank holds some rows: states are pickled and merged on the first."""
+    tables = []
+    for rows in ranks:
+        table = SelectedTable(select, **options)
+        table.extend(rows)
+        tables.append(pickle.loads(pickle.dumps(table)))
+    for other in tables[1:]:
+        tables[0].merge(other)
+    return tables[0]
+
+
+def row(prompt_idx=0, sample_idx=0, score=0.0, **cells):
+    return {"prompt_idx": prompt_idx, "sample_idx": sample_idx, "score": score, "response": "x", **cells}
+
+
+scores = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, 1.0, 2.0, math.inf, -math.inf, math.nan, None]), st.floats(width=16)
+)
+some_rows = st.lists(
+    st.builds(
+        row,
+        prompt_idx=st.integers(0, 4),
+        sample_idx=st.integers(0, 3),
+        score=scores,
+        answer=st.sampled_from([None, "3"]),
+        finish_reason=st.sampled_from(["stop", "length"]),
+        response_tokens=st.integers(0, 5),
+        prompt=st.sampled_from(["one two three", "four"]),
+    ),
+    max_size=30,
+)
+
+
+def ranked_by_hand(rows, k, sign):
+    """Top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
+    distinct = {repr(sorted(r.items())): r for r in rows}.values()
+    scored = [r for r in distinct if r["score"] is not None and not math.isnan(r["score"])]
+    scored.sort(key=lambda r: (sign * r["score"], r["prompt_idx"], r["sample_idx"]))
+    return [(r["score"], r["prompt_idx"], r["sample_idx"]) for r in scored[:k]]
+
+
+def triples(rows):
+    return sorted((r["score"], r["prompt_idx"], r["sample_idx"]) for r in rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=some_rows, count=st.sampled_from([1, 2, 4]), k=st.integers(0, 4), seed=st.integers(0, 2**16))
+def test_top_and_bottom_k_over_1_2_and_4_ranks_equal_those_of_the_pooled_rows(rows, count, k, seed):
+    where = random.Random(seed)
+    ranks = [[] for _ in range(count)]
+    for one in rows:
+        ranks[where.randrange(count)].append(one)
+    for name, sign in (("top", -1), ("bottom", 1)):
+        found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).rows()
+        assert triples(found) == sorted(ranked_by_hand(rows, k, sign))
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=some_rows, count=st.sampled_from([2, 4]), seed=st.integers(0, 2**16))
+def test_every_selector_is_the_same_over_any_spread_of_the_rows(rows, count, seed):
+    where = random.Random(seed)
+    ranks = [[] for _ in range(count)]
+    for one in rows:
+        ranks[where.randrange(count)].append(one)
+    pooled = selected(rows, ALL)
+    assert repr(over_ranks(ranks, ALL).rows()) == repr(pooled)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=some_rows)
+def test_rows_that_every_rank_holds_alike_are_one_row_each(rows):
+    assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept_rows()) == repr(
+        over_ranks([rows], ALL, keep_all=True).kept_rows()
+    )
+
+
+def test_ties_go_by_score_then_prompt_idx_then_sample_idx_in_any_order_of_arrival():
+    rows = [row(p, s, 1.0) for p in range(4) for s in range(4)]
+    for seed in range(5):
+        random.Random(seed).shuffle(rows)
+        found = selected(rows, ("top:2", "bottom:3", "unscored:0"))
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in found] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_one_row_with_k_1_plus_1_appears_once_with_both_reasons():
+    found = selected([row()], ("top:1", "bottom:1"))
+    assert len(found) == 1
+    assert found[0]["select_reason"] == "top, bottom"
+
+
+def test_one_row_appears_once_though_it_was_recorded_twice_but_twins_that_differ_both_stay():
+    assert len(selected([row(), row()], ("top:5",))) == 1
+    assert len(selected([row(response="a"), row(response="b")], ("top:5",))) == 2
+
+
+def test_nan_and_none_scores_are_a_bucket_of_their_own_shown_and_never_in_a_heap():
+    rows = [row(0, 0, math.nan), row(0, 1, None), row(0, 2, 1.0), row(0, 3, "text")]
+    found = selected(rows, ("top:3", "bottom:3", "unscored:3"))
+    assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
+
+
+def test_unscored_rows_are_shown_without_being_asked_for_and_k_0_turns_them_off():
+    rows = [row(0, 0, None), row(0, 1, 1.0)]
+    assert [r["select_reason"] for r in selected(rows, ("top",))] == ["top", "unscored"]
+    assert [r["select_reason"] for r in selected(rows, ("top", "unscored:0"))] == ["top"]
+
+
+@pytest.mark.parametrize("side", ["top", "bottom", "random"])
+def test_k_0_turns_a_side_off(side):
+    assert selected([row()], (f"{side}:0",)) == []
+
+
+def test_the_default_is_top_1_bottom_1_and_one_seeded_random():
+    rows = [row(0, s, float(s)) for s in range(20)]
+    found = selected(rows)
+    reasons = ", ".join(r["select_reason"] for r in found).split(", ")
+    assert sorted(reasons) == ["bottom", "random", "top"]
+    assert found[0]["score"] == 19.0
+    assert found[-1]["score"] == 0.0
+
+
+def test_random_is_the_same_for_a_seed_and_differs_over_steps_and_seeds():
+    def pick(step, seed):
+        rows = [row(p, 0, 0.0, step=step) for p in range(50)]
+        return selected(rows, ("random",), seed=seed)[0]["prompt_idx"]
+
+    assert pick(1, 0) == pick(1, 0)
+    assert len({pick(step, 0) for step in range(10)}) > 4
+    assert len({pick(1, seed) for seed in range(10)}) > 4
+
+
+def test_score_is_the_reward_of_rows_without_one_and_may_be_anything_else():
+    assert selected([row(0, 0) | {"reward": 9.0}], ("top",))[0]["score"] == 0.0
+    without = [{"reward": r, "response": "x" * n} for r, n in ((1.0, 5), (2.0, 1))]
+    assert selected(without, ("top",))[0]["reward"] == 2.0
+    by_length = [{**r, "score": len(r["response"])} for r in without]
+    assert selected(by_length, ("top",))[0]["reward"] == 1.0
+
+
+def test_each_named_selector_finds_its_rows():
+    rows = [
+        row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),
+        row(0, 1, 0.0, response_tokens=2, answer=None, finish_reason="stop", prompt="one"),
+        row(1, 0, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+        row(1, 1, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+    ]
+    expected = {
+        "longest": [(0, 0)],
+        "truncated": [(0, 0)],
+        "failed": [(0, 1)],
+        "zero_variance": [(1, 0)],
+        "group_best": [(0, 0), (1, 0)],
+        "group_worst": [(1, 0), (0, 1)],
+        "pinned:two": [(1, 0), (1, 1)],
+    }
+    for name, places in expected.items():
+        found = selected(rows, (name,))
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in found] == places, name
+        assert {r["select_reason"] for r in found} == {name.partition(":")[0].replace("_", " ")}
+
+
+def test_a_group_of_one_seen_on_two_ranks_has_no_zero_variance():
+    assert over_ranks([[row()], [row()]], ("zero_variance",)).rows() == []
+
+
+def test_tables_are_not_only_for_episodes():
+    rows = [{"name": "a", "score": 1}, {"name": "b", "score": 2}]
+    assert [r["name"] for r in selected(rows, ("top:1", "bottom:1"))] == ["b", "a"]
+
+
+def test_an_append_costs_o_log_k(monkeypatch):
+    calls = 0
+    compare = select._Kept.__lt__
+
+    def counted(self, other):
+        nonlocal calls
+        calls += 1
+        return compare(self, other)
+
+    monkeypatch.setattr(select._Kept, "__lt__", counted)
+    k, appends = 1024, 4096
+    top = Top(k)
+    entries = [Entry(row(i, 0, float(i))) for i in range(appends)]
+    for entry in entries:
+        top.add(entry)
+    assert calls < appends * 3 * math.log2(k)
+
+
+@pytest.mark.parametrize("text", ["tops", "top:x", "top:-1", "pinned"])
+def test_a_selector_that_cannot_be_is_an_error_naming_it(text):
+    with pytest.raises(ValueError, match="recorder.select"):
+        parse_selector(text, 0)
+    if text == "tops":
+        with pytest.raises(ValueError, match="Did you mean 'top'"):
+            parse_selector(text, 0)
+
+
+def test_every_selector_can_be_named():
+    for name in SELECTORS:
+        assert parse_selector(f"{name}:1", 0)[0] == name.replace("_", " ")
+
+
+def test_traces_are_the_selected_rows_and_a_sample_up_to_16():
+    rows = [row(p, 0, float(p), step=1) for p in range(50)]
+    traces = over_ranks([rows[:25], rows[25:]], ("top", "bottom"), num_traces=16).traces()
+    assert len(traces) == 16
+    assert [r["score"] for r in traces[:2]] == [49.0, 0.0]
+    assert over_ranks([rows], ("top",), num_traces=0).traces() == []

@@ -1,0 +1,227 @@
+"""One step after another: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
+
+Every rank runs this same program. What is small (prompts, completions, rewards, episodes) is equal on every rank; what is
+big (weights, activations, KV cache) is sharded inside `trainer` and `generator`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch.distributed as dist
+import tyro
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.config import CommConfig, Configurable
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.protocols.model_spec import ModelSpec
+from transformers import AutoTokenizer
+
+from torchtitan_rl import comm, report
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.episodes import build_episodes
+from torchtitan_rl.data import PromptStream
+from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.weight_sync import WeightSync
+from torchtitan_rl.grading import Grader
+from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
+from torchtitan_rl.observability import Recorder, Reduce, phase, record_metric, record_metrics, timed
+from torchtitan_rl.tasks import SumDigits, Task
+from torchtitan_rl.run_state import RunState
+from torchtitan_rl.trainer.checkpoint import build_checkpointer
+from torchtitan_rl.trainer.trainer import Trainer
+from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
+
+
+class Controller(Configurable):
+    """Owns the parts of a run and the order in which they act."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        model_spec: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
+
+        hf_assets_path: str = ""
+        """Hugging Face checkpoint folder (config.json, tokenizer, safetensors) that the policy starts from. Empty: the
+        task makes a small one, once (the debug configs)."""
+
+        dump_folder: str = ""
+        """The run's folder: logs, metrics, samples, checkpoints. A folder with checkpoints is resumed. Empty: a new one
+        under outputs/."""
+
+        seed: int = 0
+        """Of the data order and the sampling."""
+
+        num_steps: int = 200
+        """Steps of the whole run, those before a resume included."""
+
+        num_prompts_per_step: int = 32
+        """Prompts in one step over all generator replicas; each gets sampling.n completions."""
+
+        task: Task.Config = field(default_factory=SumDigits.Config)
+        prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
+        sampling: SamplingConfig = field(default_factory=SamplingConfig)
+        generator: Generator.Config = field(default_factory=Generator.Config)
+        weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
+        grader: Grader.Config = field(default_factory=Grader.Config)
+        algorithm: Algorithm.Config = field(default_factory=Algorithm.Config)
+        trainer: Trainer.Config = field(default_factory=Trainer.Config)
+        evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
+
+        checkpoint: CheckpointManager.Config = field(
+            default_factory=lambda: CheckpointManager.Config(
+                enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
+            )
+        )
+        """torchtitan's checkpoint manager (DCP)."""
+
+        metrics: Recorder.Config = field(default_factory=Recorder.Config)
+        comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, train_timeout_seconds=600))
+
+    def __init__(self, config: Config, *, run_folder: Path, run_name: str) -> None:
+        """Build every part, load the start or the last checkpoint, and sync the engine. Collective."""
+        self.config = config
+        world_size, rank = dist.get_world_size(), dist.get_rank()
+        parallelism = config.trainer.parallelism
+        set_spmd_backend(parallelism.spmd_backend)
+        self.task = config.task.build()
+        self.tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
+        self.prompts = config.prompts.build(task=self.task, tokenizer=self.tokenizer, seed=config.seed)
+        self.grader = config.grader.build(task=self.task)
+        self.algorithm = config.algorithm.build()
+        self.evaluation = config.evaluation.build(task=self.task)
+        self.held_out = self.prompts.held_out(config.evaluation.num_prompts)
+        with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+            self.trainer = config.trainer.build(
+                model_spec=config.model_spec,
+                hf_assets_path=config.hf_assets_path,
+                parallel_dims=ParallelDims.from_config(parallelism, world_size),
+                algorithm=self.algorithm,
+                num_steps=config.num_steps,
+                max_model_len=config.generator.max_model_len,
+                max_completion_tokens=config.sampling.max_tokens,
+                temperature=config.sampling.temperature,
+                dump_folder=str(run_folder),
+            )
+        with phase("start the vLLM engine"):
+            self.generator = config.generator.build(
+                hf_assets_path=config.hf_assets_path,
+                tokenizer=self.tokenizer,
+                sampling=config.sampling,
+                seed=config.seed,
+            )
+        self.weight_sync = config.weight_sync.build()
+        self.recorder = config.metrics.build(
+            run_folder=run_folder,
+            run_name=run_name,
+            run_config=config.to_dict(),
+            total_steps=config.num_steps,
+            rank=rank,
+            gather=comm.gather if world_size > 1 else None,
+        )
+        self.state = RunState(algorithm=self.algorithm, recorder=self.recorder)
+        self.checkpointer = build_checkpointer(
+            config.checkpoint,
+            trainer=self.trainer,
+            prompts=self.prompts,
+            run_state=self.state,
+            dump_folder=str(run_folder),
+        )
+        self.checkpointer.load(step=config.checkpoint.load_step)
+        self._sync_weights()
+
+    def run(self) -> None:
+        """Train to the last step, evaluating and checkpointing when due."""
+        if self.state.step == 0:
+            self._evaluate()
+            self.recorder.flush(0)
+        while self.state.step < self.config.num_steps:
+            self.state.step += 1
+            self._train_step()
+
+    def _train_step(self) -> None:
+        """The way of one step."""
+        step = self.state.step
+        with timed("step") as whole:
+            with timed("rollout/total") as rollout:
+                episodes = self._collect_episodes()
+            with timed("train") as train:
+                update = self.trainer.update(episodes)
+            with timed("sync"):
+                self._sync_weights()
+            self._evaluate()
+            with timed("checkpoint"):
+                self.checkpointer.save(step, last_step=step == self.config.num_steps)
+        self.state.count(episodes, update)
+        report.record_step(
+            episodes,
+            update,
+            state=self.state,
+            algorithm=self.algorithm,
+            seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
+        )
+        self.recorder.flush(step)
+
+    def _collect_episodes(self) -> list[Episode]:
+        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
+        prompts: list[Prompt] = []
+        scored: list[ScoredCompletion] = []
+        missing = self.config.num_prompts_per_step
+        for round in range(1 + self.algorithm.refill_rounds):
+            fresh = renumbered(self.prompts.next_batch(missing), first=len(prompts))
+            prompts += fresh
+            scored += self._sample(fresh, round=round)
+            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored_groups(scored)))
+            if missing == 0:
+                break
+        self.generator.sleep()
+        references = None
+        if self.algorithm.needs_reference:
+            with timed("reference"):
+                references = self.trainer.reference_logprobs(build_episodes(prompts, scored, None))
+        return self.algorithm.make_episodes(
+            prompts, scored, max_completion_tokens=self.config.sampling.max_tokens, reference_logprobs=references
+        )
+
+    def _sample(
+        self, prompts: Sequence[Prompt], *, round: int = 0, sampling: SamplingConfig | None = None, prefix: str = ""
+    ) -> list[ScoredCompletion]:
+        """Each replica samples and grades its share; all shares on every rank, by (prompt_idx, sample_idx)."""
+        prompt_of = {prompt.prompt_idx: prompt for prompt in prompts}
+        with timed(f"{prefix}generate"):
+            completions = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
+        with timed(f"{prefix}grade"):
+            mine = completions if self.generator.rank_in_replica == 0 else []
+            groups = completion_groups(mine)
+            scored = [s for group in groups for s in self.grader.score(group, prompt_of[group[0].prompt_idx])]
+            record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
+            scored = comm.all_gather_lists(scored)
+        return sorted(scored, key=lambda s: (s.completion.prompt_idx, s.completion.sample_idx))
+
+    def _sync_weights(self) -> None:
+        sync = self.weight_sync.push(
+            self.trainer.hf_weights(self.generator.dtype),
+            self.generator,
+            policy_version=self.state.step,
+            probe=self.held_out[0].token_ids,
+            trainer_logprobs=self.trainer.token_logprobs,
+        )
+        record_metric("sync/bytes", sync.num_bytes, Reduce.MAX)
+
+    def _evaluate(self) -> None:
+        """Sample the held-out prompts when due."""
+        if not self.evaluation.due(self.state.step, self.config.num_steps):
+            return
+        with timed("evaluate"):
+            scored = self._sample(self.held_out, sampling=self.evaluation.config.sampling, prefix="evaluation/")
+        report.record_evaluation(build_episodes(self.held_out, scored, None), self.evaluation, step=self.state.step)
+
+    def close(self) -> None:
+        """Stop what runs in the background, the engine before the process group."""
+        self.checkpointer.close()
+        self.recorder.close()
+        comm.barrier()  # a rank that leaves early would look like a failure to the others
+        self.generator.close()
+        comm.close_process_group()

@@ -1,0 +1,53 @@
+"""What differs between a machine with a GPU and one without, decided once and imported before torchtitan and vLLM.
+
+torchtitan picks its device type while it is imported and falls back to "cuda"; vLLM reads its settings from the
+environment while it is imported. So this module has import-time effects, and it is the only one that has.
+"""
+
+import os
+
+import torch
+import torch._utils
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_CPU = DEVICE_TYPE == "cpu"
+
+# The engine lives in the trainer's process: weight sync passes tensors, not files or messages.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Checkpoints are local folders; without this transformers asks the hub about each of them.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if ON_CPU:
+    torch._utils._get_available_device_type = lambda: "cpu"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB a rank
+    # Ranks that share cores must not be pinned to the same ones.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def adapt_fsdp(model: nn.Module) -> None:
+    """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum. No effect on a GPU."""
+    if not ON_CPU:
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory held so far: allocated on the GPU, or the process's resident set without one."""
+    if not ON_CPU:
+        return torch.cuda.max_memory_allocated()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def synchronize() -> None:
+    """Wait for queued GPU work, so that a phase's time is its own. No effect without a GPU."""
+    if not ON_CPU:
+        torch.cuda.synchronize()

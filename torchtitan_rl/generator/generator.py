@@ -1,0 +1,218 @@
+"""The colocated vLLM engine: one replica for each `tensor_parallel_degree` ranks, in the trainer's own processes."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.config import TORCH_DTYPE_MAP, Configurable
+
+from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.generator.sampling import SamplingConfig
+from torchtitan_rl.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm import SamplingParams
+
+
+class Generator(Configurable):
+    """Samples completions from the policy's last synced weights.
+
+    Every rank calls `generate` with the same prompts; each replica answers for its own share.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        tensor_parallel_degree: int = 1
+        """Ranks that share one engine; independent of the trainer's. world size / this = replicas."""
+
+        dtype: Literal["float32", "bfloat16"] = "bfloat16"
+        """Of the engine's weights and arithmetic."""
+
+        max_model_len: int = 2048
+        """Longest prompt plus completion, in tokens."""
+
+        gpu_memory_utilization: float = 0.6
+        """Share of a GPU's memory that the engine may hold while it is awake. No effect on a CPU."""
+
+        sleep: bool = True
+        """On a GPU, free the engine's weights and KV cache while the trainer works. No effect on a CPU."""
+
+        enforce_eager: bool = False
+        """Run without CUDA graphs: slower decoding, faster start. A CPU is always eager."""
+
+        max_num_seqs: int = 256
+        """Sequences decoded at once by one replica."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        hf_assets_path: str,
+        tokenizer: "PreTrainedTokenizerBase",
+        sampling: SamplingConfig,
+        seed: int,
+    ) -> None:
+        """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
+
+        Args:
+            hf_assets_path: the folder whose config.json describes the model.
+            sampling: used where `generate` is given none.
+        """
+        from vllm import LLM
+
+        self.config = config
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.seed = seed
+        self.policy_version = -1
+        degree = config.tensor_parallel_degree
+        self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
+        self.num_replicas = dist.get_world_size() // degree
+        self._sleeps = config.sleep and not ON_CPU
+        self._asleep = False
+        self.llm = LLM(
+            model=hf_assets_path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=degree,
+            distributed_executor_backend="external_launcher",
+            enforce_eager=config.enforce_eager or ON_CPU,
+            enable_sleep_mode=self._sleeps,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
+            enable_prefix_caching=True,
+            seed=seed,
+            **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TORCH_DTYPE_MAP[self.config.dtype]
+
+    def share(self, num_prompts: int) -> range:
+        """The prompts that this rank's replica answers for: every num_replicas-th, so that shares differ by one at most."""
+        return range(self.replica, num_prompts, self.num_replicas)
+
+    def generate(
+        self, prompts: Sequence[Prompt], *, step: int = 0, round: int = 0, sampling_config: SamplingConfig | None = None
+    ) -> list[Completion]:
+        """Complete this replica's share of `prompts`; n completions each, by (prompt, sample).
+
+        Repeatable: the same (seed, step, round, replica, prompts, weights) give the same tokens.
+
+        Args:
+            step: the training step, part of the seed.
+            round: tells several calls of one step apart.
+            sampling_config: instead of the configured one, for evaluation.
+        """
+        if self.policy_version < 0:
+            raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
+        mine = [prompts[i] for i in self.share(len(prompts))]
+        if not mine:
+            return []
+        # vLLM samples from the process's RNG; ranks of one replica must draw the same numbers.
+        torch.manual_seed(_stable_seed(self.seed, step, round, self.replica))
+        sampling = sampling_config or self.sampling
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": prompt.token_ids} for prompt in mine], self._params(sampling), use_tqdm=False
+        )
+        return [
+            self._completion(prompt, sample)
+            for prompt, output in zip(mine, outputs, strict=True)
+            for sample in output.outputs
+        ]
+
+    def _params(self, sampling: SamplingConfig) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            logprobs=0,  # the sampled token's
+            stop_token_ids=[self.tokenizer.eos_token_id],
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _completion(self, prompt: Prompt, sample: object) -> Completion:
+        token_ids = list(sample.token_ids)
+        if sample.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vLLM ended a completion with finish_reason {sample.finish_reason!r}; expected stop or length.")
+        return Completion(
+            policy_version=self.policy_version,
+            prompt_idx=prompt.prompt_idx,
+            sample_idx=sample.index,
+            prompt_token_ids=prompt.token_ids,
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            token_ids=token_ids,
+            token_logprobs=[entry[token].logprob for entry, token in zip(sample.logprobs, token_ids, strict=True)],
+            finish_reason=sample.finish_reason,
+        )
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """log μ of token_ids[1:] given what precedes each, at temperature 1, [L - 1]: the engine's side of the sync probe."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+        output = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)[0]
+        return [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer: drop the weights and the KV cache. No effect on a CPU."""
+        if self._sleeps and not self._asleep:
+            self.llm.sleep(level=2)
+            self._asleep = True
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Replace all weights and forget what was cached under the old ones; wakes the engine.
+
+        The weights' memory is taken back first and the KV cache's only afterwards, so that the gathered blocks have room.
+        """
+        if self._asleep:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self._asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a weight sync; completions would mix old and new weights.")
+        self.policy_version = policy_version
+
+    def close(self) -> None:
+        """Stop the engine; before the process group goes, or its own teardown raises."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
+    """Check that replicas divide the ranks and that each has a prompt.
+
+    Raises:
+        UserError: naming the field, the values and the remedy.
+    """
+    if degree < 1 or world_size % degree:
+        raise UserError(
+            f"generator.tensor_parallel_degree is {degree}, which does not divide the {world_size} ranks; use a divisor."
+        )
+    if num_prompts < world_size // degree:
+        raise UserError(
+            f"num_prompts_per_step is {num_prompts}, fewer than the {world_size // degree} generator replicas "
+            f"({world_size} ranks / generator.tensor_parallel_degree {degree}); raise it to at least that."
+        )
+
+
+def _stable_seed(*parts: int) -> int:
+    """A 63-bit seed from integers, the same in every process and version of Python."""
+    digest = hashlib.sha256(",".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

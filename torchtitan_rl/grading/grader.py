@@ -1,0 +1,208 @@
+"""Grader: one prompt's group of completions in, the same completions with their rewards out."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.grading.reward import (
+    FailurePolicy,
+    Reward,
+    RewardError,
+    as_scores,
+    function_name,
+    is_failed,
+    load_reward_function,
+)
+from torchtitan_rl.grading.reward_log import LogError, LogNames, MetricSums, RewardLog
+from torchtitan_rl.tasks import Task
+from torchtitan_rl.types import Completion, Metric, Prompt, ScoredCompletion
+
+logger = logging.getLogger(__name__)
+
+
+class Grader(Configurable):
+    """Scores completions with the task's reward functions and those of the config, on the rank that generated them.
+
+    Nothing here communicates: rewards and what reward functions log travel with the scored completions and with
+    `drain_metrics`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        rewards: list[str] = field(default_factory=list)
+        """Reward functions besides the task's own: path/to/file.py:function or package.module:function."""
+
+        weights: dict[str, float] = field(default_factory=dict)
+        """Weight of a reward function in the sum, by its name; 1 for those not named here."""
+
+        on_failure: FailurePolicy = "raise"
+        """When a reward function raises, takes too long or returns no score: raise, or none, which leaves these completions
+        without a reward (they take no part in the baseline, get advantage 0, and are counted and shown)."""
+
+        on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
+        """The same for single reward functions, by name."""
+
+        time_limit_seconds: float = 60.0
+        """Longest time of one call of a reward function, which scores one prompt's group; 0 for no limit."""
+
+        time_limit_seconds_of: dict[str, float] = field(default_factory=dict)
+        """The same for single reward functions, by name."""
+
+    def __init__(self, config: Config, *, task: Task) -> None:
+        functions = [*task.reward_functions(), *map(load_reward_function, config.rewards)]
+        names = [function_name(function) for function in functions]
+        _check_names(config, names)
+        self._task = task
+        self._rewards = [
+            Reward(
+                name=name,
+                function=function,
+                weight=config.weights.get(name, 1.0),
+                on_failure=config.on_failure_of.get(name, config.on_failure),
+                time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+            )
+            for name, function in zip(names, functions, strict=True)
+        ]
+        self._column_names = LogNames("column")
+        self._metrics = MetricSums()
+        self._warned: set[str] = set()
+
+    @property
+    def reward_names(self) -> list[str]:
+        """The names of the reward functions, in the order of every `reward_breakdown`."""
+        return [reward.name for reward in self._rewards]
+
+    def score(self, completions: list[Completion], prompt: Prompt) -> list[ScoredCompletion]:
+        """The completions of one prompt's group with their rewards, in the same order.
+
+        A reward is the weighted sum over the functions that gave one: None from a function leaves that function out, a
+        failed function leaves the completion without a reward, as a sum of the rest would not compare with its siblings'.
+        Raises RewardError when a function fails whose policy is "raise", ValueError for a completion of another prompt.
+        """
+        strangers = {c.prompt_idx for c in completions} - {prompt.prompt_idx}
+        if strangers:
+            raise ValueError(
+                f"Grader.score got completions of prompts {sorted(strangers)} with prompt {prompt.prompt_idx}. "
+                "Call it once for each prompt's group."
+            )
+        if not completions:
+            return []
+        outcomes = [self._run(reward, completions, prompt) for reward in self._rewards]
+        for reward, outcome in zip(self._rewards, outcomes, strict=True):
+            self._metrics.add(reward.name, outcome.log.metrics)
+            if outcome.errors:
+                self._metrics.add_failures(reward.name, len(outcome.errors))
+            for column in outcome.log.extras:
+                self._column_names.register(reward.name, column)
+        return [self._combined(index, completion, outcomes) for index, completion in enumerate(completions)]
+
+    def drain_metrics(self) -> dict[str, Metric]:
+        """What this rank's reward functions logged since the last call, and how many scores failed, for `record_metric`."""
+        return self._metrics.drain()
+
+    def _run(self, reward: Reward, completions: list[Completion], prompt: Prompt) -> "_Outcome":
+        """One function's scores of one group. Raises RewardError where its policy says so."""
+        keywords = _keywords(completions, prompt)
+        log = RewardLog(reward.name, len(completions))
+        try:
+            try:
+                output = reward.call({**keywords, "log_extra": log.log_extra, "log_metric": log.log_metric})
+            except LogError as error:
+                # What is logged must not decide about training: score once more, with logging switched off.
+                self._warn_once(f"log of {reward.name}", f"{error} Its logging is dropped for this group.")
+                log = RewardLog(reward.name, len(completions))
+                output = reward.call({**keywords, "log_extra": _ignore, "log_metric": _ignore})
+            scores = as_scores(output, len(completions))
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self._on_failure(reward, message, prompt, error)
+            return _Outcome([None] * len(completions), {i: message for i in range(len(completions))}, log)
+        errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
+        if errors:
+            index, message = next(iter(errors.items()))
+            shown = f"{message} for completion {index} ({completions[index].text[:80]!r})"
+            self._on_failure(reward, shown, prompt, None)
+        return _Outcome([None if i in errors else score for i, score in enumerate(scores)], errors, log)
+
+    def _on_failure(self, reward: Reward, message: str, prompt: Prompt, cause: Exception | None) -> None:
+        described = f"Reward function {reward.name!r} failed on prompt {prompt.text[:80]!r}: {message}."
+        if reward.on_failure == "raise":
+            raise RewardError(
+                f"{described} Expected one finite float or None for each completion. Correct the function, or set "
+                f"grader.on_failure_of to {{{reward.name!r}: 'none'}} to go on without a reward for such completions."
+            ) from cause
+        self._warn_once(
+            f"failure of {reward.name}",
+            f"{described} Such completions get no reward; the metric reward/{reward.name}/failures counts them.",
+        )
+
+    def _combined(self, index: int, completion: Completion, outcomes: list["_Outcome"]) -> ScoredCompletion:
+        breakdown: dict[str, float | None] = {}
+        extra: dict[str, Any] = {}
+        failed = False
+        for reward, outcome in zip(self._rewards, outcomes, strict=True):
+            breakdown[reward.name] = outcome.scores[index]
+            for column, values in outcome.log.extras.items():
+                extra[self._column_names.shown(reward.name, column)] = values[index]
+            if index in outcome.errors:
+                failed = True
+                extra[f"error/{reward.name}"] = outcome.errors[index]
+        weighted = [r.weight * breakdown[r.name] for r in self._rewards if breakdown[r.name] is not None]
+        return ScoredCompletion(
+            completion=completion,
+            reward=sum(weighted) if weighted and not failed else None,
+            reward_breakdown=breakdown,
+            extra=extra,
+            answer=self._task.extract_answer(completion.text),
+        )
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one reward function made of one group."""
+
+    scores: list[float | None]
+    errors: dict[int, str]
+    """{place in the group: what went wrong}"""
+    log: RewardLog
+
+
+def _keywords(completions: list[Completion], prompt: Prompt) -> dict[str, list]:
+    """TRL's keywords without the callbacks: lists with one entry a completion; chat prompts in conversational form."""
+    chat = prompt.messages is not None
+    n = len(completions)
+    return {
+        **{column: [value] * n for column, value in prompt.columns.items()},
+        "prompts": [prompt.messages if chat else prompt.text] * n,
+        "completions": [[{"role": "assistant", "content": c.text}] if chat else c.text for c in completions],
+        "completion_ids": [list(c.token_ids) for c in completions],
+        "expected_answer": [prompt.expected_answer] * n,
+    }
+
+
+def _check_names(config: Grader.Config, names: list[str]) -> None:
+    """Raise ValueError for two functions of one name, and for settings of a function that does not exist."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"Two reward functions are called {twice} (the task's and grader.rewards together): {names}. Rename one."
+        )
+    settings: dict[str, Mapping[str, Any]] = {
+        "weights": config.weights,
+        "on_failure_of": config.on_failure_of,
+        "time_limit_seconds_of": config.time_limit_seconds_of,
+    }
+    for setting, by_name in settings.items():
+        if unknown := sorted(by_name.keys() - set(names)):
+            raise ValueError(f"grader.{setting} names {unknown}; expected reward functions among {names}.")
+
+
+def _ignore(*_: Any) -> None:
+    """In place of a callback."""

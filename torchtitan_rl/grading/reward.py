@@ -1,0 +1,121 @@
+"""One reward function: how it is found, called and held to what it promises."""
+
+import asyncio
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torchtitan_rl.grading.time_limit import call_with_time_limit
+from torchtitan_rl.tasks import RewardFunction
+
+FailurePolicy = Literal["raise", "none"]
+
+
+class RewardError(RuntimeError):
+    """A reward function raised, took too long, or returned what is no score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A reward function with its weight and its rules."""
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+    on_failure: FailurePolicy = "raise"
+    time_limit_seconds: float = 0.0
+    """Of one call, for one prompt's group; 0 for none."""
+
+    def call(self, keywords: dict[str, Any]) -> Any:
+        """What the function returns for those of `keywords` that it names, or for all when it takes **kwargs.
+
+        Raises TimeoutError, TypeError when it needs a keyword that is not there, and whatever the function raises.
+        """
+        parameters = inspect.signature(self.function).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            keywords = {p.name: keywords[p.name] for p in parameters if p.name in keywords}
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if missing := sorted(needed - keywords.keys()):
+            raise TypeError(f"needs {missing}, which are neither the grader's keywords nor columns of the task's examples")
+        call = functools.partial(self.function, **keywords)
+        if inspect.iscoroutinefunction(self.function):
+            return call_with_time_limit(lambda: asyncio.run(call()), self.time_limit_seconds)
+        return call_with_time_limit(call, self.time_limit_seconds)
+
+
+def as_scores(output: Any, group_size: int) -> list[float | None]:
+    """A reward function's output as one float or None a completion; NaN and infinity stay as they are.
+
+    Raises ValueError for a wrong number of values and TypeError for values that are no numbers.
+    """
+    if output is None or isinstance(output, (str, bytes, dict)) or not hasattr(output, "__len__"):
+        raise TypeError(f"returned {type(output).__name__}, expected a list of {group_size} floats or None")
+    if len(output) != group_size:
+        raise ValueError(f"returned {len(output)} values for {group_size} completions")
+    try:
+        return [None if value is None else float(value) for value in output]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"returned a value that is no number: {error}") from error
+
+
+def is_failed(score: float | None) -> bool:
+    """Whether a score is NaN or infinite. None is none of that: the function did not apply."""
+    return score is not None and not math.isfinite(score)
+
+
+def function_name(function: Callable) -> str:
+    """The name a reward function has in configs and tables."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def load_reward_function(reference: str) -> RewardFunction:
+    """The function that "path/to/file.py:name" or "package.module:name" refers to. Raises ValueError when there is none."""
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise ValueError(
+            f"grader.rewards has {reference!r}; expected path/to/file.py:function or package.module:function."
+        )
+    module = _load_file(Path(place), reference) if place.endswith(".py") else _import(place, reference)
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise ValueError(f"grader.rewards has {reference!r}, but {place} has no function {name!r}; it has {names}.")
+    return function
+
+
+def _import(module: str, reference: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"grader.rewards has {reference!r}, but there is no module {error.name!r}. Give a path/to/file.py:function, "
+            "or install the package."
+        ) from error
+
+
+def _load_file(path: Path, reference: str) -> Any:
+    path = path.resolve()
+    if not path.is_file():
+        raise ValueError(f"grader.rewards has {reference!r}, but there is no file {path}. Correct the path.")
+    # One module for each file however many functions are taken from it, so that they share what they keep.
+    key = f"torchtitan_rl_rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[key] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]

@@ -1,0 +1,104 @@
+"""An append-only file of JSON lines that survives kill -9 and resumes without a step lost or twice."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_STEP = re.compile(rb'\{"step": (-?\d+)')
+
+
+class LineFile:
+    """Batches of JSON lines, each batch whole or absent.
+
+    A batch ends with `end`, written by the same call as its lines; what follows the last `end` is the torn remainder
+    of a killed process and is cut off when the file is opened. Every line starts with its step, so that a resumed run
+    can cut the file where it goes on. Raises OSError like any file.
+    """
+
+    def __init__(self, path: Path, end: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = path
+        whole = _whole_size(path, end)
+        if whole < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, whole)
+        self._end = end
+        self.size = whole
+        """Bytes in the file."""
+
+    def append(self, step: int, lines: list[dict[str, Any]]) -> None:
+        """Writes one batch of a step. NaN and infinity are written as null, lone surrogates as escapes."""
+        batch = b"".join(_line(step, line) for line in lines)[:-1] + self._end
+        rest = memoryview(batch)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self.size += len(batch)
+
+    def rewind(self, step: int) -> None:
+        """Cuts off the first line of `step` or a later one, and all that follows."""
+        offset = 0
+        with open(self._path, "rb") as lines:
+            for line in lines:
+                found = _STEP.match(line)
+                if found and int(found[1]) >= step:
+                    os.ftruncate(self._file, offset)
+                    self.size = offset
+                    return
+                offset += len(line)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of all whole batches; none when there is no file. Safe on a file that is being written."""
+    if not path.exists():
+        return
+    remaining = _whole_size(path, end)
+    with open(path, "rb") as lines:
+        for line in lines:
+            remaining -= len(line)
+            if remaining < 0:
+                return
+            if line.strip():
+                yield json.loads(line)
+
+
+def _line(step: int, line: dict[str, Any]) -> bytes:
+    ordered = {"step": step, **{key: value for key, value in line.items() if key != "step"}}
+    try:
+        text = json.dumps(ordered, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_without_nan(ordered), allow_nan=False)
+    return text.encode("ascii") + b"\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _whole_size(path: Path, end: bytes) -> int:
+    """Bytes up to and with the last `end`, found from the back of the file."""
+    block = 1 << 20
+    with open(path, "rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        tail = b""
+        while position > 0:
+            start = max(0, position - block)
+            file.seek(start)
+            tail = file.read(position - start) + tail[: len(end) - 1]
+            found = tail.rfind(end)
+            if found >= 0:
+                return start + found + len(end)
+            position = start
+    return 0

@@ -1,0 +1,299 @@
+"""The step's flush: one gather, one merge, and the records that sinks are handed."""
+
+import atexit
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.observability import collector as collecting
+from torchtitan_rl.observability.collector import Collection, Collector
+from torchtitan_rl.observability.guard import Guard
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.schema import Schema
+from torchtitan_rl.observability.select import parse_selector
+from torchtitan_rl.observability.sinks import Sink, SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observability.slim import Slim
+from torchtitan_rl.observability.table import SelectedTable
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 20.0
+"""How long `close` waits for a sink's last writes."""
+CHECKPOINT_SECONDS = 5.0
+"""How long `state_dict` waits for the files to hold every step so far."""
+
+CONSOLE_METRICS = (
+    "reward/mean", "reward/std", "reward/p*", "groups/*", "advantage/std", "completions/length/*",
+    "completions/clipped_fraction", "diversity/*/macro", "loss/*", "policy/*", "ratio/clip*", "sampler/*",
+    "optimizer/*", "time/*", "perf/*", "evaluation/*", "obs/*",
+)  # fmt: skip
+"""About 30 numbers of a usual run."""
+
+Gather = Callable[[object], list[object] | None]
+
+
+class Recorder(Configurable):
+    """Collects what `record_metric` is given and, once a step, merges it over ranks and hands it to the sinks.
+
+    Nothing here changes training: after construction no method raises, and no sink runs on the caller's thread.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        enabled: bool = True
+        """Record metrics and sample tables. Also off with the environment variable TORCHTITAN_RL_METRICS=0."""
+
+        sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
+        """Where steps are written to: console, jsonl, tensorboard, wandb, trackio; the local store always is.
+        A mode may follow, as in "jsonl:per_rank_reduce": global_reduce (the default: one merged value, from rank 0),
+        per_rank_reduce (each rank its own), per_rank_no_reduce (each value as it is recorded)."""
+
+        slim: bool = False
+        """Leave out the series that are constant, or equal to another, for 10 steps."""
+
+        select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
+        """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
+        unscored, zero_variance, group_best, group_worst, and "pinned:TEXT" for every row of prompts holding TEXT."""
+
+        seed: int = 0
+        """Of the random selector."""
+
+        keep_all_rows: bool = False
+        """Keep every row of every step in the local store, not only the selected ones."""
+
+        store_bytes: int = 2 * 1024**3
+        """Size at which the local store stops, saying so."""
+
+        console_every: int = 10
+        """Steps between the console's panels of metrics and samples; 0: never."""
+
+        console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
+        """Patterns of the metrics in the console's panel."""
+
+        queue_size: int = 64
+        """Steps that may wait for a slow sink; a step more is dropped for it and counted in obs/dropped_rows."""
+
+        project: str = "torchtitan_rl"
+        """The project on W&B and Trackio."""
+
+        wandb_mode: Literal["online", "offline"] = "online"
+        """online needs `wandb login`; offline writes to the run folder, for `wandb sync`."""
+
+        max_traces_per_step: int = 16
+        """Rollouts logged to Trackio as traces, a training step; 0: none."""
+
+        trace_key: str = "rollout/traces"
+        """The traces' key on Trackio."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_folder: Path,
+        run_name: str,
+        run_config: dict[str, Any],
+        total_steps: int,
+        rank: int = 0,
+        gather: Gather | None = None,
+    ) -> None:
+        """Starts the sinks' threads and makes this the recorder that `record_metric` feeds.
+
+        Args:
+            gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
+                Called exactly once a flush, on every rank. None: there is one process.
+
+        Raises: ValueError or ImportError for a sink, mode or selector that cannot be; OSError for a run folder that
+        cannot be written. The same on every rank.
+        """
+        self.config = config
+        self._rank = rank
+        self._gather = gather
+        self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
+        self._next_step = 0
+        self._closed = False
+        self._failed: set[str] = set()
+        for text in config.select:
+            parse_selector(text, config.seed)
+        if config.queue_size < 1:
+            raise ValueError(f"recorder.queue_size: {config.queue_size}; expected at least 1 step")
+        chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
+        self._with_traces = any(name == "trackio" for name in chosen)
+        self._slim = Slim()
+        self._collector = Collector(self._new_table)
+        self._schema = Schema(self._collector.warn)
+        self._guards: dict[str, Guard] = {}
+        self._merged_sinks: list[Guard] = []
+        self._rank_sinks: list[Guard] = []
+        collecting.activate(self._collector if self._enabled else None)
+        if self._enabled:
+            self._start(chosen, run_folder, run_name, run_config, total_steps)
+        atexit.register(self.close)
+
+    def flush(self, step: int) -> dict[str, float]:
+        """Ends a step: merges all ranks' values, selects rows, hands both to the sinks. Call it once a step.
+
+        Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an error inside costs this step's metrics.
+        """
+        started = time.perf_counter()
+        collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
+        local_values = collection.values() if self._rank_sinks else {}
+        gather_started = time.perf_counter()
+        gathered: list[Any] | None = [collection]
+        if self._gather is not None:
+            gathered = self._guarded("gathering", lambda: self._gather(collection), [collection])
+        waited = time.perf_counter() - gather_started
+        values: dict[str, float] = {}
+        if self._enabled and gathered is not None and self._rank == 0:
+            spent_s = seconds - waited - started
+            values = self._guarded("merging", lambda: self._merge_and_write(step, gathered, spent_s), {})
+        if self._rank_sinks:
+            record = StepRecord(step=step, time_s=time.time(), values=local_values)
+            for guard in self._rank_sinks:
+                guard.submit(record)
+        self._next_step = step + 1
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sinks stand, for the checkpoint; first waits up to 5 s until files hold every step so far."""
+        for name in ("jsonl", "local"):
+            if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
+                logger.warning(f"sink {name}: steps before this checkpoint are not all written")
+        return {"next_step": self._next_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes after the checkpoint's step: sinks forget what was written of later ones, so that none is twice."""
+        self._next_step = state["next_step"]
+        for guard in self._guards.values():
+            guard.rewind(self._next_step)
+
+    def close(self) -> None:
+        """Writes what waits, in at most 20 s, and closes the sinks. May be called again; also called at exit."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if collecting.active() is self._collector:
+            collecting.activate(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for guard in self._guards.values():
+            guard.close(max(0.1, deadline - time.monotonic()))
+
+    def _start(
+        self,
+        chosen: dict[str, tuple[type[Sink], Any]],
+        run_folder: Path,
+        run_name: str,
+        run_config: dict[str, Any],
+        total_steps: int,
+    ) -> None:
+        mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
+        if not mine:
+            return
+        run_id = _run_id(run_folder)
+        for name, (sink, mode) in mine.items():
+            context = SinkContext(
+                config=self.config,
+                mode=mode,
+                run_folder=run_folder,
+                run_name=run_name,
+                run_id=run_id,
+                run_config=run_config,
+                total_steps=total_steps,
+                rank=self._rank,
+            )
+            guard = Guard(name, lambda sink=sink, context=context: sink(context), self.config.queue_size)
+            self._guards[name] = guard
+            if mode == "global_reduce":
+                self._merged_sinks.append(guard)
+            elif mode == "per_rank_reduce":
+                self._rank_sinks.append(guard)
+            else:
+                self._collector.listeners.append(
+                    lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
+                )
+
+    def _merge_and_write(self, step: int, gathered: list[Collection], spent_s: float) -> dict[str, float]:
+        """`spent_s`: the training thread's seconds so far, less the present moment's perf_counter."""
+        merged = gathered[0]
+        for collection in gathered[1:]:
+            merged.merge(collection, self._collector.warn)
+        rows = {key: self._schema.fit(key, self._rows(key, table, step), step) for key, table in merged.tables.items()}
+        traces = _traces(merged.tables) if self._with_traces else []
+        values = merged.values()
+        _add_unaccounted_time(values)
+        values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))
+        values["obs/sink_errors"] = float(sum(guard.errors for guard in self._guards.values()))
+        values["obs/rejected_values"] = float(self._collector.rejected)
+        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() + spent_s)
+        record = StepRecord(
+            step=step,
+            time_s=time.time(),
+            values=self._slim(values) if self.config.slim else values,
+            tables=rows,
+            kept=merged.tables,
+            traces=traces,
+            distributions=merged.distributions(),
+        )
+        for guard in self._merged_sinks:
+            guard.submit(record)
+        return dict(values)
+
+    def _rows(self, key: str, table: SelectedTable, step: int) -> list[Row]:
+        if table.num_without_score:
+            self._collector.warn(
+                f"{key} score", f"table {key!r}: rows without a column 'score' (or 'reward') are ranked last"
+            )
+        return [{**row, "step": step} for row in table.rows()]
+
+    def _new_table(self) -> SelectedTable:
+        return SelectedTable(
+            self.config.select,
+            seed=self.config.seed,
+            keep_all=self.config.keep_all_rows,
+            num_traces=self.config.max_traces_per_step if self._with_traces else 0,
+        )
+
+    def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
+        """The call's result, or `otherwise` after an error, which is logged whole the first time."""
+        try:
+            return call()
+        except Exception:
+            self._collector.rejected += 1
+            if f"flush {doing}" not in self._failed:
+                self._failed.add(f"flush {doing}")
+                logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete and training goes on")
+            return otherwise
+
+
+def _traces(tables: dict[str, SelectedTable]) -> list[Row]:
+    """Rollouts to trace, evaluation's last: they share max_traces_per_step with training's."""
+    keys = sorted(tables, key=lambda key: key.startswith("evaluation/"))
+    return [row for key in keys for row in tables[key].traces()]
+
+
+def _add_unaccounted_time(values: dict[str, float]) -> None:
+    """Adds time/unaccounted: the step's seconds that no phase holds. "time/update/forward" is a part of its phase."""
+    if "time/step" in values:
+        phases = [key for key in values if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
+        values.setdefault("time/unaccounted", values["time/step"] - sum(values[key] for key in phases))
+
+
+def _run_id(run_folder: Path) -> str:
+    """The run's eight hex digits, made by whichever rank comes first and kept in the run folder."""
+    run_folder.mkdir(parents=True, exist_ok=True)
+    path = run_folder / "run_id"
+    try:
+        with open(path, "x") as file:
+            file.write(uuid.uuid4().hex[:8])
+    except FileExistsError:
+        deadline = time.monotonic() + 2.0
+        while len(path.read_text()) < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return path.read_text()

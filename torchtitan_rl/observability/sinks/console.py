@@ -1,0 +1,135 @@
+"""What a person at the terminal sees: one line a step; now and then the metrics and samples behind it."""
+
+import fnmatch
+import math
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from torchtitan_rl.observability.panels import metrics_grid, sample_panel
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+
+
+class Column(NamedTuple):
+    """One number of the step line."""
+
+    label: str
+    keys: tuple[str, ...]
+    """The first of these that was recorded is shown."""
+    show: Callable[[float], str]
+    width: int
+    style: str = ""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "1:02:03", "2:03"."""
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def percent(value: float) -> str:
+    """0.975 as "97.5%"."""
+    return f"{100 * value:.1f}%"
+
+
+STEP_LINE = (
+    Column("reward", ("reward/mean",), "{:.3f}".format, 7, "bold green"),
+    Column("accuracy", ("evaluation/accuracy",), percent, 6, "bold cyan"),
+    Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 8),
+    Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 6),
+    Column("grad", ("optimizer/grad_norm",), "{:.3f}".format, 7),
+    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7),
+    Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7),
+)
+EVALUATION_PREFIX = "evaluation/"
+
+
+PLAIN_WIDTH = 120
+"""Columns of the output where it is no terminal."""
+MAX_SAMPLES = 6
+"""Samples of one table that are printed a step: the line budget is this times that of one sample."""
+
+
+class ConsoleSink(Sink):
+    """One aligned line a step, one more on evaluation steps. Coloured only on a terminal.
+
+    Every `console_every` steps, and where a table of another split than training comes in, also the metrics that
+    `console_metrics` matches and the selected samples.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        if not self._console.is_terminal:
+            self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+        self._first: tuple[int, float] | None = None
+        self._previous_s: float | None = None
+
+    def write(self, record: StepRecord) -> None:
+        self._console.print(self._step_line(record), soft_wrap=True)
+        if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
+            self._console.print(self._evaluation_line(record), soft_wrap=True)
+        every = self.context.config.console_every
+        due = every > 0 and record.step % every == 0
+        if due:
+            self._console.print(metrics_grid(self._matched(record.values), self._console))
+        for key, rows in record.tables.items():
+            if every > 0 and (due or key.startswith(EVALUATION_PREFIX)):
+                self._print_samples(key, rows)
+
+    def _matched(self, values: dict[str, float]) -> dict[str, float]:
+        """The values that the patterns choose, in the patterns' order."""
+        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(values, pattern)]
+        return {name: values[name] for name in dict.fromkeys(names)}
+
+    def _print_samples(self, key: str, rows: list[Row]) -> None:
+        for row in rows[:MAX_SAMPLES]:
+            self._console.print(sample_panel(row, self._console))
+        if len(rows) > MAX_SAMPLES:
+            left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: python -m torchtitan_rl.samples"
+            self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
+
+    def _step_line(self, record: StepRecord) -> Text:
+        width = len(str(self.context.total_steps))
+        line = Text(f"step {record.step:>{width}}/{self.context.total_steps}", style="bold")
+        for column in STEP_LINE:
+            value = next((record.values[key] for key in column.keys if key in record.values), None)
+            if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
+                value = math.nan
+            shown = "-" if value is None else column.show(value)
+            line.append(f"  {column.label} ", style="dim")
+            line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
+        seconds, remaining = self._times(record)
+        line.append(f"  {seconds:>7}", style="")
+        line.append("  ETA ", style="dim")
+        line.append(f"{remaining:>7}")
+        return line
+
+    def _times(self, record: StepRecord) -> tuple[str, str]:
+        """The step's seconds, and the time that the remaining steps take at this session's mean pace."""
+        seconds = record.values.get("time/step")
+        if seconds is None and self._previous_s is not None:
+            seconds = record.time_s - self._previous_s
+        self._previous_s = record.time_s
+        if self._first is None:
+            self._first = (record.step, record.time_s)
+        steps_done, elapsed = record.step - self._first[0], record.time_s - self._first[1]
+        pace = elapsed / steps_done if steps_done > 0 else seconds
+        shown = "-" if seconds is None else f"{seconds:.1f} s"
+        remaining = max(0, self.context.total_steps - record.step)
+        return shown, "-" if pace is None else duration(pace * remaining)
+
+    def _evaluation_line(self, record: StepRecord) -> Text:
+        line = Text("  evaluation", style="cyan")
+        for key, value in record.values.items():
+            if key.startswith(EVALUATION_PREFIX):
+                name = key.removeprefix(EVALUATION_PREFIX)
+                fraction = any(part in name for part in ("accuracy", "pass@", "rate"))
+                line.append(f"  {name.replace('_', ' ')} ", style="dim")
+                line.append(percent(value) if fraction else f"{value:.4g}")
+        return line

@@ -1,0 +1,95 @@
+"""TensorBoard event files in `tensorboard/` of the run folder."""
+
+import html
+from typing import Any
+
+import numpy as np
+
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.text import compact_number, flat_cell, head_and_tail, utf8
+
+MAX_CELL_CHARACTERS = 4000
+"""Longer cells show their head and tail, so that event files stay readable; the local store has the full text."""
+
+
+class TensorboardSink(Sink):
+    """Scalars, histograms, sample tables as markdown, and the configuration as hyper-parameters once at the end.
+
+    After a resumption, what an earlier session wrote of later steps is purged when TensorBoard reads it.
+    """
+
+    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
+    requires = "tensorboard"
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        self._new_writer, self._hparams = SummaryWriter, hparams
+        self._last: dict[str, float] = {}
+        self._writer: SummaryWriter | None = None
+
+    def write(self, record: StepRecord) -> None:
+        if self.context.mode == "per_rank_no_reduce":
+            return
+        writer = self._open(record.step)
+        for key, value in record.values.items():
+            writer.add_scalar(key, value, record.step, walltime=record.time_s)
+        for key, values in record.distributions.items():
+            if len(values):
+                writer.add_histogram(f"{key}/histogram", np.asarray(values), record.step, walltime=record.time_s)
+        for key, rows in record.tables.items():
+            if rows:
+                writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
+        self._last = record.values
+        writer.flush()
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        if not isinstance(value, list):
+            self._open(step).add_scalar(key, float(value), step)
+
+    def rewind(self, step: int) -> None:
+        self._open(step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            if self._last:
+                for summary in self._hparams(_flat(self.context.run_config), self._last):
+                    self._writer.file_writer.add_summary(summary)
+            self._writer.close()
+
+    def _open(self, step: int) -> Any:
+        if self._writer is None:
+            folder = self.context.run_folder / f"tensorboard{self.context.suffix}"
+            self._writer = self._new_writer(str(folder), purge_step=step)
+        return self._writer
+
+
+def _markdown(rows: list[Row]) -> str:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [[_cell(column) for column in columns], ["---"] * len(columns)]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: Any) -> str:
+    """One cell that neither markdown nor HTML reads anything into."""
+    text = head_and_tail(utf8(compact_number(flat_cell(cell))), MAX_CELL_CHARACTERS)
+    text = html.escape(text).replace("\x00", "\\x00")
+    text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
+    return text.replace("\r", "").replace("\n", "<br>")
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str | float | bool]:
+    """Nested configuration as dotted names with values that hyper-parameters can have."""
+    flat: dict[str, str | float | bool] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        elif isinstance(value, (str, int, float)):
+            flat[f"{prefix}{name}"] = utf8(value) if isinstance(value, str) else value
+        else:
+            flat[f"{prefix}{name}"] = utf8(str(value))
+    return flat

@@ -1,0 +1,71 @@
+"""Weights & Biases, online or offline; offline runs lie in `wandb/` of the run folder until `wandb sync`."""
+
+from typing import Any
+
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.text import flat_cell
+
+
+class WandbSink(Sink):
+    """Scalars, histograms and incremental tables over "step"; at the end each table once more, whole and immutable.
+
+    A new column starts a new incremental table that holds the rows so far too. `step` is a logged value rather than
+    W&B's own counter, which would drop the steps that a resumed run repeats.
+    """
+
+    modes = ("global_reduce", "per_rank_reduce")
+    requires = "wandb"
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        import wandb
+
+        self._wandb = wandb
+        rank = context.suffix.removeprefix(".")
+        self._run = wandb.init(
+            project=context.config.project,
+            name=f"{context.run_name} {rank}".strip(),
+            group=context.run_name if rank else None,
+            id=f"{context.run_id}{rank}",
+            resume="allow",
+            mode=context.config.wandb_mode,
+            dir=str(context.run_folder),
+            config=context.run_config,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self._tables: dict[str, Any] = {}
+        self._history: dict[str, list[Row]] = {}
+
+    def write(self, record: StepRecord) -> None:
+        logged: dict[str, Any] = {**record.values, "step": record.step}
+        for key, values in record.distributions.items():
+            if len(values):
+                logged[f"{key}/histogram"] = self._wandb.Histogram(list(values))
+        for key, rows in record.tables.items():
+            if rows:
+                logged[key] = self._extended(key, rows)
+        self._run.log(logged)
+
+    def close(self) -> None:
+        for key, rows in self._history.items():
+            self._run.log({f"{key}/final": self._table(rows, list(self._tables[key].columns), "IMMUTABLE")})
+        self._run.finish()
+
+    def _extended(self, key: str, rows: list[Row]) -> Any:
+        history = self._history.setdefault(key, [])
+        history += rows
+        table = self._tables.get(key)
+        columns = list(dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)]))
+        if table is None or columns != table.columns:
+            table = self._tables[key] = self._table(history, columns, "INCREMENTAL")
+        else:
+            for row in rows:
+                table.add_data(*(flat_cell(row.get(column)) for column in columns))
+        return table
+
+    def _table(self, rows: list[Row], columns: list[str], log_mode: str) -> Any:
+        data = [[flat_cell(row.get(column)) for column in columns] for row in rows]
+        return self._wandb.Table(columns=columns, data=data, allow_mixed_types=True, log_mode=log_mode)

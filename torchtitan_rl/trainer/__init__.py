@@ -1,0 +1,1 @@
+"""The policy: built and sharded by torchtitan, scored without logits, updated from episodes."""

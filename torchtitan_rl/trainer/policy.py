@@ -1,0 +1,161 @@
+"""Build a policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.common.attention import VarlenAttention
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.tools.utils import set_default_dtype
+
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.trainer.attention import PackedSDPA
+from torchtitan_rl.trainer.logprobs import LogprobHead
+
+AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
+
+
+@dataclass
+class _ModelRuntime:
+    """The two fields that `Decoder.Config.update_from_config` reads."""
+
+    parallelism: ParallelismConfig
+    training: TrainingConfig
+
+
+def build_policy(
+    model_spec: ModelSpec,
+    *,
+    parallel_dims: ParallelDims,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    compile_config: CompileConfig,
+    activation_checkpoint: str,
+    logprob_chunk_tokens: int,
+    dump_folder: str,
+) -> Decoder:
+    """The sharded model with empty weights; load a checkpoint or call `init_weights` before use.
+
+    Args:
+        training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
+        activation_checkpoint: a key of AC_CLASSES.
+    """
+    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens)
+    with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+        model = config.build()
+    ac_class = AC_CLASSES[activation_checkpoint]
+    model = model_spec.parallelize_fn(
+        model,
+        parallel_dims=parallel_dims,
+        training=training,
+        parallelism=parallelism,
+        compile_config=compile_config,
+        ac_config=ac_class.Config() if ac_class else None,
+        dump_folder=dump_folder,
+    )
+    adapt_fsdp(model)
+    model.to_empty(device=DEVICE_TYPE)
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
+    model.train()
+    return model
+
+
+def _model_config(
+    model_spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig, logprob_chunk_tokens: int
+) -> Decoder.Config:
+    """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
+    layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
+    config = dataclasses.replace(model_spec.model, layers=layers)
+    for layer in layers:
+        inner = PackedSDPA.Config() if ON_CPU else VarlenAttention.Config()
+        rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
+        layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
+    head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
+    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens)
+    config.update_from_config(config=_ModelRuntime(parallelism, training))
+    # The head reduces over the sharded vocabulary itself and returns plain tensors.
+    sharding = config.lm_head.sharding_config
+    config.lm_head.sharding_config = ShardingConfig(
+        state_shardings=sharding.state_shardings,
+        in_src_shardings=sharding.in_src_shardings,
+        in_dst_shardings=sharding.in_dst_shardings,
+    )
+    return config
+
+
+def score(model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
+
+    Args:
+        token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start.
+    """
+    masks = model.get_attention_masks(positions[None])
+    with model.lm_head.scoring(labels, temperature):
+        out = model(token_ids[None], positions[None], masks)  # [1, T, 2]
+    return out[0, :, 0], out[0, :, 1]
+
+
+def check_hf_folder(hf_assets_path: str, model_spec: ModelSpec) -> None:
+    """Check that a checkpoint folder is complete and of the configured architecture.
+
+    Raises:
+        UserError: naming `hf_assets_path`, what differs and the remedy.
+    """
+    folder = Path(hf_assets_path)
+    if not folder.is_dir():
+        raise UserError(
+            f"hf_assets_path: no folder at {folder}. Expected a Hugging Face checkpoint folder (config.json, tokenizer "
+            "files, *.safetensors): download one there, or pass --hf-assets-path FOLDER."
+        )
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"hf_assets_path: {folder} has no config.json or no *.safetensors file. Expected a complete Hugging Face "
+            "checkpoint; download it again."
+        )
+    found = json.loads((folder / "config.json").read_text())
+    expected = hf_architecture(model_spec.model)
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    found.setdefault("rope_theta", rope.get("rope_theta"))
+    differing = [
+        f"{key} is {found.get(key)!r} in the folder but {value!r} in the config"
+        for key, value in expected.items()
+        if found.get(key) != value
+    ]
+    if differing:
+        raise UserError(
+            f"hf_assets_path: {folder} is not a {model_spec.name} {model_spec.flavor}: {'; '.join(differing)}. "
+            "Pass the folder of that model, or the --config of this one."
+        )
+
+
+def hf_architecture(config: Decoder.Config) -> dict[str, object]:
+    """The entries of a Hugging Face config.json that describe this dense model's architecture."""
+    layer = config.layers[0]
+    attention = layer.attention
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": layer.feed_forward.w1.out_features,
+        "tie_word_embeddings": config.enable_weight_tying,
+        "rms_norm_eps": config.norm.eps,
+        "rope_theta": attention.rope.theta,
+    }
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters of the whole (unsharded) model; tied ones count once."""
+    return sum(p.numel() for p in model.parameters())

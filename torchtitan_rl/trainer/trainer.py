@@ -1,0 +1,333 @@
+"""Turn a step's episodes into an update of the sharded policy."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
+from torchtitan.config import CompileConfig, Configurable, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import clip_grad_norm_
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.observability import record_metric
+from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
+from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.policy import build_policy, score
+from torchtitan_rl.types import Episode, Metric, TrainBatch
+
+
+class NonFiniteLossError(TrainingStopped):
+    """The loss or the gradient is NaN or infinite. The optimizer has not stepped."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What one call of `Trainer.update` did; tokens are this data-parallel rank's."""
+
+    grad_norm: float
+    """Of the last optimizer step, before clipping; the same on every rank."""
+    learning_rate: float
+    optimizer_steps: int
+    trained_tokens: int
+    padding_tokens: int
+
+
+class _StepResult(NamedTuple):
+    grad_norm: float
+    metrics: list[dict[str, Metric]]
+
+
+class AdamW(Configurable):
+    """The optimizer's settings; torchtitan's OptimizersContainer does the work."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        lr: float = 1e-6
+        """Peak learning rate."""
+
+        weight_decay: float = 0.0
+        """Decoupled weight decay."""
+
+        betas: tuple[float, float] = (0.9, 0.95)
+        """Decay rates of the first and second moment."""
+
+        eps: float = 1e-8
+        """Added to the root of the second moment."""
+
+        def build(self, *, model: Decoder) -> OptimizersContainer:
+            """The optimizer over the model's (sharded) parameters."""
+            config = default_adamw(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps)
+            return config.build(model_parts=[model])
+
+
+class Trainer(Configurable):
+    """The sharded policy with its optimizer and schedule."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        parallelism: ParallelismConfig = field(
+            default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
+        )
+        """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1 takes the ranks left over),
+        data_parallel_replicate_degree (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not
+        supported."""
+
+        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+
+        lr_scheduler: LRSchedulersContainer.Config = field(
+            default_factory=lambda: LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.0)
+        )
+        """torchtitan's warm-up, plateau and decay, counted in steps of the controller."""
+
+        max_norm: float = 1.0
+        """Gradient norm to clip to."""
+
+        max_tokens_per_microbatch: int = 16384
+        """Packed tokens of one forward and backward on one data-parallel rank."""
+
+        num_epochs: int = 1
+        """Passes over a step's episodes. More than one optimizer step a batch makes the ratio meaningful: the policy's
+        log-probabilities from before the first are then kept as log π_old."""
+
+        num_minibatches: int = 1
+        """Optimizer steps in one pass; each takes an equal share of the prompt groups."""
+
+        mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
+        """Dtype of the gathered weights and the activations; master weights and gradient sums stay in float32."""
+
+        activation_checkpoint: Literal["none", "selective", "full"] = "none"
+        """What the backward recomputes instead of storing: torchtitan's policies."""
+
+        compile: bool = False
+        """torch.compile each transformer block."""
+
+        logprob_chunk_tokens: int = 1024
+        """Tokens whose logits exist at once; memory is this x vocabulary / tensor_parallel_degree x 4 bytes, twice."""
+
+        logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
+        """When a difference between trainer and sampler stops the run."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model_spec: ModelSpec,
+        hf_assets_path: str,
+        parallel_dims: ParallelDims,
+        algorithm: Algorithm,
+        num_steps: int,
+        max_model_len: int,
+        max_completion_tokens: int,
+        temperature: float,
+        dump_folder: str,
+    ) -> None:
+        """Build the policy and load `hf_assets_path` into it.
+
+        Args:
+            num_steps: steps of the controller, for the schedule.
+            temperature: of the sampling that is trained on.
+        """
+        self.config = config
+        self.parallel_dims = parallel_dims
+        self.algorithm = algorithm
+        self.temperature = temperature
+        self.max_completion_tokens = max_completion_tokens
+        self.pad_multiple = (8 if ON_CPU else 128) * parallel_dims.tp  # sequence parallelism splits the packed tokens
+        self.max_positions = max(max_model_len, self.pad_multiple)
+        self._model_spec, self._dump_folder = model_spec, dump_folder
+        self._hf_assets_path = hf_assets_path
+        self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
+        self.gate = config.logprob_gate.build()
+        self.model = self._load_policy()
+        self.reference: Decoder | None = None
+        if algorithm.needs_reference:
+            self.reference = self._load_policy().requires_grad_(False)
+        self.optimizer = config.optimizer.build(model=self.model)
+        self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
+        batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
+        self.dp_size = batch_mesh.size() if batch_mesh else 1
+        self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
+        self.dp_group = batch_mesh.get_group() if batch_mesh else None
+        tp_mesh = parallel_dims.get_optional_mesh("tp")
+        self._records = tp_mesh is None or tp_mesh.get_local_rank() == 0
+
+    def _load_policy(self) -> Decoder:
+        config = self.config
+        model = build_policy(
+            self._model_spec,
+            parallel_dims=self.parallel_dims,
+            parallelism=config.parallelism,
+            training=TrainingConfig(seq_len=self.max_positions, mixed_precision_param=config.mixed_precision_param),
+            compile_config=CompileConfig(enable=config.compile, components=["model"]),
+            activation_checkpoint=config.activation_checkpoint,
+            logprob_chunk_tokens=config.logprob_chunk_tokens,
+            dump_folder=self._dump_folder,
+        )
+        load_hf_weights(model, self.adapter, self._hf_assets_path)
+        return model
+
+    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The current policy for the generator: see `trainer.hf.hf_weights`."""
+        return hf_weights(self.model, self.adapter, dtype)
+
+    def update(self, episodes: Sequence[Episode]) -> UpdateReport:
+        """Take the step's optimizer steps, move the schedule and the algorithm's controllers, record the metrics.
+
+        Raises:
+            NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
+        """
+        config = self.config
+        minibatches = split_groups(episodes, config.num_minibatches)
+        plans = [self._microbatches(minibatch) for minibatch in minibatches]
+        one_step = config.num_epochs * len(plans) == 1
+        if not one_step:
+            self._keep_old_logprobs(plans, minibatches)
+        metrics: list[dict[str, Metric]] = []
+        for _ in range(config.num_epochs):
+            for plan in plans:
+                result = self._optimizer_step(plan, episodes if one_step else None)
+                metrics += result.metrics
+        self._record(metrics)
+        controllers = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
+        self._record([controllers])
+        learning_rate = next(iter(self.scheduler.get_metrics().values()))
+        self.scheduler.step()
+        self._share_logprob_diffs(episodes)
+        tokens, padding = _count_tokens(plans)
+        return UpdateReport(
+            grad_norm=result.grad_norm,
+            learning_rate=learning_rate,
+            optimizer_steps=config.num_epochs * len(plans),
+            trained_tokens=config.num_epochs * tokens,
+            padding_tokens=config.num_epochs * padding,
+        )
+
+    def _keep_old_logprobs(self, plans: list[list[TrainBatch]], minibatches: list[list[Episode]]) -> None:
+        """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
+        max_diff = 0.0
+        for plan, episodes in zip(plans, minibatches, strict=True):
+            for batch in plan:
+                batch.old_logprobs = self._score(self.model, batch)  # [T]
+                max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs, episodes))
+        self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
+
+    def _optimizer_step(self, plan: list[TrainBatch], episodes: Sequence[Episode] | None) -> "_StepResult":
+        """One forward and backward over a mini-batch's micro-batches, then the optimizer.
+
+        Args:
+            episodes: given while the policy is still the one that sampled: their logprob_diff is filled in and gated.
+        """
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
+        max_diff = 0.0
+        metrics: list[dict[str, Metric]] = []
+        for batch in plan:
+            logprobs, entropy = score(self.model, batch.token_ids, batch.positions, batch.labels, self.temperature)
+            out = self.algorithm.loss(batch, logprobs, entropy)
+            out.loss.backward()
+            loss += out.loss.detach()
+            metrics.append(out.metrics)
+            if episodes is not None:
+                max_diff = max(max_diff, fill_logprob_diff(batch, logprobs.detach(), episodes))
+        if episodes is not None:
+            self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
+        total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
+        grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
+        if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
+            raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
+        self.optimizer.step()
+        return _StepResult(grad_norm, metrics)
+
+    def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
+        """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
+        merged = {}
+        for key in keys:
+            found = [m[key] for m in metrics if key in m]
+            total = self._all_reduce(sum(float(m.value) * m.weight for m in found), dist.ReduceOp.SUM)
+            weight = self._all_reduce(sum(m.weight for m in found), dist.ReduceOp.SUM)
+            if weight:
+                merged[key] = total / weight
+        return merged
+
+    def _record(self, metrics: list[dict[str, Metric]]) -> None:
+        if not self._records:  # tensor-parallel siblings computed the same numbers
+            return
+        for key, metric in (item for found in metrics for item in found.items()):
+            record_metric(key, metric.value, metric.reduction, weight=metric.weight)
+
+    def _share_logprob_diffs(self, episodes: Sequence[Episode]) -> None:
+        """Give every rank the diffs of the episodes that other data-parallel ranks trained on."""
+        mine = {i: (e.logprob_diff_mean, e.logprob_diff_max) for i, e in enumerate(episodes) if e.logprob_diff_max is not None}
+        for i, (mean, largest) in self._gathered(mine).items():
+            episodes[i].logprob_diff_mean, episodes[i].logprob_diff_max = mean, largest
+
+    def reference_logprobs(self, episodes: Sequence[Episode]) -> list[list[float]]:
+        """log π_ref of every completion token, [Lc] for each episode, the same on every rank."""
+        mine: dict[int, list[float]] = {}
+        for batch in self._microbatches(episodes):
+            logprobs = self._score(self.reference, batch)  # [T]
+            for s, index in enumerate(batch.episode_indices):
+                chosen = (batch.sequence_ids == s) & (batch.loss_mask > 0)  # [T]
+                mine[index] = logprobs[chosen].tolist()
+        merged = self._gathered(mine)
+        return [merged.get(i, []) for i in range(len(episodes))]
+
+    @torch.no_grad()
+    def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
+        padding = -len(token_ids) % self.pad_multiple
+        tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
+        positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
+        logprobs, _ = score(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
+        return logprobs[: len(token_ids) - 1].tolist()
+
+    def _gathered(self, mine: dict[int, Any]) -> dict[int, Any]:
+        """The union of every data-parallel rank's entries."""
+        if self.dp_group is None:
+            return mine
+        shares: list[dict[int, Any]] = [{}] * self.dp_size
+        dist.all_gather_object(shares, mine, group=self.dp_group)
+        return {index: value for share in shares for index, value in share.items()}
+
+    @torch.no_grad()
+    def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
+        return score(model, batch.token_ids, batch.positions, batch.labels, self.temperature)[0]  # [T]
+
+    def _microbatches(self, episodes: Sequence[Episode]) -> list[TrainBatch]:
+        """This rank's micro-batches; every data-parallel rank has the same number."""
+        atoms = atoms_of(episodes, whole_groups=self.algorithm.requires_whole_groups)
+        sizes = [[len(episodes[i].prompt_token_ids) + len(episodes[i].token_ids) for i in atom] for atom in atoms]
+        plans = plan_microbatches(sizes, num_ranks=self.dp_size, max_tokens=self.config.max_tokens_per_microbatch)
+        normalizers = self.algorithm.normalizers(episodes, max_completion_tokens=self.max_completion_tokens)
+        return [
+            pack(episodes, [i for atom in plan for i in atoms[atom]], normalizers=normalizers, multiple=self.pad_multiple)
+            for plan in plans[self.dp_rank]
+        ]
+
+    def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
+        if self.dp_group is None:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)
+        dist.all_reduce(tensor, op=op, group=self.dp_group)
+        return float(tensor)
+
+
+
+def _count_tokens(plans: list[list[TrainBatch]]) -> tuple[int, int]:
+    """(tokens, padding) of all micro-batches."""
+    total = padding = 0
+    for batch in (batch for plan in plans for batch in plan):
+        filled = int((batch.sequence_ids < len(batch.group_ids)).sum())
+        total += filled
+        padding += batch.sequence_ids.numel() - filled
+    return total, padding
