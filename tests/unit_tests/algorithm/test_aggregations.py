@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, loss_inputs
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, loss_inputs
 from torchtitan_rl.algorithm import SeqMeanTokenMean, SeqSumConst, TokenMean
 
 LOSSES = [1.0, 2.0, 3.0, 10.0]  # a sequence of three tokens and one of one token

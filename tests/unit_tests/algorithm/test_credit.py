@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from algorithm_builders import MAX_TOKENS, episodes_of, group, scored
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, scored
 from torchtitan_rl.algorithm import Algorithm, GroupMean, SeedGrpo, Truncation
 from torchtitan_rl.algorithm.seed_grpo import semantic_entropy
 

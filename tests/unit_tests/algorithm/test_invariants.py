@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, policy_like, run_loss
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    merge,
+    pack,
+    policy_like,
+    run_loss,
+)
 from torchtitan_rl.algorithm import (
     KL,
     Algorithm,

@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    pack,
+    policy_like,
+    run_loss,
+    spread_logprobs,
+)
 from torchtitan_rl.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenMean, kl_estimate
 
 

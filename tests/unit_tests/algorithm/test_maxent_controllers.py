@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from algorithm_builders import episodes_of, group
 
+from tests.unit_tests.algorithm.algorithm_builders import episodes_of, group
 from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import (
+
+from tests.unit_tests.algorithm.algorithm_builders import (
     MAX_TOKENS,
     episodes_of,
     group,
@@ -15,7 +16,6 @@ from algorithm_builders import (
     scored,
     spread_logprobs,
 )
-
 from torchtitan_rl.algorithm import KL, Algorithm, Clip, GroupMean, MaxEnt, Reinforce, SeedGrpo, TokenTruncate
 
 SIGMOID_1 = math.e / (math.e + 1)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, run_loss, scored
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, run_loss, scored
 from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, GroupMean, Reinforce, SeedGrpo, Truncation
 from torchtitan_rl.algorithm.metrics.loss_metrics import LENGTH_BUCKETS, bucket_name
 from torchtitan_rl.algorithm.metrics.summary import describe, quantile

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import episodes_of, group, pack, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import episodes_of, group, pack, spread_logprobs
 from torchtitan_rl.algorithm import (
     Algorithm,
     GroupMean,

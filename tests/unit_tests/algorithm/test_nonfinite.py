@@ -4,8 +4,17 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss, scored, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+    spread_logprobs,
+)
 from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Gspo, MaxEnt, NonFiniteError, SeedGrpo
 
 NAN, INF = math.nan, math.inf

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import loss_inputs
 
+from tests.unit_tests.algorithm.algorithm_builders import loss_inputs
 from torchtitan_rl.algorithm import Cispo, Clip, Gspo, Reinforce
 
 OLD = -1.0
@@ -71,7 +71,7 @@ def test_gspo_uses_the_geometric_mean_ratio_on_every_token_of_the_sequence():
     loss = Gspo.Config(eps_low=0.3, eps_high=0.3).build()
     assert loss(inputs).tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
     loss(inputs).sum().backward()
-    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, although each token's own ratio is far outside the range
+    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, whose own ratios are far outside the range
     assert inputs.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
 
 
