@@ -126,6 +126,16 @@ def test_a_missing_reference_is_an_error_that_says_what_to_do():
         loss.loss(batch, values, torch.zeros_like(values))
 
 
+def test_an_idle_micro_batch_needs_no_reference():
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
+    values = policy_like(episodes)
+    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS), order=[], padding=4)
+    loss = run_loss(algorithm, episodes, values, batch).loss
+    loss.backward()
+    assert loss.item() == 0.0
+
+
 def test_no_reference_is_needed_without_a_coefficient():
     assert not Algorithm.Config().build().needs_reference
     with pytest.raises(ValueError, match=r"algorithm\.kl\.coef = -1"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.unit_tests.algorithm.algorithm_builders import episodes_of, group
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss
 from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"
@@ -38,7 +38,8 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
     algorithm = algorithm_with(tau=0.1, tau_controller=TauController.Config(target=0.65, learning_rate=0.5))
     for _ in range(200):
         episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-        measured = algorithm.episode_metrics(episodes)[ENTROPY].value
+        batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+        measured = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics[ENTROPY].value
         algorithm.after_update({ENTROPY: measured})
     assert measured == pytest.approx(0.65, abs=1e-3)
 

@@ -16,7 +16,17 @@ from tests.unit_tests.algorithm.algorithm_builders import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, GroupMean, MaxEnt, Reinforce, SeedGrpo, TokenTruncate
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
+    Clip,
+    GroupMean,
+    MaxEnt,
+    MetaController,
+    Reinforce,
+    SeedGrpo,
+    TokenTruncate,
+)
 
 SIGMOID_1 = math.e / (math.e + 1)
 
@@ -177,6 +187,21 @@ def test_negative_settings_are_refused(field):
         MaxEnt.Config(**{field: -1.0})
 
 
+def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
+    algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
+    (key,) = algorithm.controller_inputs
+    parts = [
+        run_loss(algorithm, episodes, policy_like(episodes), packed(algorithm, episodes, order=o))
+        for o in ([0, 1], [4, 6, 5])
+    ]
+    w = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
+    pair = -SIGMOID_1 * math.log(SIGMOID_1) - (1 - SIGMOID_1) * math.log(1 - SIGMOID_1)
+    assert merge([part.metrics for part in parts])[key] == pytest.approx(
+        (pair - (w * w.log()).sum().item()) / 2, abs=1e-12
+    )
+
+
 def test_metrics_of_the_weights():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
@@ -186,7 +211,8 @@ def test_metrics_of_the_weights():
         "maxent/tau": 1.0,
         "maxent/beta": 0.0,
         "maxent/neutral_fraction": 0.5,
-        "maxent/weight_entropy/mean": h,  # the neutral group is left out
+        "maxent/weight_entropy/min": h,  # the neutral group is left out
+        "maxent/weight_entropy/max": h,
         "maxent/weight_entropy_normalized/mean": h / math.log(2),
         "maxent/q_entropy/min": h,
         "maxent/q_entropy/max": math.log(2),
