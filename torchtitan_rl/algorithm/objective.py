@@ -74,7 +74,7 @@ class Objective:
 
     def __call__(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:
         """See `Algorithm.loss`."""
-        if self.kl.in_loss and batch.reference_logprobs is None:
+        if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
             raise ValueError(
                 f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
                 f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
@@ -120,7 +120,7 @@ class Objective:
         policy = self.policy_loss.total(inputs, self.aggregation)  # 0-d
         terms = {"policy": policy}
         total = policy
-        if self.kl.in_loss:
+        if self.kl.in_loss and clean.reference_logprob is not None:
             # A group without preference (weight 0) must not be moved by the reference alone.
             learning = inputs.sequences.expand((inputs.weights > 0).to(inputs.mask.dtype))  # [T]
             divergence = self.kl(inputs.logprobs, clean.reference_logprob) * learning  # [T]
@@ -152,4 +152,5 @@ class Objective:
             record_divergence(tally, "reference", clean.policy_logprob - clean.reference_logprob, inputs)
         record_ratio(tally, self.policy_loss, inputs)
         record_sampler(tally, log_weight, correction.changed, inputs)
+        self.policy_loss.record(tally, inputs)
         return tally.to_metrics()

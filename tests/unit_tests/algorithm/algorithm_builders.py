@@ -128,7 +128,9 @@ def spread_logprobs(batch: TrainBatch, episodes: list[Episode], values: list[Ten
 
     Everything else is a constant a correct loss never looks at.
     """
-    out = torch.full(batch.loss_mask.shape, -3.25, dtype=values[0].dtype) + 0 * values[0].sum()  # even if no row is used
+    out = (
+        torch.full(batch.loss_mask.shape, -3.25, dtype=values[0].dtype) + 0 * values[0].sum()
+    )  # even if no row is used
     for place, index in enumerate(batch.episode_indices):
         positions = (batch.sequence_ids == place).nonzero().squeeze(1)
         first = len(episodes[index].prompt_token_ids) - 1

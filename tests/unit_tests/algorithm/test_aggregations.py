@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, loss_inputs
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, loss_inputs
 from torchtitan_rl.algorithm import SeqMeanTokenMean, SeqSumConst, TokenMean
 
 LOSSES = [1.0, 2.0, 3.0, 10.0]  # a sequence of three tokens and one of one token
@@ -20,7 +20,9 @@ IDS = [0, 0, 0, 1]
 )
 def test_closed_form(config, expected):
     inputs = loss_inputs(torch.zeros(4, dtype=torch.float64), advantages=[0.0] * 4, sequence_ids=IDS)
-    assert config.build()(torch.tensor(LOSSES, dtype=torch.float64), inputs).item() == pytest.approx(expected, abs=1e-14)
+    assert config.build()(torch.tensor(LOSSES, dtype=torch.float64), inputs).item() == pytest.approx(
+        expected, abs=1e-14
+    )
 
 
 @pytest.mark.parametrize("config", [TokenMean.Config(), SeqMeanTokenMean.Config(), SeqSumConst.Config()])

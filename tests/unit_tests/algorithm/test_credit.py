@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from algorithm_builders import MAX_TOKENS, episodes_of, group, scored
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, scored
 from torchtitan_rl.algorithm import Algorithm, GroupMean, SeedGrpo, Truncation
 from torchtitan_rl.algorithm.seed_grpo import semantic_entropy
 
@@ -83,7 +83,9 @@ def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss
 
 def test_completions_of_length_one_and_groups_of_one_are_handled():
     algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config()).build()
-    episodes = episodes_of(algorithm, group(0, [1.0], logprobs=[(-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,), (-9.0,)]))
+    episodes = episodes_of(
+        algorithm, group(0, [1.0], logprobs=[(-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,), (-9.0,)])
+    )
     assert episodes[0].advantage == 0.0
     assert episodes[1].advantage == -episodes[2].advantage != 0.0
 
@@ -110,7 +112,9 @@ def test_seed_grpo_divides_the_whole_groups_advantages():
     plain = Algorithm.Config(advantage=GroupMean.Config()).build()
     seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build()
     # the mean log-probability is -1 for both lengths: shares 1/4 each
-    scored_group = group(0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)])
+    scored_group = group(
+        0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)]
+    )
     entropy = -(0.25 * math.log(0.25) * 2 + 0.5 * math.log(0.5))
     factor = 1 / (1 + 0.5 / math.log(4) * entropy)
     expected = [episode.advantage * factor for episode in episodes_of(plain, scored_group)]

@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, policy_like, run_loss
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    merge,
+    pack,
+    policy_like,
+    run_loss,
+)
 from torchtitan_rl.algorithm import (
     KL,
     Algorithm,
@@ -28,7 +36,9 @@ from torchtitan_rl.algorithm import (
 
 ALGORITHMS = {
     "grpo": Algorithm.Config(aggregation=SeqMeanTokenMean.Config()),
-    "dapo": Algorithm.Config(loss=Clip.Config(eps_high=0.28, dual_clip=3.0), truncation=Truncation.Config(mode="penalty")),
+    "dapo": Algorithm.Config(
+        loss=Clip.Config(eps_high=0.28, dual_clip=3.0), truncation=Truncation.Config(mode="penalty")
+    ),
     "dr_grpo": Algorithm.Config(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config()),
     "rloo": Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config(), aggregation=SeqMeanTokenMean.Config()),
     "gspo": Algorithm.Config(loss=Gspo.Config(eps_low=0.05, eps_high=0.05), aggregation=SeqMeanTokenMean.Config()),
@@ -59,7 +69,9 @@ def gradients(algorithm: Algorithm, episodes, layouts: list[dict], *, on_policy:
     extra = {"reference": [[lp - 0.3 for lp in episode.sampler_logprobs] for episode in episodes]}
     if not on_policy:
         extra["old"] = [[lp + 0.1 for lp in episode.sampler_logprobs] for episode in episodes]
-    outputs = [run_loss(algorithm, episodes, values, pack(episodes, normalizers, **layout, **extra)) for layout in layouts]
+    outputs = [
+        run_loss(algorithm, episodes, values, pack(episodes, normalizers, **layout, **extra)) for layout in layouts
+    ]
     for output in outputs:
         output.loss.backward()
     grads = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]
@@ -83,8 +95,12 @@ def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy)
         "padding at the end": [{"padding": 13}],
         "padding after each sequence": [{"padding": 5, "pad_each": True}],
         "row order": [{"order": [8, 3, 1, 0, 7, 5, 2, 4, 6]}],
-        "micro-batches of whole groups": [{"order": [6, 7, 8]}, {"order": [5, 4, 3], "padding": 2}, {"order": [0, 2, 1]}],
-        "an idle micro-batch": [{"order": [0, 1, 2, 6, 7, 8]}, {"order": [3, 4, 5]}, {"order": []}],
+        "micro-batches of whole groups": [
+            {"order": [6, 7, 8]},
+            {"order": [5, 4, 3], "padding": 2},
+            {"order": [0, 2, 1]},
+        ],
+        "an idle micro-batch": [{"order": [0, 1, 2, 6, 7, 8]}, {"order": [3, 4, 5]}, {"order": [], "padding": 4}],
     }
     if not algorithm.requires_whole_groups:
         layouts["one sequence each"] = [{"order": [index]} for index in (4, 0, 8, 2, 6, 1, 3, 7, 5)]
@@ -221,7 +237,9 @@ def test_float32_agrees_with_float64():
     losses = []
     for dtype in (torch.float32, torch.float64):
         values = [value.detach().to(dtype) for value in policy_like(episodes, 0.2)]
-        losses.append(run_loss(algorithm, episodes, values, pack(episodes, normalizers, dtype=dtype, reference=reference)).loss)
+        losses.append(
+            run_loss(algorithm, episodes, values, pack(episodes, normalizers, dtype=dtype, reference=reference)).loss
+        )
     assert losses[0].dtype == torch.float32
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     assert math.isfinite(losses[0].item())

@@ -4,8 +4,16 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    pack,
+    policy_like,
+    run_loss,
+    spread_logprobs,
+)
 from torchtitan_rl.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenMean, kl_estimate
 
 
@@ -23,7 +31,9 @@ from torchtitan_rl.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenMean, 
     ],
 )
 def test_closed_form(estimator, log_ratio, expected):
-    assert kl_estimate(torch.tensor(log_ratio, dtype=torch.float64), estimator).item() == pytest.approx(expected, rel=1e-12)
+    assert kl_estimate(torch.tensor(log_ratio, dtype=torch.float64), estimator).item() == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_k3_keeps_its_digits_at_small_ratios_in_float32():
@@ -66,9 +76,7 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
         advantage=GroupMean.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.1, estimator="k2")
     ).build()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
-    batch = pack(
-        episodes, algorithm.normalizers(episodes, max_completion_tokens=4), reference=[[-2.0, -1.0], [-4.0]]
-    )
+    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=4), reference=[[-2.0, -1.0], [-4.0]])
     values = policy_like(episodes)
     loss, metrics = run_loss(algorithm, episodes, values, batch)
     # policy part: mean over sequences of -A = -(0.5 - 0.5) / 2 = 0. k2: (0.5 + 0) / 2 and 2; their mean 1.125
@@ -116,6 +124,16 @@ def test_a_missing_reference_is_an_error_that_says_what_to_do():
     values = spread_logprobs(batch, episodes, policy_like(episodes))
     with pytest.raises(ValueError, match="Load a reference model"):
         loss.loss(batch, values, torch.zeros_like(values))
+
+
+def test_an_idle_micro_batch_needs_no_reference():
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
+    values = policy_like(episodes)
+    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS), order=[], padding=4)
+    loss = run_loss(algorithm, episodes, values, batch).loss
+    loss.backward()
+    assert loss.item() == 0.0
 
 
 def test_no_reference_is_needed_without_a_coefficient():

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from algorithm_builders import episodes_of, group
 
+from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss
 from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"
@@ -38,7 +38,8 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
     algorithm = algorithm_with(tau=0.1, tau_controller=TauController.Config(target=0.65, learning_rate=0.5))
     for _ in range(200):
         episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-        measured = algorithm.episode_metrics(episodes)[ENTROPY].value
+        batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+        measured = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics[ENTROPY].value
         algorithm.after_update({ENTROPY: measured})
     assert measured == pytest.approx(0.65, abs=1e-3)
 
@@ -160,7 +161,10 @@ def test_algorithms_without_controllers_have_no_state():
         (lambda: BetaController.Config(target=1.0, horizon=0), r"beta_controller\.horizon = 0"),
         (lambda: BetaController.Config(target=1.0, horizon=1, max_step=0), r"beta_controller\.max_step = 0"),
         (lambda: MetaController.Config(target_entropy=-1.0), r"meta_controller\.target_entropy = -1"),
-        (lambda: MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1)), r"algorithm\.loss\.beta = 0\.0"),
+        (
+            lambda: MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1)),
+            r"algorithm\.loss\.beta = 0\.0",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(make, message):

@@ -4,9 +4,29 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, policy_like, run_loss, scored, spread_logprobs
 
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, GroupMean, MaxEnt, Reinforce, SeedGrpo, TokenTruncate
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    merge,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+    spread_logprobs,
+)
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
+    Clip,
+    GroupMean,
+    MaxEnt,
+    MetaController,
+    Reinforce,
+    SeedGrpo,
+    TokenTruncate,
+)
 
 SIGMOID_1 = math.e / (math.e + 1)
 
@@ -76,7 +96,8 @@ def test_the_clip_loss_is_added_with_the_weights_as_advantages():
     old = [[-1.0], [-1.0]]
     values = [torch.tensor([-1 + math.log(r)], dtype=torch.float64, requires_grad=True) for r in (1.5, 1.0)]
     losses = [
-        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)).loss.item() for algorithm in (listwise, both)
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)).loss.item()
+        for algorithm in (listwise, both)
     ]
     advantage = SIGMOID_1 - 0.5
     clip = (-1.1 * advantage + advantage) / 2  # token mean over two tokens
@@ -112,7 +133,9 @@ def test_equal_rewards_have_no_gradient_unless_asked_for():
 
 
 def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one():
-    episodes = episodes_of(maxent(), [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0), scored(0, 3, 5.0, logprobs=())])
+    episodes = episodes_of(
+        maxent(), [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0), scored(0, 3, 5.0, logprobs=())]
+    )
     assert [episode.weight for episode in episodes] == pytest.approx([SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12)
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
@@ -122,7 +145,10 @@ def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
     values = policy_like(episodes, 0.4)
     whole = run_loss(algorithm, episodes, values, packed(algorithm, episodes))
-    parts = [run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=o, padding=2)) for o in ([3, 2, 4], [1, 0])]
+    parts = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=o, padding=2))
+        for o in ([3, 2, 4], [1, 0])
+    ]
     assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-12)
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
     assert algorithm.requires_whole_groups
@@ -161,6 +187,21 @@ def test_negative_settings_are_refused(field):
         MaxEnt.Config(**{field: -1.0})
 
 
+def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
+    algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
+    (key,) = algorithm.controller_inputs
+    parts = [
+        run_loss(algorithm, episodes, policy_like(episodes), packed(algorithm, episodes, order=o))
+        for o in ([0, 1], [4, 6, 5])
+    ]
+    w = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
+    pair = -SIGMOID_1 * math.log(SIGMOID_1) - (1 - SIGMOID_1) * math.log(1 - SIGMOID_1)
+    assert merge([part.metrics for part in parts])[key] == pytest.approx(
+        (pair - (w * w.log()).sum().item()) / 2, abs=1e-12
+    )
+
+
 def test_metrics_of_the_weights():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
@@ -170,7 +211,8 @@ def test_metrics_of_the_weights():
         "maxent/tau": 1.0,
         "maxent/beta": 0.0,
         "maxent/neutral_fraction": 0.5,
-        "maxent/weight_entropy/mean": h,  # the neutral group is left out
+        "maxent/weight_entropy/min": h,  # the neutral group is left out
+        "maxent/weight_entropy/max": h,
         "maxent/weight_entropy_normalized/mean": h / math.log(2),
         "maxent/q_entropy/min": h,
         "maxent/q_entropy/max": math.log(2),

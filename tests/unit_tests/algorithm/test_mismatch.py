@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import episodes_of, group, pack, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import episodes_of, group, pack, spread_logprobs
 from torchtitan_rl.algorithm import (
     Algorithm,
     GroupMean,
@@ -56,7 +56,9 @@ def test_the_weight_multiplies_the_loss_and_has_no_gradient():
     ).build()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
     batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=4))
-    values = [torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (-1 + math.log(1.5), -1 + math.log(3))]
+    values = [
+        torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (-1 + math.log(1.5), -1 + math.log(3))
+    ]
     logprobs = spread_logprobs(batch, episodes, values)
     loss, metrics = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs))
     loss.backward()

@@ -4,8 +4,17 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss, scored, spread_logprobs
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+    spread_logprobs,
+)
 from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Gspo, MaxEnt, NonFiniteError, SeedGrpo
 
 NAN, INF = math.nan, math.inf
@@ -105,7 +114,9 @@ def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build()
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
-    values = [torch.tensor([-1.0, value if i == 1 else -1.0], dtype=torch.float64, requires_grad=True) for i in range(4)]
+    values = [
+        torch.tensor([-1.0, value if i == 1 else -1.0], dtype=torch.float64, requires_grad=True) for i in range(4)
+    ]
     logprobs = spread_logprobs(batch, episodes, values)
     loss, metrics = algorithm.loss(batch, logprobs, torch.full_like(logprobs, 0.5))
     loss.backward()
@@ -123,7 +134,9 @@ def test_what_lies_outside_the_mask_is_never_looked_at():
     outside = batch.loss_mask == 0
     for tensor in (batch.advantages, batch.sampler_logprobs, batch.old_logprobs):
         tensor[outside] = NAN
-    dirty = algorithm.loss(batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF))
+    dirty = algorithm.loss(
+        batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF)
+    )
     assert torch.equal(clean.loss, dirty.loss)
     assert clean.metrics == dirty.metrics
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algorithm_builders import loss_inputs
 
+from tests.unit_tests.algorithm.algorithm_builders import loss_inputs
 from torchtitan_rl.algorithm import Cispo, Clip, Gspo, Reinforce
 
 OLD = -1.0
@@ -71,7 +71,7 @@ def test_gspo_uses_the_geometric_mean_ratio_on_every_token_of_the_sequence():
     loss = Gspo.Config(eps_low=0.3, eps_high=0.3).build()
     assert loss(inputs).tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
     loss(inputs).sum().backward()
-    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, although each token's own ratio is far outside the range
+    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, whose own ratios are far outside the range
     assert inputs.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
 
 
@@ -83,7 +83,13 @@ def test_gspo_clips_the_whole_sequence():
     assert inputs.logprobs.grad.tolist() == [0.0, 0.0]
 
 
-LOSSES = [Clip.Config(), Clip.Config(dual_clip=2.0), Gspo.Config(eps_low=0.3, eps_high=0.3), Cispo.Config(), Reinforce.Config()]
+LOSSES = [
+    Clip.Config(),
+    Clip.Config(dual_clip=2.0),
+    Gspo.Config(eps_low=0.3, eps_high=0.3),
+    Cispo.Config(),
+    Reinforce.Config(),
+]
 
 
 def loss_name(config) -> str:
@@ -112,7 +118,9 @@ def test_cispos_gradient_takes_its_weight_for_a_constant():
     weight = (start.detach() - old).exp().clamp(max=1.1)  # [T], some of it capped
     (expected,) = torch.autograd.grad((-weight * torch.tensor(advantages) * start).sum(), start)
     loss = Cispo.Config(cap=1.1).build()
-    (gradient,) = torch.autograd.grad(loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start)
+    (gradient,) = torch.autograd.grad(
+        loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start
+    )
     assert torch.allclose(gradient, expected, atol=1e-15)
 
 

@@ -2,8 +2,18 @@
 
 import pytest
 import torch
-from algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, policy_like, prompt, run_loss, scored
 
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    merge,
+    pack,
+    policy_like,
+    prompt,
+    run_loss,
+    scored,
+)
 from torchtitan_rl.algorithm import Algorithm, GroupMean, SeqSumConst
 
 
@@ -59,8 +69,13 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
     ]
 
 
+@pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
+def test_only_refill_asks_for_fresh_prompts_and_a_stated_number_of_times(choice, rounds):
+    assert Algorithm.Config(zero_variance=choice, refill_rounds=3).build().refill_rounds == rounds
+
+
 def test_a_group_of_one_is_a_configuration_error():
-    with pytest.raises(ValueError, match=r"n \(samples a prompt\) = 1: expected at least 2"):
+    with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
         Algorithm.Config().build().validate_group_size(1)
 
 

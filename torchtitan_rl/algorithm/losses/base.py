@@ -11,6 +11,7 @@ from torchtitan_rl.types import Episode, Metric
 
 from ..aggregations import Aggregation
 from ..inputs import LossInputs, safe_exp
+from ..metrics.tally import Tally
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
@@ -60,6 +61,9 @@ class PolicyLoss(Configurable, ABC):
     def episode_metrics(self, groups: list[list[Episode]]) -> dict[str, Metric]:
         """Metrics of the step's groups that only this loss knows."""
         return {}
+
+    def record(self, tally: Tally, inputs: LossInputs) -> None:
+        """Add what only this loss knows of a micro-batch to its metrics; called without gradient."""
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Move controllers, given the globally merged values of `controller_inputs`."""

@@ -17,6 +17,7 @@ from ..maxent import BetaController, MetaController, TauController, is_neutral, 
 from ..maxent.metrics import group_weight_metrics
 from ..maxent.state import Controllers
 from ..metrics.summary import same_everywhere
+from ..metrics.tally import Tally
 from ..mismatch import NoCorrection
 from .base import PolicyLoss
 from .clip import Clip
@@ -141,6 +142,15 @@ class MaxEnt(PolicyLoss):
         if self.config.clip_coef == 0:
             return listwise
         return listwise + self.config.clip_coef * super().total(inputs, aggregation)
+
+    def record(self, tally: Tally, inputs: LossInputs) -> None:
+        """`maxent/weight_entropy/mean` over the groups in the loss: what the controllers steer by."""
+        present = inputs.sequences.present  # [S]
+        same_group = inputs.group_ids[:, None] == inputs.group_ids[None, :]  # [S, S]
+        sizes = (same_group & present[None, :]).sum(dim=1).clamp(min=1)  # [S] sequences in the loss, of its group
+        num_groups = (present / sizes).sum()  # 0-d
+        entropy = torch.special.entr(inputs.weights * present).sum()  # 0-d, of all groups; entr(w) = -w log w
+        tally.weighted_mean("maxent/weight_entropy/mean", entropy / num_groups.clamp(min=1), num_groups)
 
     def listwise(self, inputs: LossInputs) -> Tensor:
         """[S] -w_i log softmax_i(s) over the sequences of its group."""

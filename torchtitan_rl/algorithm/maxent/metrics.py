@@ -14,8 +14,8 @@ def group_weight_metrics(
 ) -> dict[str, Metric]:
     """`maxent/...` and `groups/effective_rollouts`, `groups/incorrect_mass`.
 
-    The weights' entropy is of the groups with a preference only, for no tau moves a neutral group's; the others count
-    all groups with a weighted completion.
+    The weights' entropy is of the groups in the loss (its mean comes from the loss itself); the others count all groups
+    with a weighted completion.
     """
     members = [[episode for episode in group if episode.weight > 0 or episode.in_loss] for group in groups]
     members = [group for group in members if group]
@@ -28,7 +28,7 @@ def group_weight_metrics(
     metrics["maxent/neutral_fraction"] = same_everywhere(mean([float(is_neutral(q)) for q in targets]))
     metrics["groups/effective_rollouts"] = same_everywhere(mean([math.exp(value) for value in entropies]))
     metrics["groups/incorrect_mass"] = same_everywhere(mean(incorrect))
-    deciding = [(len(q), value) for q, value in zip(targets, entropies, strict=True) if not is_neutral(q)]
-    metrics |= describe("maxent/weight_entropy", [value for _, value in deciding])
-    shares = [value / math.log(size) for size, value in deciding]
+    learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
+    metrics |= describe("maxent/weight_entropy", [value for _, value in learning], ("std", "min", "max"))
+    shares = [value / math.log(size) for size, value in learning if size > 1]
     return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
