@@ -30,7 +30,7 @@ class Guard:
         self.errors = 0
         self._build = build
         self._queue: queue.Queue[Any] = queue.Queue(queue_size)
-        self._busy = False
+        self._positioned = False
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
@@ -40,7 +40,13 @@ class Guard:
         return self.errors > 0
 
     def submit(self, record: StepRecord) -> None:
-        """Hands one step to the sink. Returns at once; never raises."""
+        """Hands one step to the sink. Returns at once; never raises.
+
+        The first step of a session that resumed from nothing begins the run again: earlier sessions' steps from there
+        on are forgotten.
+        """
+        if not self._positioned:
+            self.rewind(record.step)
         if self.disabled or not self._put(record.write_to):
             self._drop(record)
 
@@ -51,7 +57,7 @@ class Guard:
 
     def rewind(self, step: int) -> None:
         """Has the sink forget what it wrote of `step` and later: training resumes there."""
-        self._put(lambda sink: sink.rewind(step))
+        self._positioned = self._put(lambda sink: sink.rewind(step))
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until everything handed over is written. False: it is not, after `timeout_s` seconds."""

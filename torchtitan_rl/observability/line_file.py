@@ -39,6 +39,8 @@ class LineFile:
 
     def rewind(self, step: int) -> None:
         """Cuts off the first line of `step` or a later one, and all that follows."""
+        if not self.size:
+            return
         offset = 0
         with open(self._path, "rb") as lines:
             for line in lines:

@@ -147,7 +147,8 @@ class Random(Best):
         self.seed = seed
 
     def key(self, entry: Entry) -> bytes:
-        text = f"{self.seed}:{entry.row.get('step', entry.digest)}:{entry.place}"
+        when = entry.row["step"] if entry.row.get("step") is not None else entry.digest
+        text = f"{self.seed}:{when}:{entry.place}"
         return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()
 
 

@@ -1,0 +1,128 @@
+"""What observability costs the training thread: 1,024 episodes of 2,048 tokens a step, every sink on.
+
+    python scripts/bench/observability.py [--episodes 1024] [--tokens 2048] [--steps 8] [--sinks console jsonl ...]
+
+Prints the milliseconds that each part takes on the training thread, and the limit: 100 ms, and 1 % of a 30 s step.
+W&B runs offline; everything is written to a temporary folder.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+LIMIT_MS = 100.0
+
+
+def main() -> int:
+    """Runs the bench; returns 1 when the median step costs more than the limit."""
+    options = _options()
+    folder = Path(tempfile.mkdtemp(prefix="bench-observability-"))
+    os.environ["TRACKIO_DIR"] = str(folder / "trackio")
+    os.environ["WANDB_SILENT"] = "true"
+    episodes = _episodes(options.episodes, options.tokens)
+    with contextlib.redirect_stdout(io.StringIO()):
+        milliseconds, dropped = _measure(options, folder, episodes)
+    print(
+        f"{options.episodes} episodes of {options.tokens} tokens, sinks {', '.join(options.sinks)}, {options.steps} steps"
+    )
+    for part, taken in milliseconds.items():
+        print(f"  {part:<40} {statistics.median(taken):7.1f} ms   (most {max(taken):.1f})")
+    total = statistics.median(milliseconds["training thread, total"])
+    print(
+        f"  {total:.1f} ms is {total / 300:.2f} % of a 30 s step; limit {LIMIT_MS:.0f} ms; rows dropped: {dropped:.0f}"
+    )
+    print(f"  written: {sum(f.stat().st_size for f in folder.rglob('*') if f.is_file()) / 2**20:.1f} MiB in {folder}")
+    return int(total > LIMIT_MS)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds that training takes between two flushes")
+    parser.add_argument("--keep-all-rows", action="store_true")
+    parser.add_argument("--sinks", nargs="+", default=["console", "jsonl", "tensorboard", "wandb", "trackio"])
+    return parser.parse_args()
+
+
+def _episodes(count: int, tokens: int) -> list:
+    from torchtitan_rl.types import Episode
+
+    chance = random.Random(0)
+    words = [f"word{i} " for i in range(5000)]
+    found = []
+    for i in range(count):
+        reward = chance.choice([0.0, 1.0])
+        found.append(
+            Episode(
+                policy_version=0,
+                prompt_idx=i // 16,
+                sample_idx=i % 16,
+                prompt="What is the sum of these numbers? " * 20,
+                response="".join(chance.choices(words, k=tokens)),
+                expected_answer="42",
+                answer="42" if reward else None,
+                prompt_token_ids=chance.choices(range(150_000), k=200),
+                token_ids=chance.choices(range(150_000), k=tokens),
+                sampler_logprobs=[-chance.random() for _ in range(tokens)],
+                finish_reason="stop",
+                reward=reward,
+                reward_breakdown={"correct": reward, "format": 0.2},
+                extra={"extracted": "42"},
+                group_size=16,
+            )
+        )
+    return found
+
+
+def _measure(options: argparse.Namespace, folder: Path, episodes: list) -> tuple[dict[str, list[float]], float]:
+    from torchtitan_rl import observability as obs
+
+    config = obs.Recorder.Config(sinks=options.sinks, wandb_mode="offline", keep_all_rows=options.keep_all_rows)
+    run = obs.Recorder(config, run_folder=folder, run_name="bench", run_config={"a": 1}, total_steps=options.steps)
+    milliseconds: dict[str, list[float]] = defaultdict(list)
+    dropped = 0.0
+    for step in range(1, options.steps + 1):
+        taken: dict[str, float] = {}
+
+        @contextlib.contextmanager
+        def part(name: str):
+            started = time.perf_counter()
+            yield
+            taken[name] = 1e3 * (time.perf_counter() - started)
+
+        with part("completion metrics"):
+            obs.record_metrics(obs.completion_metrics(episodes))
+        with part("diversity metrics"):
+            obs.record_metrics(obs.diversity_metrics(episodes))
+        with part("200 scalars, 1,024 rewards"):
+            for i in range(200):
+                obs.record_metric(f"scalar/{i % 50}", i)
+            for episode in episodes:
+                obs.record_metric("reward/mean", episode.reward)
+                obs.record_metric("reward", episode.reward, obs.Reduce.QUANTILES)
+        with part("episode rows"):
+            rows = obs.episode_rows(episodes, step=step, split="train")
+        with part("record the table"):
+            obs.record_metric("rollout/samples", rows, obs.Reduce.TABLE)
+        with part("flush"):
+            dropped = run.flush(step)["obs/dropped_rows"]
+        for name, value in taken.items():
+            milliseconds[name].append(value)
+        milliseconds["training thread, total"].append(sum(taken.values()))
+        time.sleep(options.pause)
+    run.close()
+    return milliseconds, dropped
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""metrics.jsonl and the local store: killed in the middle of a write, resumed, bounded, read back."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from conftest import NASTY, episode
+
+from torchtitan_rl.observability import Reduce, episode_rows, read_rows, read_samples, record_metric
+from torchtitan_rl.observability.line_file import LineFile, read_lines
+
+STEPS = 40
+
+RUN = """
+    import json, sys
+    from pathlib import Path
+    from torchtitan_rl.observability import Recorder, Reduce, record_metric
+    folder = Path(sys.argv[1])
+    run = Recorder(Recorder.Config(sinks=["jsonl"], keep_all_rows=True, queue_size=1024), run_folder=folder,
+                   run_name="r", run_config={}, total_steps=40)
+    checkpoint = folder / "checkpoint.json"
+    start = 1
+    if checkpoint.exists():
+        state = json.loads(checkpoint.read_text())
+        run.load_state_dict(state["recorder"])
+        start = state["step"] + 1
+    for step in range(start, 41):
+        record_metric("loss", step)
+        rows = [{"prompt_idx": i, "sample_idx": 0, "score": i, "response": "x" * 20_000} for i in range(100)]
+        record_metric("t", rows, Reduce.TABLE)
+        run.flush(step)
+        if step % 4 == 0:
+            state = json.dumps({"step": step, "recorder": run.state_dict()})
+            (folder / "checkpoint.tmp").write_text(state)
+            (folder / "checkpoint.tmp").rename(checkpoint)
+            print(step, flush=True)
+    run.close()
+    print("done", flush=True)
+"""
+
+
+def start(folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_kill_9_in_the_middle_of_writes_and_resume_loses_no_step_and_repeats_none(tmp_path):
+    chance = random.Random(0)
+    for _ in range(3):
+        process = start(tmp_path)
+        process.stdout.readline()
+        time.sleep(chance.uniform(0.0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kept = [row["step"] for row in read_rows(tmp_path)]
+        assert all(kept.count(step) == 100 for step in set(kept))
+    process = start(tmp_path)
+    assert process.communicate(timeout=60)[0].endswith("done\n")
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [line["loss"] for line in metrics] == list(range(1, STEPS + 1))
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines() if line]
+    assert [row["step"] for row in rows] == [step for step in range(1, STEPS + 1) for _ in range(100)]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "los', '{"step": 3}', "\x00\x00"])
+def test_a_torn_last_batch_is_cut_off_when_the_file_is_opened_and_skipped_when_it_is_read(tmp_path, torn):
+    path = tmp_path / "f"
+    file = LineFile(path, b"\n\n")
+    file.append(1, [{"a": 1}, {"a": 2}])
+    file.close()
+    with open(path, "a") as partial:
+        partial.write('{"step": 2, "a": 3}\n' + torn)
+    assert [line["step"] for line in read_lines(path, b"\n\n")] == [1, 1]
+    file = LineFile(path, b"\n\n")
+    file.append(2, [{"a": 4}])
+    file.close()
+    assert [line.get("a") for line in read_lines(path, b"\n\n")] == [1, 2, 4]
+
+
+def test_the_end_of_a_batch_is_found_across_read_blocks(tmp_path):
+    for length in range(2**20 - 60, 2**20 - 20):
+        path = tmp_path / "f"
+        path.write_bytes(b'{"step": 1}\n\n' + b"x" * length)
+        file = LineFile(path, b"\n\n")
+        assert file.size == 13
+        file.close()
+
+
+def test_resuming_without_a_checkpoint_state_still_writes_no_step_twice(recorder, tmp_path):
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        run = recorder()
+        if steps[0] > 1:
+            run.load_state_dict({"next_step": steps[0]})
+        for step in steps:
+            record_metric("x", step)
+            record_metric("t", {"score": step}, Reduce.TABLE)
+            run.flush(step)
+        run.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_begins_again_in_its_folder_replaces_the_steps_it_repeats(recorder, tmp_path):
+    for value in (1.0, 2.0):
+        run = recorder()
+        for step in (1, 2):
+            record_metric("x", value)
+            run.flush(step)
+        run.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["x"]) for line in lines] == [(1, 2.0), (2, 2.0)]
+
+
+def test_the_run_id_stays_over_resumptions(recorder, tmp_path):
+    recorder().close()
+    first = (tmp_path / "run_id").read_text()
+    recorder().close()
+    assert (tmp_path / "run_id").read_text() == first
+    assert len(first) == 8
+
+
+def test_the_byte_budget_stops_the_store_and_says_so(recorder, tmp_path, caplog):
+    run = recorder(store_bytes=2000)
+    for step in range(1, 8):
+        record_metric("t", {"score": 1, "response": "x" * 500}, Reduce.TABLE)
+        run.flush(step)
+        run._guards["local"].drain(5)
+    values = run.flush(8)
+    assert caplog.text.count("has reached its budget of 2,000 bytes") == 1
+    kept = [row["step"] for row in read_rows(tmp_path)]
+    assert kept == list(range(1, len(kept) + 1))
+    assert 0 < len(kept) < 7
+    assert values["obs/dropped_rows"] == 7 - len(kept)
+
+
+def test_the_store_is_read_back_in_one_call_into_pyarrow_and_pandas_with_the_full_text(recorder, tmp_path):
+    run = recorder(keep_all_rows=True)
+    rows = episode_rows([episode(0, 0, 1.0, response=NASTY), episode(0, 1, float("nan"))], step=1, split="train")
+    record_metric("rollout/samples", rows, Reduce.TABLE)
+    record_metric("other", {"score": 1, "late": {"nested": [1]}, "reward": "text"}, Reduce.TABLE)
+    run.flush(1)
+    run.close()
+    table = read_samples(tmp_path)
+    assert table.num_rows == 3
+    assert table.column("response")[0].as_py() == NASTY.replace("\ud800", "\\ud800")
+    assert next(iter(read_rows(tmp_path)))["response"] == NASTY
+    assert table.column("late").to_pylist() == [None, None, '{"nested": [1]}']
+    assert table.column("reward").to_pylist() == ["1.0", None, "text"]
+    frame = table.to_pandas()
+    assert list(frame["table"]) == ["rollout/samples", "rollout/samples", "other"]
+    assert read_samples(tmp_path, table="other").num_rows == 1
+
+
+def test_a_new_column_gives_null_in_the_rows_before_it(recorder, tmp_path, caplog):
+    run = recorder()
+    record_metric("t", {"score": 1}, Reduce.TABLE)
+    run.flush(1)
+    record_metric("t", {"score": 2, "extra/new": 0.5}, Reduce.TABLE)
+    run.flush(2)
+    run.close()
+    assert read_samples(tmp_path).column("extra/new").to_pylist() == [None, 0.5]
+    assert "'extra/new'" in caplog.text
+
+
+def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="samples.jsonl does not exist"):
+        read_samples(tmp_path)
+
+
+def test_every_line_of_metrics_jsonl_is_strict_json(recorder, tmp_path):
+    run = recorder()
+    record_metric("huge", 1e308)
+    record_metric("huge", 1e308)
+    record_metric("sum", 1e308, Reduce.SUM)
+    record_metric("sum", 1e308, Reduce.SUM)
+    record_metric("emoji 👩‍💻 \ud800", 1.0)
+    run.flush(1)
+    run.close()
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse)["step"] == 1

@@ -1,0 +1,70 @@
+"""Phases outside steps are visible, and timed ones recorded."""
+
+import threading
+import time
+
+import pytest
+
+from torchtitan_rl.observability import phase, progress, record_metric, timed
+
+
+def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
+    with phase("start vLLM engine"):
+        assert capsys.readouterr().out == "start vLLM engine ...\n"
+        time.sleep(0.12)
+    assert capsys.readouterr().out in ("start vLLM engine: 0.1 s\n", "start vLLM engine: 0.2 s\n")
+
+
+def test_a_long_phase_beats_more_often_than_every_10_s(capsys, monkeypatch):
+    import sys
+
+    module = sys.modules["torchtitan_rl.observability.progress"]
+    assert module.HEARTBEAT_SECONDS < 10
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+    with phase("slow"):
+        time.sleep(0.3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "slow ..."
+    assert 2 <= lines.count("slow ... 0 s") <= 7
+    time.sleep(0.15)
+    assert capsys.readouterr().out == ""
+    assert not any("heartbeat of slow" in thread.name for thread in threading.enumerate())
+
+
+def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
+    with pytest.raises(RuntimeError, match="no engine"), phase("start"):
+        raise RuntimeError("no engine")
+    assert "start: failed after 0.0 s" in capsys.readouterr().out
+
+
+def test_only_rank_0_prints(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    progress("hello")
+    with phase("quiet"):
+        pass
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    progress("hello")
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_timed_sums_a_rank_s_calls_and_keeps_the_slowest_rank(ranks):
+    from torchtitan_rl.observability import collector
+
+    world = ranks(2)
+    for rank, seconds in ((0, (0.01,)), (1, (0.05, 0.05))):
+        collector.activate(world.recorders[rank]._collector)
+        for each in seconds:
+            with timed("generate"):
+                time.sleep(each)
+    assert 0.1 <= world.flush(1)["time/generate"] < 0.3
+
+
+def test_timed_records_also_when_the_inside_fails_and_without_a_recorder(recorder):
+    with timed("nothing"):
+        pass
+    run = recorder()
+    with pytest.raises(ValueError, match="x"), timed("update"):
+        raise ValueError("x")
+    record_metric("y", 1.0)
+    assert "time/update" in run.flush(1)

@@ -1,0 +1,345 @@
+"""Each sink against its real library: what was recorded is read back, model output survives, resumption works."""
+
+import html
+import io
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+
+import pytest
+from conftest import NASTY, OVERLAY, episode
+
+from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+
+RECORD_STEPS = 3
+
+
+def nasty_step(step, n=4):
+    """Two prompts with n responses each; the best of prompt 0 is nasty."""
+    return [
+        episode(
+            p,
+            s,
+            float(10 * p + s),
+            response=NASTY if (p, s) == (1, n - 1) else f"[ANSWER] {p}-{s}",
+            extra={"note": "[/b]"} if step > 1 else {},
+            messages=[{"role": "user", "content": f"question {p} \ud800"}],
+        )
+        for p in range(2)
+        for s in range(n)
+    ]
+
+
+def record_run(run, n=4, calls=1):
+    """Three steps with a mean, quantiles, training and evaluation samples."""
+    for step in range(1, RECORD_STEPS + 1):
+        episodes = nasty_step(step, n)
+        for one in episodes:
+            record_metric("reward/mean", one.reward)
+            record_metric("reward", one.reward, Reduce.QUANTILES)
+        size = len(episodes) // calls
+        for call in range(calls):
+            part = episodes[call * size : (call + 1) * size]
+            record_metric("rollout/samples", episode_rows(part, step=step, split="train"), Reduce.TABLE)
+        record_metric("evaluation/samples", episode_rows(episodes[:2], step=step, split="eval"), Reduce.TABLE)
+        record_metric("evaluation/accuracy", 0.5)
+        run.flush(step)
+    run.close()
+    assert not any(guard.errors for guard in run._guards.values())
+
+
+def tensorboard_events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp_path):
+    record_run(recorder(sinks=["tensorboard"]))
+    events = tensorboard_events(tmp_path / "tensorboard")
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(s, 6.5) for s in (1, 2, 3)]
+    assert len(events.Histograms("reward/histogram")) == 3
+    texts = [t.tensor_proto.string_val[0].decode() for t in events.Tensors("rollout/samples/text_summary")]
+    assert len(texts) == 3
+    lines = texts[0].split("\n")
+    assert len(lines) == 2 + 3
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+    assert "<script>" not in texts[0]
+    assert "[/answer] list[int] [bold]x[/]" in html.unescape(texts[0])
+    assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_holds_the_hyper_parameters_once(recorder, tmp_path):
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    config = {"lr": 1e-5, "model": {"name": "debug \ud800", "layers": [1, 2]}, "none": None}
+    record_run(recorder(sinks=["tensorboard"], run_config=config))
+    found = tensorboard_events(tmp_path / "tensorboard").summary_metadata["_hparams_/session_start_info"]
+    start = plugin_data_pb2.HParamsPluginData.FromString(found.plugin_data.content).session_start_info
+    assert start.hparams["lr"].number_value == 1e-5
+    assert start.hparams["model.name"].string_value == "debug \\ud800"
+    assert start.hparams["model.layers"].string_value == "[1, 2]"
+
+
+def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path):
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        run = recorder(sinks=["tensorboard"])
+        if steps[0] > 1:
+            run.load_state_dict({"next_step": steps[0]})
+        for step in steps:
+            record_metric("x", step * len(steps))
+            run.flush(step)
+        run.close()
+    scalars = tensorboard_events(tmp_path / "tensorboard").Scalars("x")
+    assert [(e.step, e.value) for e in scalars] == [(1, 4), (2, 8), (3, 9), (4, 12), (5, 15)]
+
+
+def test_tensorboard_per_rank_writes_a_folder_each(ranks, tmp_path):
+    world = ranks(2, sinks=["tensorboard:per_rank_reduce"])
+    world.record(1, "x", 3.0)
+    world.flush(1)
+    for one in world.recorders:
+        one.close()
+    assert tensorboard_events(tmp_path / "tensorboard.rank1").Scalars("x")[0].value == 3.0
+
+
+def wandb_log_entries(path):
+    """The entries of a .wandb file: LevelDB's log format (blocks of 32 KiB, entries in fragments) after 7 bytes."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    position, entry = 7, b""
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        entry += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield entry
+            entry = b""
+
+
+def wandb_records(run_folder):
+    """The offline run's files, every record of its log, and its history as dicts."""
+    from wandb.proto import wandb_internal_pb2
+
+    [path] = run_folder.glob("wandb/offline-run-*/run-*.wandb")
+    records = [wandb_internal_pb2.Record.FromString(entry) for entry in wandb_log_entries(path)]
+    history = []
+    for record in records:
+        if record.HasField("history"):
+            history.append({})
+            for item in record.history.item:
+                *outer, name = item.nested_key or [item.key]
+                place = history[-1]
+                for key in outer:
+                    place = place.setdefault(key, {})
+                place[name] = json.loads(item.value_json)
+    return path.parent / "files", records, history
+
+
+@pytest.fixture
+def wandb_run(recorder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    record_run(recorder(sinks=["wandb"], wandb_mode="offline", project="p"))
+    return wandb_records(tmp_path)
+
+
+def test_wandb_offline_holds_scalars_histograms_config_and_step_on_the_log(wandb_run):
+    _, records, history = wandb_run
+    assert [line["step"] for line in history if "reward/mean" in line] == [1, 2, 3]
+    assert {line["reward/mean"] for line in history if "reward/mean" in line} == {6.5}
+    assert all(line["reward/histogram"]["_type"] == "histogram" for line in history if "reward/mean" in line)
+    config = [update.key for r in records if r.HasField("run") for update in r.run.config.update]
+    assert {"lr", "model"} <= set(config)
+    metrics = [r.metric for r in records if r.HasField("metric")]
+    assert any(m.glob_name == "*" and m.step_metric == "step" for m in metrics)
+
+
+def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wandb_run):
+    files, _, history = wandb_run
+    logged = [line["rollout/samples"] for line in history if "rollout/samples" in line]
+    assert [entry["_type"] for entry in logged] == ["incremental-table-file"] * 3
+    tables = [json.loads((files / entry["path"]).read_text()) for entry in logged]
+    steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in tables]
+    assert steps == [{1}, {1, 2}, {3}]
+    assert "extra/note" not in tables[0]["columns"]
+    assert "extra/note" in tables[1]["columns"]
+    [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]
+    table = json.loads((files / final["path"]).read_text())
+    assert (final["_type"], final["log_mode"]) == ("table-file", "IMMUTABLE")
+    assert sorted({row[table["columns"].index("step")] for row in table["data"]}) == [1, 2, 3]
+    responses = [row[table["columns"].index("response")] for row in table["data"]]
+    assert NASTY.replace("\ud800", "\\ud800") in responses
+    assert any("evaluation/samples/final" in line for line in history)
+
+
+@pytest.fixture
+def trackio_rows(tmp_path):
+    """Runs a recorder with the Trackio sink in a process of its own (its folder is read at import); reads its tables."""
+    pytest.importorskip("trackio")
+    folder = tmp_path / "trackio"
+
+    def run(n=4, calls=1, **config):
+        script = (
+            "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+            "from test_sinks import record_run; from torchtitan_rl.observability import Recorder;"
+            f"record_run(Recorder(Recorder.Config(sinks=['trackio'], project='proj', **{config!r}),"
+            "run_folder=Path(sys.argv[1]), run_name='r', run_config={'lr': 1e-5}, total_steps=3),"
+            f"n={n}, calls={calls})"
+        )
+        paths = [os.environ.get("PYTHONPATH", ""), *([str(OVERLAY)] if OVERLAY.is_dir() else [])]
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "run"), os.path.dirname(__file__)],
+            env={**os.environ, "TRACKIO_DIR": str(folder), "PYTHONPATH": ":".join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        database = sqlite3.connect(folder / "proj.db")
+        metrics = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics")]
+        traces = database.execute("SELECT step, key, messages, metadata FROM traces ORDER BY step, trace_index")
+        return metrics, [(s, k, json.loads(m), json.loads(d)) for s, k, m, d in traces]
+
+    return run
+
+
+def test_trackio_holds_scalars_tables_and_16_traces_a_step_however_many_generation_calls(trackio_rows):
+    metrics, traces = trackio_rows(n=20, calls=4)
+    scalars = {step: values for step, values in metrics if "reward/mean" in values}
+    assert sorted(scalars) == [1, 2, 3]
+    table = scalars[1]["rollout/samples"]
+    assert table["_type"] == "trackio.table"
+    assert {row["step"] for row in table["_value"]} == {1}
+    assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
+    assert [sum(step == s for s, *_ in traces) for step in (1, 2, 3)] == [16, 16, 16]
+    assert {key for _, key, *_ in traces} == {"rollout/traces"}
+
+
+def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):
+    _, traces = trackio_rows(n=4, max_traces_per_step=8, trace_key="my/traces")
+    assert len(traces) == 24
+    for step, key, messages, metadata in traces:
+        prompt, sample = metadata["prompt_index"], metadata["sample_index"]
+        assert key == "my/traces"
+        assert messages[0] == {"role": "user", "content": f"question {prompt} \\ud800"}
+        assert messages[-1]["role"] == "assistant"
+        if (prompt, sample) == (1, 3):
+            assert messages[-1]["content"] == NASTY.replace("\ud800", "\\ud800")
+        else:
+            assert messages[-1]["content"] == f"[ANSWER] {prompt}-{sample}"
+        assert metadata["step"] == step
+        assert metadata["reward"] == 10 * prompt + sample
+        expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
+        assert expected <= set(metadata)
+    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 24
+
+
+def test_trackio_traces_are_off_at_0(trackio_rows):
+    metrics, traces = trackio_rows(max_traces_per_step=0)
+    assert traces == []
+    assert len(metrics) >= 3
+
+
+def console_output(recorder, monkeypatch, stream=None, **config):
+    stream = stream or io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], total_steps=3, **config))
+    return stream.getvalue()
+
+
+def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=0).splitlines()
+    steps = [line for line in output if line.startswith("step ")]
+    assert len(steps) == 3
+    assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
+    assert "1/3" in steps[0]
+    assert "reward   6.500" in steps[0]
+    assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
+    assert len(output) == 6
+
+
+def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "[/answer] list[int] [bold]x[/] red link" in output
+    assert "<script>alert(1)</script>" in output
+    assert "👩‍💻" in output
+    assert "\\ud800" in output
+    for harmful in ("\x1b", "\x00", "\x9b", "\u202e", "\x07"):
+        assert harmful not in output
+
+
+def test_console_truncates_head_and_tail_within_its_line_budget(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "characters ...]" in output
+    panels = output.split("╭")[1:]
+    assert max(panel.count("\n") for panel in panels) < 30
+
+
+def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" not in console_output(recorder, monkeypatch)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
+
+
+def test_console_copes_with_an_ascii_terminal(recorder, monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], console_every=1))
+    assert b"\\U0001f469" in raw.getvalue()
+
+
+def test_console_shows_about_30_metrics_chosen_by_patterns(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["obs/*", "reward/p50"])
+    assert "obs/sink_errors" in output
+    assert "reward/p50" in output
+    assert "reward/p95" not in output
+
+
+def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run = recorder(sinks=["console"])
+    record_metric("loss", float("nan"))
+    run.flush(1)
+    run.close()
+    assert "loss      nan" in stream.getvalue()
+
+
+def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run = recorder(sinks=["console", "tensorboard", "wandb"], console_every=1, wandb_mode="offline")
+    record_run(run)
+    stored = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines() if line]
+    in_store = {
+        (r["step"], r["select_reason"], r["prompt_idx"], r["sample_idx"]) for r in stored if r["split"] == "train"
+    }
+    files, _, history = wandb_records(tmp_path)
+    [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]
+    table = json.loads((files / final["path"]).read_text())
+    names = ("step", "select_reason", "prompt_idx", "sample_idx")
+    in_wandb = {tuple(row[table["columns"].index(name)] for name in names) for row in table["data"]}
+    assert in_wandb == in_store
+    texts = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
+    for step, reason, prompt, sample in in_store:
+        assert f"{reason} · train · prompt {prompt} sample {sample}" in stream.getvalue()
+        [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
+        assert f"| {prompt} | {sample} |" in text
