@@ -27,7 +27,7 @@ def debug() -> Controller.Config:
         num_prompts_per_step=16,
         task=SumDigits.Config(max_integers=2, instruction=""),
         prompts=PromptStream.Config(max_prompt_tokens=32),
-        sampling=SamplingConfig(n=8, max_tokens=16),
+        sampling=SamplingConfig(n=8, max_tokens=32),
         generator=Generator.Config(dtype="float32", max_model_len=64),
         algorithm=Algorithm.Config(advantage=GroupMean.Config()),
         trainer=Trainer.Config(
@@ -37,7 +37,7 @@ def debug() -> Controller.Config:
             max_tokens_per_microbatch=8192,
             logprob_gate=LogprobGate.Config(max_diff=1e-4),
         ),
-        evaluation=Evaluation.Config(every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=16, temperature=0)),
+        evaluation=Evaluation.Config(every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)),
         checkpoint=CheckpointManager.Config(
             enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
         ),
