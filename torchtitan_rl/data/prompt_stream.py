@@ -10,6 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.tasks import Example, Task
 from torchtitan_rl.types import Prompt
 
@@ -37,7 +38,7 @@ class PromptStream(Configurable):
 
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         if config.max_prompt_tokens < 1:
-            raise ValueError(
+            raise UserError(
                 f"prompts.max_prompt_tokens={config.max_prompt_tokens}: expected at least 1. "
                 "Set it to the longest prompt you want to allow, in tokens."
             )
@@ -58,18 +59,18 @@ class PromptStream(Configurable):
     def next_batch(self, num_prompts: int) -> list[Prompt]:
         """The next `num_prompts` training prompts, with prompt_idx 0, 1, ...
 
-        Raises ValueError for a prompt longer than `max_prompt_tokens` or that the tokenizer cannot represent.
+        Raises UserError for a prompt longer than `max_prompt_tokens` or that the tokenizer cannot represent.
         """
         if self._examples is None:
             self._examples = iter(self._loader)
         return [self._tokenize(index, next(self._examples)) for index in range(num_prompts)]
 
     def held_out(self, num: int) -> list[Prompt]:
-        """The first `num` held-out prompts, with prompt_idx 0, 1, ...; the same at every call. Raises as `next_batch`."""
+        """The first `num` held-out prompts, prompt_idx 0, 1, ...; the same at every call. Raises as `next_batch`."""
         return [self._tokenize(index, example) for index, example in enumerate(self.task.held_out_examples(num))]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as one string: a loader's own state changes its keys as it goes, which a DCP load cannot match."""
+        """The position, as one string: a loader's own state changes its keys as it goes; DCP loads into given ones."""
         return {"position": json.dumps(self._loader.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ class PromptStream(Configurable):
         if check_answer:
             self._check_represents(example.expected_answer)
         if len(token_ids) > self.config.max_prompt_tokens:
-            raise ValueError(
+            raise UserError(
                 f"A prompt has {len(token_ids)} tokens, more than prompts.max_prompt_tokens="
                 f"{self.config.max_prompt_tokens}: {_shortened(text)!r}. Raise that limit (and the generator's and the "
                 "trainer's longest sequence with it), or leave such examples out in the task."
@@ -109,16 +110,16 @@ class PromptStream(Configurable):
         )
 
     def _check_represents(self, text: str) -> None:
-        """Raise ValueError unless the tokenizer gives `text` back from its token ids, without unknown tokens."""
+        """Raise UserError unless the tokenizer gives `text` back from its token ids, without unknown tokens."""
         token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         decoded = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
         # Some tokenizers put a space before the first word, which is no loss.
         if unknown or decoded.strip() != text.strip():
-            raise ValueError(
+            raise UserError(
                 f"The tokenizer in hf_assets_path={self.tokenizer.name_or_path!r} cannot represent the task's text: "
-                f"{_shortened(text)!r} comes back as {_shortened(decoded)!r}. Point hf_assets_path at the folder of the "
-                "checkpoint that the policy starts from, with its own tokenizer files."
+                f"{_shortened(text)!r} comes back as {_shortened(decoded)!r}. Point hf_assets_path at the folder of "
+                "the checkpoint that the policy starts from, with its own tokenizer files."
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Reward,
@@ -39,8 +40,8 @@ class Grader(Configurable):
         """Weight of a reward function in the sum, by its name; 1 for those not named here."""
 
         on_failure: FailurePolicy = "raise"
-        """When a reward function raises, takes too long or returns no score: raise, or none, which leaves these completions
-        without a reward (they take no part in the baseline, get advantage 0, and are counted and shown)."""
+        """When a reward function raises, takes too long or returns no score: raise, or none, which leaves these
+        completions without a reward (they take no part in the baseline, get advantage 0, are counted and shown)."""
 
         on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
         """The same for single reward functions, by name."""
@@ -78,8 +79,8 @@ class Grader(Configurable):
     def score(self, completions: list[Completion], prompt: Prompt) -> list[ScoredCompletion]:
         """The completions of one prompt's group with their rewards, in the same order.
 
-        A reward is the weighted sum over the functions that gave one: None from a function leaves that function out, a
-        failed function leaves the completion without a reward, as a sum of the rest would not compare with its siblings'.
+        A reward is the weighted sum over the functions that gave one: None from a function leaves that function out; a
+        failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
         Raises RewardError when a function fails whose policy is "raise", ValueError for a completion of another prompt.
         """
         strangers = {c.prompt_idx for c in completions} - {prompt.prompt_idx}
@@ -100,7 +101,7 @@ class Grader(Configurable):
         return [self._combined(index, completion, outcomes) for index, completion in enumerate(completions)]
 
     def drain_metrics(self) -> dict[str, Metric]:
-        """What this rank's reward functions logged since the last call, and how many scores failed, for `record_metric`."""
+        """What this rank's reward functions logged since the last call, and how many scores failed."""
         return self._metrics.drain()
 
     def _run(self, reward: Reward, completions: list[Completion], prompt: Prompt) -> "_Outcome":
@@ -119,7 +120,7 @@ class Grader(Configurable):
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._on_failure(reward, message, prompt, error)
-            return _Outcome([None] * len(completions), {i: message for i in range(len(completions))}, log)
+            return _Outcome([None] * len(completions), dict.fromkeys(range(len(completions)), message), log)
         errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
         if errors:
             index, message = next(iter(errors.items()))
@@ -189,9 +190,9 @@ def _keywords(completions: list[Completion], prompt: Prompt) -> dict[str, list]:
 
 
 def _check_names(config: Grader.Config, names: list[str]) -> None:
-    """Raise ValueError for two functions of one name, and for settings of a function that does not exist."""
+    """Raise UserError for two functions of one name, and for settings of a function that does not exist."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
+        raise UserError(
             f"Two reward functions are called {twice} (the task's and grader.rewards together): {names}. Rename one."
         )
     settings: dict[str, Mapping[str, Any]] = {
@@ -201,7 +202,7 @@ def _check_names(config: Grader.Config, names: list[str]) -> None:
     }
     for setting, by_name in settings.items():
         if unknown := sorted(by_name.keys() - set(names)):
-            raise ValueError(f"grader.{setting} names {unknown}; expected reward functions among {names}.")
+            raise UserError(f"grader.{setting} names {unknown}; expected reward functions among {names}.")
 
 
 def _ignore(*_: Any) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.grading.time_limit import call_with_time_limit
 from torchtitan_rl.tasks import RewardFunction
 
@@ -42,9 +43,9 @@ class Reward:
         parameters = inspect.signature(self.function).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             keywords = {p.name: keywords[p.name] for p in parameters if p.name in keywords}
-        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        if missing := sorted(needed - keywords.keys()):
-            raise TypeError(f"needs {missing}, which are neither the grader's keywords nor columns of the task's examples")
+        named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        if missing := [p.name for p in named if p.default is p.empty and p.name not in keywords]:
+            raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
         call = functools.partial(self.function, **keywords)
         if inspect.iscoroutinefunction(self.function):
             return call_with_time_limit(lambda: asyncio.run(call()), self.time_limit_seconds)
@@ -79,17 +80,17 @@ def function_name(function: Callable) -> str:
 
 
 def load_reward_function(reference: str) -> RewardFunction:
-    """The function that "path/to/file.py:name" or "package.module:name" refers to. Raises ValueError when there is none."""
+    """The function that "path/to/file.py:name" or "package.module:name" refers to; UserError when there is none."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise ValueError(
+        raise UserError(
             f"grader.rewards has {reference!r}; expected path/to/file.py:function or package.module:function."
         )
     module = _load_file(Path(place), reference) if place.endswith(".py") else _import(place, reference)
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise ValueError(f"grader.rewards has {reference!r}, but {place} has no function {name!r}; it has {names}.")
+        raise UserError(f"grader.rewards has {reference!r}, but {place} has no function {name!r}; it has {names}.")
     return function
 
 
@@ -97,8 +98,8 @@ def _import(module: str, reference: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"grader.rewards has {reference!r}, but there is no module {error.name!r}. Give a path/to/file.py:function, "
+        raise UserError(
+            f"grader.rewards has {reference!r}, but there is no module {error.name!r}. Give path/to/file.py:function, "
             "or install the package."
         ) from error
 
@@ -106,7 +107,7 @@ def _import(module: str, reference: str) -> Any:
 def _load_file(path: Path, reference: str) -> Any:
     path = path.resolve()
     if not path.is_file():
-        raise ValueError(f"grader.rewards has {reference!r}, but there is no file {path}. Correct the path.")
+        raise UserError(f"grader.rewards has {reference!r}, but there is no file {path}. Correct the path.")
     # One module for each file however many functions are taken from it, so that they share what they keep.
     key = f"torchtitan_rl_rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key not in sys.modules:

@@ -11,9 +11,12 @@ from torchtitan_rl.types import Metric
 logger = logging.getLogger(__name__)
 
 RESERVED_NAMES = frozenset(
-    "step policy_version staleness split prompt_idx sample_idx group_size rank_in_group select_reason prompt response "
-    "expected_answer answer reward score advantage weight mass prompt_tokens response_tokens finish_reason "
-    "logprob_mean logprob_diff_mean logprob_diff_max".split()
+    [
+        *("step", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group"),
+        *("select_reason", "prompt", "response", "expected_answer", "answer", "reward", "score", "advantage", "weight"),
+        *("mass", "prompt_tokens", "response_tokens", "finish_reason"),
+        *("logprob_mean", "logprob_diff_mean", "logprob_diff_max"),
+    ]
 )
 """Columns of every sample table: a reward function's column of such a name is shown as `<function>/<name>`."""
 
@@ -96,7 +99,7 @@ class LogNames:
 
 
 class MetricSums:
-    """Sums and counts of what reward functions logged since the last drain; merged over ranks as such by the recorder."""
+    """Sums and counts of what reward functions logged since the last drain; the recorder merges them over ranks."""
 
     def __init__(self) -> None:
         self._names = LogNames("metric")
@@ -117,7 +120,7 @@ class MetricSums:
         self._failures[function] += num_completions
 
     def drain(self) -> dict[str, Metric]:
-        """`extra/<name>` (mean, weighted by its count), `extra/<name>/non_finite` and `reward/<function>/failures` (sums)."""
+        """Means `extra/<name>` with their counts; sums `extra/<name>/non_finite` and `reward/<function>/failures`."""
         drained: dict[str, Metric] = {}
         for (function, name), (total, count, non_finite) in self._sums.items():
             key = f"extra/{self._names.shown(function, name)}"

@@ -21,9 +21,9 @@ def call_with_time_limit(function: Callable[[], T], seconds: float) -> T:
     """What `function` returns. Raises TimeoutError when it takes longer than `seconds`; 0 means without limit.
 
     The call stays in the main thread and is ended by SIGALRM. A helper thread could neither end an endless loop nor
-    interrupt a regular expression, which holds the interpreter's lock, and libraries that set an alarm themselves (such
-    as math_verify) refuse to run in one. Native code that never returns to the interpreter cannot be ended. Off the main
-    thread there is no limit, as signals reach only the main one.
+    interrupt a regular expression, which holds the interpreter's lock, and libraries that set an alarm themselves (as
+    math_verify does) refuse to run in one. Native code that never returns to the interpreter cannot be ended. Off the
+    main thread there is no limit, as signals reach only the main one.
     """
     if seconds <= 0:
         return function()

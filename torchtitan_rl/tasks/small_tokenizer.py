@@ -13,9 +13,9 @@ def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrained
     """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
     Any text round-trips, as every byte is a token; each digit is a token by itself, so that numbers of any length are
-    written the same way. What the texts do not fill is reserved tokens, so that every row of the
-    model's embedding has a token. Without a chat template. The same texts give the same tokenizer. Raises ValueError for a
-    `vocab_size` below the 256 bytes and the 2 special tokens.
+    written the same way. What the texts do not fill is reserved tokens, so that every row of a model's embedding has a
+    token. Without a chat template. The same texts give the same tokenizer. Raises ValueError for a `vocab_size` below
+    the 256 bytes and the 2 special tokens.
     """
     if vocab_size < 258:
         raise ValueError(f"vocab_size={vocab_size}: expected at least 258, for 256 bytes and 2 special tokens.")

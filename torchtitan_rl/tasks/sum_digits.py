@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
 
 SMALLEST, LARGEST = 10, 99
@@ -36,14 +37,14 @@ class SumDigits(Task):
         """Most integers in a prompt."""
 
         instruction: str = "Write [ANSWER] and then the sum, for example: [ANSWER] 55"
-        """What follows the question in each prompt; empty for a policy that was trained to know the form, as debug's."""
+        """What follows the question in each prompt; empty for a policy that already knows the form, as debug's does."""
 
         format_reward: float = 0.2
         """Reward for exactly one well-formed tag, given to right and wrong answers alike."""
 
     def __init__(self, config: Config) -> None:
         if not 2 <= config.min_integers <= config.max_integers:
-            raise ValueError(
+            raise UserError(
                 f"task.min_integers={config.min_integers} and task.max_integers={config.max_integers}: expected "
                 "2 <= min_integers <= max_integers. Change one of them."
             )
@@ -69,7 +70,7 @@ class SumDigits(Task):
             if is_held_out(operands):
                 chosen.setdefault(tuple(sorted(operands)), self._example(operands))
         if len(chosen) < num:
-            raise ValueError(
+            raise UserError(
                 f"{num} held-out examples were asked for, but sums of {self.config.min_integers} to "
                 f"{self.config.max_integers} integers have only {len(chosen)}. Ask for fewer, or raise "
                 "task.max_integers."

@@ -8,11 +8,9 @@ from typing import Any
 from torchtitan.config import Configurable
 
 RewardFunction = Callable[..., Any]
-"""TRL's: keywords `prompts`, `completions`, `completion_ids` and data set columns in, one float or None a completion out."""
+"""TRL's: keywords `prompts`, `completions`, `completion_ids` and columns in, one float or None a completion out."""
 
-RESERVED_COLUMNS = frozenset(
-    {"prompts", "completions", "completion_ids", "expected_answer", "log_extra", "log_metric"}
-)
+RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "expected_answer", "log_extra", "log_metric"})
 """Keywords that the grader itself hands to reward functions, so no data set column may be named so."""
 
 
@@ -27,7 +25,7 @@ class Example:
     """The prompt as plain text."""
     expected_answer: str
     messages: list[dict[str, str]] | None = None
-    """The same prompt as chat messages, used instead of `text` where a chat template is applied; None: there is none."""
+    """The same prompt as chat messages, used instead of `text` where a chat template is applied; None: no such form."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns, handed by name to the reward functions that name them."""
 
@@ -42,8 +40,8 @@ class Example:
 class Task(ABC, Configurable):
     """Examples and their judgement. Stateless: every method is a pure function of the config and its arguments.
 
-    Subclass it with a nested Config and these methods, and put that Config into `Controller.Config.task`; docs/rewards.md
-    has a complete one.
+    Subclass it with a nested Config and these methods, and put that Config into `Controller.Config.task`;
+    docs/rewards.md has a complete one.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -62,7 +60,7 @@ class Task(ABC, Configurable):
     def held_out_examples(self, num: int) -> list[Example]:
         """The first `num` examples of a fixed list that no training stream, whatever its seed, ever touches.
 
-        Raises ValueError when there are not so many.
+        Raises UserError when there are not so many.
         """
 
     @abstractmethod
@@ -79,7 +77,7 @@ class Task(ABC, Configurable):
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """The text of a completion as reward functions receive it: a string, or for a chat prompt the assistant's messages."""
+    """The text of a completion as reward functions receive it: a string, or for a chat prompt messages."""
     if isinstance(completion, str):
         return completion
     return "".join(message["content"] for message in completion)

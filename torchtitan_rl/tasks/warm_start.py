@@ -5,10 +5,10 @@ The policy learns from generated text to add the units, then the tens, then to g
     What is 47 + 85?
     7+5=12 4+8+1=13 [ANSWER] 132
 
-In a share of the sums that carry, the text forgets the carry ("4+8=12 [ANSWER] 122"). So the start knows both the right way
-and the wrong one, prefers the wrong one, and answers right wherever nothing is carried: a reward can tell its samples apart
-from the first step on, and RL has a habit to unlearn instead of arithmetic to discover. Held-out sums are never part
-of the text.
+In a share of the sums that carry, the text forgets the carry ("4+8=12 [ANSWER] 122"). So the start knows both the right
+way and the wrong one, prefers the wrong one, and answers right wherever nothing is carried: a reward can tell its
+samples apart from the first step on, and RL has a habit to unlearn instead of arithmetic to discover. Held-out sums are
+never part of the text.
 
     python -m torchtitan_rl.tasks.warm_start --output FOLDER
 """
@@ -82,8 +82,8 @@ def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
 def ensure_checkpoint(cache_root: Path | str = DEFAULT_CACHE_ROOT, *, seed: int = 0, recipe: Recipe = Recipe()) -> Path:
     """The folder of the starting checkpoint under `cache_root`, made first where it is missing (about a minute).
 
-    Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, all others wait.
-    Raises TimeoutError on a rank that waited ten times as long as it should take.
+    Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, others wait.
+    Raises TimeoutError on a rank that has waited 20 minutes.
     """
     folder = Path(cache_root).expanduser() / f"debug_start-{_key(recipe, seed)}"
     if folder.is_dir():
@@ -119,7 +119,7 @@ def make_checkpoint(folder: Path | str, seed: int = 0, recipe: Recipe = Recipe()
 
 
 def _train(task: SumDigits, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
-    """A model trained on `steps` batches of worked sums; the caller's random state and threads are left as they were."""
+    """A model trained on `steps` batches of worked sums; leaves the caller's random state and threads as they were."""
     threads = torch.get_num_threads()
     # torchrun sets one thread a process, but the other ranks are waiting for this one.
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -212,7 +212,7 @@ def _texts(task: SumDigits, recipe: Recipe, seed: int, num: int) -> list[tuple[s
 
 
 def _encode(texts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """Token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and behind the end-of-sequence token."""
+    """Token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and behind the end of sequence."""
     prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
     completions = tokenizer([completion + tokenizer.eos_token for _, completion in texts])["input_ids"]
     length = max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)) - 1

@@ -8,10 +8,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from torchtitan_rl.data import PromptStream
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.tasks import Example, SumDigits
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 
-CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
 
 
 @pytest.fixture
@@ -88,13 +91,13 @@ def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenize
 
 
 def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
-    with pytest.raises(ValueError, match=r"has \d+ tokens.*max_prompt_tokens=8.*What is.*Raise that limit"):
+    with pytest.raises(UserError, match=r"has \d+ tokens.*max_prompt_tokens=8.*What is.*Raise that limit"):
         stream(tokenizer, max_prompt_tokens=8)
 
 
 def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(ValueError, match="hf_assets_path"):
+    with pytest.raises(UserError, match="hf_assets_path"):
         stream(tokenizer)
 
 
@@ -102,16 +105,19 @@ def test_a_tokenizer_with_unknown_tokens_is_an_error_naming_the_folder():
 
     words = Tokenizer(models.WordLevel({"<unk>": 0, "What": 1}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(ValueError, match="hf_assets_path"):
+    with pytest.raises(UserError, match="hf_assets_path"):
         stream(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
 
 
 def test_columns_reach_the_prompt_as_they_are(tokenizer):
     class WithColumns(SumDigits):
         def train_example(self, index, *, seed):
-            return Example(text="What is 1?\n", expected_answer="1", columns={"number": index, "nested": {"a": [1, 2.5]}})
+            return Example(
+                text="What is 1?\n", expected_answer="1", columns={"number": index, "nested": {"a": [1, 2.5]}}
+            )
 
     prompts = stream(tokenizer, task=WithColumns(SumDigits.Config(max_integers=2, instruction="")))
     [first, second] = prompts.next_batch(2)
     assert first.columns == {"number": 0, "nested": {"a": [1, 2.5]}}
-    assert second.columns["number"] == 1 and type(second.columns["number"]) is int
+    assert second.columns["number"] == 1
+    assert type(second.columns["number"]) is int

@@ -5,66 +5,17 @@ import time
 
 import pytest
 
+from tests.unit_tests.grading.helpers import TaskOf, constant, grader, group, length, prompt, rewards
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.grading import Grader, RewardError
 from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.types import Completion, Prompt
-
-
-class TaskOf(SumDigits):
-    """sum_digits with other reward functions."""
-
-    def __init__(self, *functions):
-        super().__init__(SumDigits.Config(max_integers=2))
-        self.functions = functions
-
-    def reward_functions(self):
-        return self.functions
-
-
-def grader(*functions, **config) -> Grader:
-    return Grader.Config(**config).build(task=TaskOf(*functions))
-
-
-def prompt(**fields) -> Prompt:
-    defaults = dict(prompt_idx=3, text="What is 12 + 34?\n", token_ids=[7, 8], expected_answer="46")
-    return Prompt(**{**defaults, **fields})
-
-
-def group(*texts: str, prompt_idx: int = 3) -> list[Completion]:
-    return [
-        Completion(
-            policy_version=0,
-            prompt_idx=prompt_idx,
-            sample_idx=index,
-            prompt_token_ids=[7, 8],
-            text=text,
-            token_ids=list(range(len(text))),
-            token_logprobs=[-0.5] * len(text),
-            finish_reason="stop",
-        )
-        for index, text in enumerate(texts)
-    ]
-
-
-def rewards(scored):
-    return [s.reward for s in scored]
-
-
-def constant(value, name="constant"):
-    def function(completions, **_):
-        return [value for _ in completions]
-
-    function.__name__ = name
-    return function
-
-
-def length(completions, **_):
-    return [float(len(completion)) for completion in completions]
 
 
 def test_sum_digits_group_gets_rewards_breakdown_and_answers():
-    scored = Grader.Config().build(task=SumDigits.Config().build()).score(
-        group("[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46"), prompt()
+    scored = (
+        Grader.Config()
+        .build(task=SumDigits.Config().build())
+        .score(group("[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46"), prompt())
     )
     assert rewards(scored) == [1.2, -0.8, -1.0, 1.0]
     assert scored[0].reward_breakdown == {"correct": 1.0, "format": 0.2}
@@ -85,7 +36,8 @@ def test_trl_keywords_of_a_plain_prompt():
     assert seen["completion_ids"] == [[0, 1], [0]]
     assert seen["expected_answer"] == ["46", "46"]
     assert seen["operands"] == [[12, 34], [12, 34]]
-    assert callable(seen["log_extra"]) and callable(seen["log_metric"])
+    assert callable(seen["log_extra"])
+    assert callable(seen["log_metric"])
 
 
 def test_chat_prompt_is_handed_over_in_trls_conversational_form():
@@ -93,7 +45,10 @@ def test_chat_prompt_is_handed_over_in_trls_conversational_form():
 
     def conversational(prompts, completions, **kwargs):
         assert prompts == [messages, messages]
-        return [float(completion[0]["content"] == "yes" and completion[0]["role"] == "assistant") for completion in completions]
+        return [
+            float(completion[0]["content"] == "yes" and completion[0]["role"] == "assistant")
+            for completion in completions
+        ]
 
     assert rewards(grader(conversational).score(group("yes", "no"), prompt(messages=messages))) == [1.0, 0.0]
 
@@ -192,7 +147,8 @@ def test_failure_policies(function, said, caplog):
         tolerant.score(group("c", "d"), prompt())
     assert rewards(scored) == [None, None]
     assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
-    assert function.__name__ in "".join(scored[0].extra) and len(scored[0].extra) == 1
+    assert function.__name__ in "".join(scored[0].extra)
+    assert len(scored[0].extra) == 1
     assert tolerant.drain_metrics()[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
     assert len(caplog.records) == 1
 
@@ -203,7 +159,8 @@ def test_a_nan_costs_only_its_own_completion():
 
     scored = grader(one_bad, on_failure="none").score(group("bad", "good"), prompt())
     assert rewards(scored) == [None, 1.0]
-    assert scored[0].extra == {"error/one_bad": "returned nan"} and scored[1].extra == {}
+    assert scored[0].extra == {"error/one_bad": "returned nan"}
+    assert scored[1].extra == {}
 
 
 def test_the_policy_of_one_function_overrides_the_general_one():
@@ -274,7 +231,7 @@ def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
     file = tmp_path / "my_rewards.py"
     file.write_text("def brevity(completions, **_):\n    return [-len(text) for text in completions]\n")
     config = Grader.Config(rewards=[f"{file}:brevity", "tests_of_rewards_do_not_exist:f"])
-    with pytest.raises(ValueError, match="no module 'tests_of_rewards_do_not_exist'"):
+    with pytest.raises(UserError, match="no module 'tests_of_rewards_do_not_exist'"):
         config.build(task=TaskOf())
     built = Grader.Config(rewards=[f"{file}:brevity"], weights={"brevity": 0.5}).build(task=TaskOf(constant(1.0)))
     assert built.reward_names == ["constant", "brevity"]
@@ -288,13 +245,13 @@ def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
 def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
     file = tmp_path / "rewards.py"
     file.write_text("def brevity(completions, **_):\n    return []\n")
-    with pytest.raises(ValueError, match=f"grader.rewards.*{said}"):
+    with pytest.raises(UserError, match=f"grader.rewards.*{said}"):
         Grader.Config(rewards=[reference.format(file=file)]).build(task=TaskOf())
 
 
 def test_two_functions_of_one_name_and_settings_of_none_are_errors():
-    with pytest.raises(ValueError, match=r"called \['constant'\]"):
+    with pytest.raises(UserError, match=r"called \['constant'\]"):
         grader(constant(1.0), constant(2.0))
     for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
-        with pytest.raises(ValueError, match=r"names \['lenght'\].*\['length'\]"):
+        with pytest.raises(UserError, match=r"names \['lenght'\].*\['length'\]"):
             grader(length, **setting)

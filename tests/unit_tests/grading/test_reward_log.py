@@ -3,7 +3,8 @@
 import logging
 
 import pytest
-from test_grader import constant, grader, group, prompt, rewards
+
+from tests.unit_tests.grading.helpers import constant, grader, group, prompt, rewards
 
 
 def test_extras_travel_with_their_completions():
@@ -66,7 +67,8 @@ def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad
     with caplog.at_level(logging.WARNING):
         scored = graded.score(group("ab", "c"), prompt())
     assert rewards(scored) == [2.0, 1.0]
-    assert scored[0].extra == {} and graded.drain_metrics() == {}
+    assert scored[0].extra == {}
+    assert graded.drain_metrics() == {}
     assert "'careless' called log_extra('bad'" in caplog.text
 
 
@@ -94,7 +96,8 @@ def test_one_name_of_two_functions_is_namespaced_and_warned_once(caplog):
     scored = [graded.score(group("a"), prompt())[0] for _ in range(3)]
     assert all(s.extra == {"f/note": "f", "g/note": "g", "own": "h"} for s in scored)
     metrics = graded.drain_metrics()
-    assert metrics["extra/f/note"] == (1.0, "mean", 3) and metrics["extra/g/note"] == (3.0, "mean", 3)
+    assert metrics["extra/f/note"] == (1.0, "mean", 3)
+    assert metrics["extra/g/note"] == (3.0, "mean", 3)
     assert len([r for r in caplog.records if "column 'note'" in r.message]) == 1
 
 
@@ -139,7 +142,8 @@ def test_tensors_are_shown_as_numbers():
         return [0.0] * len(completions)
 
     [scored] = grader(lengths).score(group("abc"), prompt())
-    assert scored.extra == {"length": 3} and type(scored.extra["length"]) is int
+    assert scored.extra == {"length": 3}
+    assert type(scored.extra["length"]) is int
 
 
 def test_grading_needs_no_process_group():

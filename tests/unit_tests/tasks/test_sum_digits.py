@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.sum_digits import is_held_out
 from torchtitan_rl.tasks.task import Example
@@ -36,9 +37,7 @@ def test_no_stream_of_any_seed_touches_the_held_out_list():
     task = SumDigits.Config().build()
     held_out = {tuple(sorted(e.columns["operands"])) for e in task.held_out_examples(256)}
     for seed in range(5):
-        assert not held_out & {
-            tuple(sorted(task.train_example(i, seed=seed).columns["operands"])) for i in range(500)
-        }
+        assert not held_out & {tuple(sorted(task.train_example(i, seed=seed).columns["operands"])) for i in range(500)}
 
 
 def test_train_example_is_a_pure_function_of_seed_and_index(two_integers):
@@ -54,7 +53,7 @@ def test_held_out_list_is_fixed_and_a_longer_one_begins_with_the_shorter():
 
 
 def test_more_held_out_examples_than_exist_is_an_error_that_names_the_remedy(two_integers):
-    with pytest.raises(ValueError, match="have only .* raise task.max_integers"):
+    with pytest.raises(UserError, match="have only .* raise task.max_integers"):
         two_integers.held_out_examples(2000)
 
 
@@ -77,7 +76,7 @@ def test_an_empty_instruction_leaves_the_question_alone():
 
 
 def test_impossible_range_of_integers_is_an_error():
-    with pytest.raises(ValueError, match="task.min_integers=3 and task.max_integers=2"):
+    with pytest.raises(UserError, match="task.min_integers=3 and task.max_integers=2"):
         SumDigits.Config(min_integers=3, max_integers=2).build()
 
 
