@@ -142,10 +142,11 @@ def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one()
 
 def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax():
     algorithm = maxent()
-    with_none = episodes_of(algorithm, [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0)])
+    first = [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0)]
+    with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
     values = policy_like(with_none, 0.4)
     beside = run_loss(algorithm, with_none, values, packed(algorithm, with_none))
-    alone = run_loss(algorithm, with_none, values, packed(algorithm, with_none, order=[0, 2]))
+    alone = run_loss(algorithm, with_none, values, packed(algorithm, with_none, order=[0, 2, 3, 4, 5]))
     assert beside.loss.item() == pytest.approx(alone.loss.item(), abs=1e-14)
     assert merge([beside.metrics]) == pytest.approx(merge([alone.metrics]), abs=1e-12)
 
