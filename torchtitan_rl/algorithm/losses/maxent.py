@@ -148,7 +148,7 @@ class MaxEnt(PolicyLoss):
         present = inputs.sequences.present  # [S]
         same_group = inputs.group_ids[:, None] == inputs.group_ids[None, :]  # [S, S]
         sizes = (same_group & present[None, :]).sum(dim=1).clamp(min=1)  # [S] sequences in the loss, of its group
-        num_groups = (present / sizes).sum().round()  # 0-d, thirds do not add up to 1
+        num_groups = (present / sizes).sum()  # 0-d
         entropy = torch.special.entr(inputs.weights * present).sum()  # 0-d, of all groups; entr(w) = -w log w
         tally.weighted_mean("maxent/weight_entropy/mean", entropy / num_groups.clamp(min=1), num_groups)
 
