@@ -140,6 +140,17 @@ def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one()
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
 
+def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax():
+    algorithm = maxent()
+    first = [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0)]
+    with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
+    values = policy_like(with_none, 0.4)
+    beside = run_loss(algorithm, with_none, values, packed(algorithm, with_none))
+    alone = run_loss(algorithm, with_none, values, packed(algorithm, with_none, order=[0, 2, 3, 4, 5]))
+    assert beside.loss.item() == pytest.approx(alone.loss.item(), abs=1e-14)
+    assert merge([beside.metrics]) == pytest.approx(merge([alone.metrics]), abs=1e-12)
+
+
 def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
