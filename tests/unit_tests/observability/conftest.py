@@ -1,6 +1,7 @@
 """Parts the room's tests share: episodes, recorders that end with the test, and ranks simulated in one process."""
 
 import logging
+import multiprocessing
 import pickle
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ from torchtitan_rl.types import Episode
 OVERLAY = Path(__file__).parents[3] / "build" / "trackio-site"
 if OVERLAY.is_dir():
     sys.path.append(str(OVERLAY))
+
+FORK = multiprocessing.get_context("fork")
+"""Processes that need no second import of torch."""
 
 NASTY = (
     "[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x07 \x9b2J "

@@ -2,66 +2,66 @@
 
 import json
 import random
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
-from conftest import NASTY, episode
+from conftest import FORK, NASTY, episode
 
-from torchtitan_rl.observability import Reduce, episode_rows, read_rows, read_samples, record_metric
+from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_rows, read_samples, record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 
 STEPS = 40
 
-RUN = """
-    import json, sys
-    from pathlib import Path
-    from torchtitan_rl.observability import Recorder, Reduce, record_metric
-    folder = Path(sys.argv[1])
-    run = Recorder(Recorder.Config(sinks=["jsonl"], keep_all_rows=True, queue_size=1024), run_folder=folder,
-                   run_name="r", run_config={}, total_steps=40)
+
+def train(folder, pipe):
+    """A run that checkpoints every fourth step and says so; resumes from its checkpoint, as a controller would."""
+    run = Recorder(
+        Recorder.Config(sinks=["jsonl"], keep_all_rows=True, queue_size=1024),
+        run_folder=folder,
+        run_name="r",
+        run_config={},
+        total_steps=STEPS,
+    )
     checkpoint = folder / "checkpoint.json"
-    start = 1
+    first = 1
     if checkpoint.exists():
         state = json.loads(checkpoint.read_text())
         run.load_state_dict(state["recorder"])
-        start = state["step"] + 1
-    for step in range(start, 41):
+        first = state["step"] + 1
+    for step in range(first, STEPS + 1):
         record_metric("loss", step)
         rows = [{"prompt_idx": i, "sample_idx": 0, "score": i, "response": "x" * 20_000} for i in range(100)]
         record_metric("t", rows, Reduce.TABLE)
         run.flush(step)
         if step % 4 == 0:
-            state = json.dumps({"step": step, "recorder": run.state_dict()})
-            (folder / "checkpoint.tmp").write_text(state)
+            (folder / "checkpoint.tmp").write_text(json.dumps({"step": step, "recorder": run.state_dict()}))
             (folder / "checkpoint.tmp").rename(checkpoint)
-            print(step, flush=True)
+            pipe.send(step)
     run.close()
-    print("done", flush=True)
-"""
+    pipe.send("done")
 
 
 def start(folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=train, args=(folder, theirs))
+    process.start()
+    return process, ours
 
 
 def test_kill_9_in_the_middle_of_writes_and_resume_loses_no_step_and_repeats_none(tmp_path):
     chance = random.Random(0)
-    for _ in range(3):
-        process = start(tmp_path)
-        process.stdout.readline()
+    for _ in range(4):
+        process, pipe = start(tmp_path)
+        assert pipe.recv() < STEPS
         time.sleep(chance.uniform(0.0, 0.05))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         kept = [row["step"] for row in read_rows(tmp_path)]
         assert all(kept.count(step) == 100 for step in set(kept))
-    process = start(tmp_path)
-    assert process.communicate(timeout=60)[0].endswith("done\n")
+    process, pipe = start(tmp_path)
+    while pipe.recv() != "done":
+        pass
+    process.join()
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in metrics] == list(range(1, STEPS + 1))

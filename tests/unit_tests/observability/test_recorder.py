@@ -8,7 +8,8 @@ import sys
 import textwrap
 
 import pytest
-from conftest import episode
+import torch.distributed as dist
+from conftest import FORK, episode
 
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_samples, record_metric
 
@@ -159,42 +160,40 @@ def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds(recorder):
     assert run.flush(1)["time/unaccounted"] == pytest.approx(1.0)
 
 
+def conditional_run(rank, folder, results):
+    """What each of two processes does: means on both, one key on rank 1 in step 2 alone, a row each."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+
+    def gather(value):
+        found = [None, None] if rank == 0 else None
+        dist.gather_object(value, found)
+        return found
+
+    config = Recorder.Config(sinks=["jsonl"])
+    run = Recorder(
+        config, run_folder=folder / "run", run_name="r", run_config={}, total_steps=3, rank=rank, gather=gather
+    )
+    for step in range(1, 4):
+        for value in ([1, 1, 1], [0])[rank]:
+            record_metric("mean", value)
+        if rank == 1 and step == 2:
+            record_metric("rare", 7.0, Reduce.MAX)
+        record_metric("t", {"prompt_idx": rank, "sample_idx": 0, "score": rank, "odd": lambda: 0}, Reduce.TABLE)
+        values = run.flush(step)
+    run.close()
+    dist.destroy_process_group()
+    results.put((rank, values.get("mean")))
+
+
 def test_two_real_processes_that_log_conditionally_finish_and_merge_right(tmp_path):
-    script = f"""
-        import os, sys
-        from pathlib import Path
-        import torch.distributed as dist
-        from torchtitan_rl.observability import Recorder, Reduce, record_metric
-        rank = int(sys.argv[1])
-        dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
-        def gather(value):
-            found = [None, None] if rank == 0 else None
-            dist.gather_object(value, found)
-            return found
-        run = Recorder(Recorder.Config(sinks=["jsonl"]), run_folder=Path("{tmp_path}/run"), run_name="r",
-                       run_config={{}}, total_steps=3, rank=rank, gather=gather)
-        for step in range(1, 4):
-            for value in ([1, 1, 1], [0])[rank]:
-                record_metric("mean", value)
-            if rank == 1 and step == 2:
-                record_metric("rare", 7.0, Reduce.MAX)
-            record_metric("t", {{"prompt_idx": rank, "sample_idx": 0, "score": rank, "odd": lambda: 0}}, Reduce.TABLE)
-            values = run.flush(step)
-        run.close()
-        dist.destroy_process_group()
-        print(values.get("mean"))
-    """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=100) for process in processes]
-    assert [output.strip() for output, _ in outputs] == ["0.75", "None"], outputs
+    results = FORK.SimpleQueue()
+    processes = [FORK.Process(target=conditional_run, args=(rank, tmp_path, results)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted([results.get(), results.get()]) == [(0, 0.75), (1, None)]
     found = lines(tmp_path / "run" / "metrics.jsonl")
     assert [line.get("rare") for line in found] == [None, 7.0, None]
     assert {row["prompt_idx"] for row in read_samples(tmp_path / "run").to_pylist()} == {0, 1}

@@ -1,18 +1,18 @@
 """Each sink against its real library: what was recorded is read back, model output survives, resumption works."""
 
 import html
+import importlib.util
 import io
 import json
 import os
 import sqlite3
 import struct
-import subprocess
 import sys
 
 import pytest
-from conftest import NASTY, OVERLAY, episode
+from conftest import FORK, NASTY, episode
 
-from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+from torchtitan_rl.observability import Recorder, Reduce, episode_rows, record_metric
 
 RECORD_STEPS = 3
 
@@ -182,30 +182,31 @@ def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wand
     assert any("evaluation/samples/final" in line for line in history)
 
 
+def trackio_run(tmp_path, n, calls, config):
+    """A run in a process of its own: Trackio reads its folder when it is imported."""
+    os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
+    run = Recorder(
+        Recorder.Config(sinks=["trackio"], project="proj", **config),
+        run_folder=tmp_path / "run",
+        run_name="r",
+        run_config={"lr": 1e-5},
+        total_steps=RECORD_STEPS,
+    )
+    record_run(run, n, calls)
+
+
 @pytest.fixture
 def trackio_rows(tmp_path):
-    """Runs a recorder with the Trackio sink in a process of its own (its folder is read at import); reads its tables."""
-    pytest.importorskip("trackio")
-    folder = tmp_path / "trackio"
+    """Runs a recorder with the Trackio sink, and reads its database: (step, metrics) and traces."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed: pip install trackio")
 
     def run(n=4, calls=1, **config):
-        script = (
-            "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-            "from test_sinks import record_run; from torchtitan_rl.observability import Recorder;"
-            f"record_run(Recorder(Recorder.Config(sinks=['trackio'], project='proj', **{config!r}),"
-            "run_folder=Path(sys.argv[1]), run_name='r', run_config={'lr': 1e-5}, total_steps=3),"
-            f"n={n}, calls={calls})"
-        )
-        paths = [os.environ.get("PYTHONPATH", ""), *([str(OVERLAY)] if OVERLAY.is_dir() else [])]
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "run"), os.path.dirname(__file__)],
-            env={**os.environ, "TRACKIO_DIR": str(folder), "PYTHONPATH": ":".join(paths)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        database = sqlite3.connect(folder / "proj.db")
+        process = FORK.Process(target=trackio_run, args=(tmp_path, n, calls, config))
+        process.start()
+        process.join(100)
+        assert process.exitcode == 0
+        database = sqlite3.connect(tmp_path / "trackio" / "proj.db")
         metrics = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics")]
         traces = database.execute("SELECT step, key, messages, metadata FROM traces ORDER BY step, trace_index")
         return metrics, [(s, k, json.loads(m), json.loads(d)) for s, k, m, d in traces]
