@@ -1,0 +1,83 @@
+"""The code of docs/rewards.md, run as it is written."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit_tests.grading.helpers import group, prompt
+from torchtitan_rl.data import PromptStream
+from torchtitan_rl.grading import Grader
+from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+MODULES = ("my_rewards", "my_task", "my_config")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The page's Python blocks, each in the file that its first line names."""
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_every_python_block_is_a_file_of_this_test(files):
+    assert {path.stem for path in files.glob("*.py")} == set(MODULES)
+    assert PAGE.read_text().count("```python") == len(MODULES)
+
+
+def test_the_reward_functions_score_and_log(files):
+    config = Grader.Config(
+        rewards=[f"{files}/my_rewards.py:brevity", f"{files}/my_rewards.py:judge"],
+        weights={"brevity": 0.1},
+        on_failure_of={"judge": "none"},
+        time_limit_seconds_of={"judge": 10},
+    )
+    grader = config.build(task=SumDigits.Config().build())
+    first, second = grader.score(group("[ANSWER] 46", ""), prompt())
+    assert first.reward_breakdown == {"correct": 1.0, "format": 0.2, "brevity": 1 - 11 / 64, "judge": 1.0}
+    assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
+    assert second.reward_breakdown["judge"] is None
+    assert second.reward == pytest.approx(-1.0 + 0.1)
+    assert (first.extra, second.extra) == ({"tokens": 11}, {"tokens": 0})
+    assert grader.drain_metrics() == {"extra/share_over_64_tokens": (0.0, "mean", 1)}
+
+
+def test_the_task_gives_prompts_and_rewards(files):
+    from my_task import WORDS, Backwards
+
+    task = Backwards.Config().build()
+    tokenizer = make_small_tokenizer(WORDS, vocab_size=280)
+    stream = PromptStream.Config().build(task=task, tokenizer=tokenizer, seed=0)
+    two_epochs = [p.expected_answer for p in stream.next_batch(14)]
+    assert sorted(two_epochs[:7]) == sorted(two_epochs[7:]) == sorted(word[::-1] for word in WORDS[3:])
+    assert two_epochs[:7] != two_epochs[7:]
+    [held_out] = stream.held_out(1)
+    assert held_out.text == "Spell anchor backwards.\n"
+    completions = group("rohcna", "It is ROHCNA", "rohcxx", "", prompt_idx=0)
+    scored = Grader.Config().build(task=task).score(completions, held_out)
+    assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
+
+
+def test_the_config_is_a_config_of_the_registry(files):
+    from torchtitan_rl.registry import parse_args
+
+    name, config = parse_args(["--config", f"{files}/my_config.py:backwards", "--task.upper"])
+    assert config.task.build().held_out_examples(1)[0].text == "Spell ANCHOR backwards.\n"
+    assert config.evaluation.num_prompts == 3
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_the_command_lines_are_understood(files, monkeypatch, block):
+    from torchtitan_rl.registry import parse_args
+
+    monkeypatch.chdir(files)
+    command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]
+    _, config = parse_args(command.replace("\\\n", " ").split())
+    config.grader.build(task=config.task.build())
