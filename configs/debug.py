@@ -10,6 +10,7 @@ from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.observability import Recorder
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.trainer.gate import LogprobGate
 from torchtitan_rl.trainer.trainer import AdamW, Trainer
@@ -23,7 +24,7 @@ def debug() -> Controller.Config:
     """
     return Controller.Config(
         model_spec=small_qwen3(vocab_size=320),
-        num_steps=100,
+        num_steps=50,
         num_prompts_per_step=16,
         task=SumDigits.Config(max_integers=2, instruction=""),
         prompts=PromptStream.Config(max_prompt_tokens=32),
@@ -31,15 +32,16 @@ def debug() -> Controller.Config:
         generator=Generator.Config(dtype="float32", max_model_len=64),
         algorithm=Algorithm.Config(advantage=GroupMean.Config()),
         trainer=Trainer.Config(
-            optimizer=AdamW.Config(lr=3e-4),
-            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.0),
+            optimizer=AdamW.Config(lr=2e-4),
+            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.5),
             mixed_precision_param="float32",
             max_tokens_per_microbatch=8192,
             logprob_gate=LogprobGate.Config(max_diff=1e-4),
         ),
-        evaluation=Evaluation.Config(every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)),
+        evaluation=Evaluation.Config(every=10, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)),
+        metrics=Recorder.Config(console_every=20),
         checkpoint=CheckpointManager.Config(
-            enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
+            enable=True, interval=20, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
         ),
     )
 

@@ -114,6 +114,7 @@ def pack(
         advantages=at_labels([[e.advantage] * len(e.token_ids) for e in chosen]),
         sequence_ids=column([[i] * n for i, n in enumerate(lengths)], torch.int64, fill=S),
         group_ids=torch.tensor([e.prompt_idx for e in chosen], dtype=torch.int64, device=DEVICE_TYPE),  # [S]
+        sample_ids=[e.sample_idx for e in chosen],
         weights=torch.tensor([e.weight for e in chosen], dtype=torch.float32, device=DEVICE_TYPE),  # [S]
         episode_indices=list(indices),
         normalizers=normalizers,
