@@ -44,16 +44,16 @@ _SECONDS_BETWEEN_LINES = 3.0
 class Recipe:
     """All that decides about the checkpoint, besides the task's text."""
 
-    version: int = 1
+    version: int = 2
     """Raise it when the way of training changes, so that cached checkpoints are made anew."""
-    steps: int = 300
+    steps: int = 280
     batch_size: int = 64
     """Sums in a batch."""
     muon_lr: float = 0.02
     """Of the matrices inside the layers."""
     adamw_lr: float = 2e-3
     """Of the embedding and the norms."""
-    forgotten_carry_share: float = 0.6
+    forgotten_carry_share: float = 0.56
     """Of the sums that carry, those whose text forgets it."""
     vocab_size: int = 320
     """A multiple of 64, for tensor parallelism."""
@@ -123,8 +123,9 @@ def make_checkpoint(folder: Path | str, seed: int = 0, recipe: Recipe = Recipe()
 def _train(task: SumDigits, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
     """A model trained on `steps` batches of worked sums; leaves the caller's random state and threads as they were."""
     threads = torch.get_num_threads()
-    # torchrun sets one thread a process, but the other ranks are waiting for this one.
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    # torchrun sets one thread a process, but the other ranks are waiting for this one. More than 8 gain nothing here.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(min(cores, 8))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -194,7 +195,8 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     optimizers = [
-        torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.0),
+        # Three steps of orthogonalisation instead of five: its cost does not shrink with the batch, and learns as well.
+        torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.9, ns_steps=3, weight_decay=0.0),
         torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.99), weight_decay=0.0),
     ]
     for optimizer in optimizers:
