@@ -30,9 +30,7 @@ def main() -> int:
     episodes = _episodes(options.episodes, options.tokens)
     with contextlib.redirect_stdout(io.StringIO()):
         milliseconds, dropped = _measure(options, folder, episodes)
-    print(
-        f"{options.episodes} episodes of {options.tokens} tokens, sinks {', '.join(options.sinks)}, {options.steps} steps"
-    )
+    print(f"{options.episodes} episodes of {options.tokens} tokens, {options.steps} steps, {' '.join(options.sinks)}")
     for part, taken in milliseconds.items():
         print(f"  {part:<40} {statistics.median(taken):7.1f} ms   (most {max(taken):.1f})")
     total = statistics.median(milliseconds["training thread, total"])
@@ -91,15 +89,14 @@ def _measure(options: argparse.Namespace, folder: Path, episodes: list) -> tuple
     run = obs.Recorder(config, run_folder=folder, run_name="bench", run_config={"a": 1}, total_steps=options.steps)
     milliseconds: dict[str, list[float]] = defaultdict(list)
     dropped = 0.0
+
+    @contextlib.contextmanager
+    def part(name: str):
+        started = time.perf_counter()
+        yield
+        milliseconds[name].append(1e3 * (time.perf_counter() - started))
+
     for step in range(1, options.steps + 1):
-        taken: dict[str, float] = {}
-
-        @contextlib.contextmanager
-        def part(name: str):
-            started = time.perf_counter()
-            yield
-            taken[name] = 1e3 * (time.perf_counter() - started)
-
         with part("completion metrics"):
             obs.record_metrics(obs.completion_metrics(episodes))
         with part("diversity metrics"):
@@ -116,11 +113,9 @@ def _measure(options: argparse.Namespace, folder: Path, episodes: list) -> tuple
             obs.record_metric("rollout/samples", rows, obs.Reduce.TABLE)
         with part("flush"):
             dropped = run.flush(step)["obs/dropped_rows"]
-        for name, value in taken.items():
-            milliseconds[name].append(value)
-        milliseconds["training thread, total"].append(sum(taken.values()))
         time.sleep(options.pause)
     run.close()
+    milliseconds["training thread, total"] = [sum(parts) for parts in zip(*milliseconds.values(), strict=True)]
     return milliseconds, dropped
 
 

@@ -24,7 +24,7 @@ from torchtitan_rl.observability.table import SelectedTable
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 20.0
+CLOSE_SECONDS = 30.0
 """How long `close` waits for a sink's last writes."""
 CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
@@ -174,7 +174,7 @@ class Recorder(Configurable):
             guard.rewind(self._next_step)
 
     def close(self) -> None:
-        """Writes what waits, in at most 20 s, and closes the sinks. May be called again; also called at exit."""
+        """Writes what waits, in at most 30 s, and closes the sinks. May be called again; also called at exit."""
         if self._closed:
             return
         self._closed = True

@@ -22,7 +22,7 @@ NASTY = (
     "[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x07 \x9b2J "
     "<script>alert(1)</script> </table> | a | `b` 👩‍💻🇩🇪 \x00 \ud800 \u202etxt.exe\r\n"
 ) + "x" * 100_000
-"""What a model may answer: rich markup, ANSI escapes, HTML, table bars, emoji, NUL, a lone surrogate, 100k characters."""
+"""A model's answer: rich markup, ANSI escapes, HTML, table bars, emoji, NUL, a lone surrogate, 100k characters."""
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ def record_run(run, n=4, calls=1):
         for one in episodes:
             record_metric("reward/mean", one.reward)
             record_metric("reward", one.reward, Reduce.QUANTILES)
+        record_metric("odd key 👩‍💻 \ud800 [/b] |", 1.0)
         size = len(episodes) // calls
         for call in range(calls):
             part = episodes[call * size : (call + 1) * size]
