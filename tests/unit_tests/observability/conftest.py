@@ -3,17 +3,11 @@
 import logging
 import multiprocessing
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 
 from torchtitan_rl.observability import Recorder, collector
 from torchtitan_rl.types import Episode
-
-OVERLAY = Path(__file__).parents[3] / "build" / "trackio-site"
-if OVERLAY.is_dir():
-    sys.path.append(str(OVERLAY))
 
 FORK = multiprocessing.get_context("fork")
 """Processes that need no second import of torch."""

@@ -108,6 +108,11 @@ def test_resuming_without_a_checkpoint_state_still_writes_no_step_twice(recorder
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
 
 
+def test_a_checkpoint_without_the_recorder_s_state_is_warned_of_and_cuts_nothing(recorder, tmp_path, caplog):
+    recorder().load_state_dict({})
+    assert "no state of the recorder" in caplog.text
+
+
 def test_a_run_that_begins_again_in_its_folder_replaces_the_steps_it_repeats(recorder, tmp_path):
     for value in (1.0, 2.0):
         run = recorder()
