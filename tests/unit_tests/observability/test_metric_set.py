@@ -5,7 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from conftest import episode
+from observability_parts import episode
 
 from torchtitan_rl.observability import (
     completion_metrics,
