@@ -185,7 +185,8 @@ def test_every_key_is_in_docs_metrics_md():
         **time_metrics({}, step_seconds=1, sync_bytes=1),
         **perf_metrics(
             generated_tokens=1, trained_tokens=1, generate_seconds=1, update_seconds=1, step_seconds=1,
-            flops_per_token=1, peak_flops=1, decode_bound_tokens_per_s=1, padding_tokens=1, rank_tokens=[1], peak_memory_bytes=1,
+            flops_per_token=1, peak_flops=1, decode_bound_tokens_per_s=1, padding_tokens=1, rank_tokens=[1],
+            peak_memory_bytes=1,
         ),
     }  # fmt: skip
     rows = re.findall(r"^\| `([^`]+)` \|[^|]+\|[^|]+\| (\w+) \|", PAGE.read_text(), re.MULTILINE)
