@@ -27,7 +27,7 @@ PLAIN_WIDTH = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what `arguments` ask for. Returns the exit code: 0, 1 when no row matches, 2 for a folder without samples."""
+    """Prints what `arguments` ask for. Returns the exit code: 0; 1: no row matches; 2: a folder without samples."""
     options = _parser().parse_args(arguments)
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

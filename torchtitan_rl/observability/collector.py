@@ -17,6 +17,7 @@ from torch import Tensor
 from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Quantiles, Reduce
 from torchtitan_rl.observability.rows import Row, plain
 from torchtitan_rl.observability.table import SelectedTable
+from torchtitan_rl.observability.text import utf8
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Collector:
         started = time.perf_counter()
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
-        reduction = Reduce(reduction)
+        key, reduction = utf8(key), Reduce(reduction)
         first, site = self._first_use.get(key) or self._first_use.setdefault(key, (reduction, call_site()))
         if first is not reduction:
             self.warn(key, two_reductions(key, first, site, reduction, call_site()))

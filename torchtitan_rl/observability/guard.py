@@ -31,6 +31,7 @@ class Guard:
         self._build = build
         self._queue: queue.Queue[Any] = queue.Queue(queue_size)
         self._positioned = False
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
@@ -88,8 +89,9 @@ class Guard:
         return True
 
     def _drop(self, record: StepRecord) -> None:
-        self.dropped_records += 1
-        self.dropped_rows += record.num_rows
+        with self._counting:
+            self.dropped_records += 1
+            self.dropped_rows += record.num_rows
         if self.dropped_records == 1 and not self.disabled:
             logger.warning(
                 f"sink {self.name}: too slow, {self._queue.maxsize} writes are waiting; step {record.step} is not "
@@ -101,7 +103,9 @@ class Guard:
         try:
             sink = self._build()
             while (task := self._queue.get()) is not _STOP:
-                self.dropped_rows += task(sink) or 0
+                left_out = task(sink)
+                with self._counting:
+                    self.dropped_rows += left_out or 0
                 self._queue.task_done()
             sink.close()
             self._queue.task_done()
@@ -112,14 +116,15 @@ class Guard:
                 f"{type(error).__name__}: {error}",
                 exc_info=error,
             )
-            self._count_waiting()
+            self._count_lost(task)
 
-    def _count_waiting(self) -> None:
+    def _count_lost(self, task: Any) -> None:
+        """Counts the record that was being written, and those that wait."""
         while True:
+            record = getattr(task, "__self__", None)
+            if isinstance(record, StepRecord):
+                self._drop(record)
             try:
                 task = self._queue.get_nowait()
             except queue.Empty:
                 return
-            record = getattr(task, "__self__", None)
-            if isinstance(record, StepRecord):
-                self._drop(record)

@@ -24,7 +24,7 @@ from torchtitan_rl.observability.table import SelectedTable
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 20.0
+CLOSE_SECONDS = 30.0
 """How long `close` waits for a sink's last writes."""
 CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
@@ -109,8 +109,8 @@ class Recorder(Configurable):
             gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
                 Called exactly once a flush, on every rank. None: there is one process.
 
-        Raises: ValueError or ImportError for a sink, mode or selector that cannot be; OSError for a run folder that
-        cannot be written. The same on every rank.
+        Raises: ValueError or ImportError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on
+        the ranks that have sinks, for a run folder that cannot be written.
         """
         self.config = config
         self._rank = rank
@@ -143,7 +143,7 @@ class Recorder(Configurable):
         """
         started = time.perf_counter()
         collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
-        local_values = collection.values() if self._rank_sinks else {}
+        local_values = self._guarded("reducing", collection.values, {}) if self._rank_sinks else {}
         gather_started = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
@@ -169,12 +169,15 @@ class Recorder(Configurable):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the checkpoint's step: sinks forget what was written of later ones, so that none is twice."""
+        if "next_step" not in state:
+            logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
+            return
         self._next_step = state["next_step"]
         for guard in self._guards.values():
             guard.rewind(self._next_step)
 
     def close(self) -> None:
-        """Writes what waits, in at most 20 s, and closes the sinks. May be called again; also called at exit."""
+        """Writes what waits, in at most 30 s, and closes the sinks. May be called again; also called at exit."""
         if self._closed:
             return
         self._closed = True

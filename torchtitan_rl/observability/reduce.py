@@ -8,7 +8,7 @@ import math
 import operator
 from array import array
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 
 
-class Reduce(str, Enum):
+class Reduce(StrEnum):
     """How values of one key are merged over calls, micro-batches and ranks."""
 
     MEAN = "mean"
@@ -162,7 +162,7 @@ class Quantiles:
         if not self.values:
             return None
         found = np.quantile(np.asarray(self.values), list(QUANTILES.values()))
-        return dict(zip(QUANTILES, found.tolist()))
+        return dict(zip(QUANTILES, found.tolist(), strict=True))
 
     def get_state(self) -> array:
         return self.values[:]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.observability.text import utf8
+
 if TYPE_CHECKING:
     from torchtitan_rl.types import Episode
 
@@ -49,7 +51,7 @@ def plain_row(row: Row) -> Row:
     """A copy of the row with plain cells. What `Episode.to_dict` returns becomes the columns of an episode row."""
     if "reward_breakdown" in row and "response" in row:
         row = _episode_columns(dict(row))
-    return {str(column): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
+    return {utf8(str(column)): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
 
 
 def score_of(row: Row) -> Any:

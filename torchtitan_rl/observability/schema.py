@@ -41,15 +41,15 @@ class Schema:
         if column not in kinds:
             if announce:
                 self._warn(
-                    f"{table} {column}", f"table {table!r} has a new column {column!r} from step {step} on; rows before "
-                    "it have no value there"
-                )  # fmt: skip
+                    f"{table} {column}",
+                    f"table {table!r} has a new column {column!r} from step {step} on; earlier rows have none there",
+                )
             kinds[column] = kind
         elif kinds[column] is None:
             kinds[column] = kind
         elif kind is not None and kinds[column] not in (kind, "mixed"):
             self._warn(
                 f"{table} {column} mixed",
-                f"table {table!r}: column {column!r} held {kinds[column]} and holds {kind} at step {step}: shown as text",
+                f"table {table!r}: column {column!r} held {kinds[column]}, and {kind} from step {step} on: now text",
             )
             kinds[column] = "mixed"

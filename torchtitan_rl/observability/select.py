@@ -19,11 +19,13 @@ Place = tuple[Any, ...]
 class Entry:
     """A row with what selectors ask of it. Entries compare by content, as the last tie-break of all."""
 
-    __slots__ = ("row", "score", "place", "_digest")
+    __slots__ = ("row", "score", "lacks_score", "place", "_digest")
 
     def __init__(self, row: Row) -> None:
         self.row = row
-        self.score: float | None | object = score_of(row)
+        score = score_of(row)
+        self.lacks_score = score is MISSING
+        self.score: float | None = None if self.lacks_score else score
         self._digest: str | None = None
         prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
         if isinstance(prompt_idx, int) and isinstance(sample_idx, int):
@@ -42,7 +44,7 @@ class Entry:
     @property
     def scored(self) -> bool:
         """Whether it takes part in rankings by score."""
-        return isinstance(self.score, float)
+        return self.score is not None
 
     @property
     def group(self) -> Place | None:
@@ -140,7 +142,7 @@ class Unscored(Best):
 
 
 class Random(Best):
-    """A seeded sample: by a hash of seed, step and place, so that it does not depend on how rows are spread over ranks."""
+    """A seeded sample: by a hash of seed, step and place, so that it is the same for any number of ranks."""
 
     def __init__(self, k: int, seed: int = 0) -> None:
         super().__init__(k)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torchtitan_rl.observability.rows import EPISODE_COLUMNS, MISSING, Row, plain_row
+from torchtitan_rl.observability.rows import EPISODE_COLUMNS, Row, plain_row
 from torchtitan_rl.observability.select import UNSCORED_SHOWN, Entry, Place, Random, Selector, Unscored, parse_selector
 
 
@@ -31,7 +31,7 @@ class SelectedTable:
         for row in rows:
             entry = Entry(plain_row(row))
             self.num_rows += 1
-            self.num_without_score += entry.score is MISSING
+            self.num_without_score += entry.lacks_score
             self._split(str(entry.row.get("split"))).add(entry)
 
     def merge(self, other: "SelectedTable") -> None:

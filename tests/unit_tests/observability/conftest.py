@@ -1,28 +1,11 @@
-"""Parts the room's tests share: episodes, recorders that end with the test, and ranks simulated in one process."""
+"""Fixtures of the room's tests: recorders that end with the test, and ranks simulated in one process."""
 
 import logging
-import multiprocessing
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 
 from torchtitan_rl.observability import Recorder, collector
-from torchtitan_rl.types import Episode
-
-OVERLAY = Path(__file__).parents[3] / "build" / "trackio-site"
-if OVERLAY.is_dir():
-    sys.path.append(str(OVERLAY))
-
-FORK = multiprocessing.get_context("fork")
-"""Processes that need no second import of torch."""
-
-NASTY = (
-    "[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x07 \x9b2J "
-    "<script>alert(1)</script> </table> | a | `b` 👩‍💻🇩🇪 \x00 \ud800 \u202etxt.exe\r\n"
-) + "x" * 100_000
-"""What a model may answer: rich markup, ANSI escapes, HTML, table bars, emoji, NUL, a lone surrogate, 100k characters."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,24 +75,3 @@ class Ranks:
 def ranks(recorder):
     """Makes simulated ranks."""
     return lambda count, **config: Ranks(recorder, count, **config)
-
-
-def episode(prompt_idx=0, sample_idx=0, reward=1.0, **fields):
-    """An episode with three tokens and log-probabilities of -0.5."""
-    tokens = fields.pop("token_ids", [5, 6, 7])
-    values = {
-        "policy_version": 3,
-        "prompt": f"What is {prompt_idx} + 1?",
-        "response": f"[ANSWER] {prompt_idx + 1}",
-        "expected_answer": str(prompt_idx + 1),
-        "answer": str(prompt_idx + 1),
-        "prompt_token_ids": [1, 2],
-        "sampler_logprobs": [-0.5] * len(tokens),
-        "finish_reason": "stop",
-        "reward_breakdown": {"correct": reward},
-        "extra": {},
-        "group_size": 4,
-    }
-    return Episode(
-        prompt_idx=prompt_idx, sample_idx=sample_idx, reward=reward, token_ids=tokens, **{**values, **fields}
-    )

@@ -50,6 +50,16 @@ def test_a_tensor_changed_after_the_call_keeps_the_recorded_value(recorder):
     assert run.flush(1)["loss"] == 0.0
 
 
+def test_a_device_tensor_is_read_at_the_flush_and_one_that_cannot_be_is_dropped_and_counted(recorder, caplog):
+    run = recorder()
+    record_metric("x", torch.empty((), device="meta"))
+    assert caplog.text == ""
+    record_metric("x", 2.0)
+    values = run.flush(1)
+    assert (values["x"], values["obs/rejected_values"]) == (2.0, 1)
+    assert "metric 'x'" in caplog.text
+
+
 def test_a_row_changed_after_the_call_keeps_the_recorded_cells(recorder, tmp_path):
     run = recorder()
     row = {"score": 1.0, "response": "before"}

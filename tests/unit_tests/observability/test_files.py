@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from conftest import FORK, NASTY, episode
+from observability_parts import FORK, NASTY, episode
 
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_rows, read_samples, record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
@@ -106,6 +106,11 @@ def test_resuming_without_a_checkpoint_state_still_writes_no_step_twice(recorder
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_without_the_recorder_s_state_is_warned_of_and_cuts_nothing(recorder, tmp_path, caplog):
+    recorder().load_state_dict({})
+    assert "no state of the recorder" in caplog.text
 
 
 def test_a_run_that_begins_again_in_its_folder_replaces_the_steps_it_repeats(recorder, tmp_path):

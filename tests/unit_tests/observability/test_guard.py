@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import episode
+from observability_parts import episode
 
 from torchtitan_rl.observability import Reduce, episode_rows, record_metric
 from torchtitan_rl.observability.guard import Guard
@@ -106,6 +106,14 @@ def test_an_exception_disables_that_sink_after_one_clear_error_and_no_other(reco
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 5
     assert last["obs/sink_errors"] == 1
+
+
+def test_the_rows_of_a_step_that_a_sink_failed_to_write_count_as_dropped(recorder, faulty):
+    run = recorder(sinks=["raising"])
+    record_metric("t", [{"score": s} for s in (1, 2)], Reduce.TABLE)
+    run.flush(1)
+    run._guards["raising"]._thread.join(5)
+    assert run.flush(2)["obs/dropped_rows"] == 2
 
 
 def test_a_full_disk_under_metrics_jsonl_itself_ends_that_sink_only(recorder, caplog, tmp_path):

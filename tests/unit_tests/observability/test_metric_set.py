@@ -5,7 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from conftest import episode
+from observability_parts import episode
 
 from torchtitan_rl.observability import (
     completion_metrics,
@@ -26,7 +26,8 @@ def values(metrics):
 
 def test_completion_lengths_of_all_and_of_those_that_terminated():
     lengths = [(2, "stop"), (4, "stop"), (9, "length")]
-    found = values(completion_metrics([episode(0, i, token_ids=[1] * n, finish_reason=r) for i, (n, r) in enumerate(lengths)]))  # fmt: skip
+    episodes = [episode(0, i, token_ids=[1] * n, finish_reason=reason) for i, (n, reason) in enumerate(lengths)]
+    found = values(completion_metrics(episodes))
     assert (found["completions/length/mean"], found["completions/length/min"], found["completions/length/max"]) == (
         5,
         2,
@@ -90,8 +91,10 @@ def test_diversity_takes_whole_groups_until_its_token_budget():
 def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
     right = {0: [1, 0, 0, 0], 1: [1, 1, 0, 0], 2: [0, 0, 0, 0]}
     episodes = [
-        episode(p, s, float(hit), answer=str(p + 1) if hit else None) for p, hits in right.items() for s, hit in enumerate(hits)
-    ]  # fmt: skip
+        episode(p, s, float(hit), answer=str(p + 1) if hit else None)
+        for p, hits in right.items()
+        for s, hit in enumerate(hits)
+    ]
     found = values(evaluation_metrics(episodes))
     assert found["evaluation/accuracy"] == pytest.approx(3 / 12)
     assert found["evaluation/mean@4"] == pytest.approx((1 / 4 + 2 / 4 + 0) / 3)
@@ -119,7 +122,12 @@ def test_pass_at_the_largest_n_that_is_no_power_of_two_is_there():
 
 def test_optimizer_time_and_perf_by_their_formulas():
     found = values(optimizer_metrics(grad_norm=0.5, learning_rate=1e-5, optimizer_step=7, tokens_seen=100))
-    assert found == {"optimizer/grad_norm": 0.5, "optimizer/learning_rate": 1e-5, "optimizer/step": 7, "optimizer/tokens_seen": 100}  # fmt: skip
+    assert found == {
+        "optimizer/grad_norm": 0.5,
+        "optimizer/learning_rate": 1e-5,
+        "optimizer/step": 7,
+        "optimizer/tokens_seen": 100,
+    }
     found = values(
         time_metrics({"generate": 6.0, "update": 3.0, "update/forward": 1.0}, step_seconds=10.0, sync_bytes=8)
     )
@@ -150,7 +158,11 @@ def test_perf_leaves_out_what_is_not_known():
 
 
 def test_metrics_of_parts_of_a_step_merge_to_those_of_the_whole(ranks):
-    episodes = [episode(p, s, float(s), token_ids=[1] * (1 + p + s), finish_reason="stop" if s else "length") for p in range(4) for s in range(3)]  # fmt: skip
+    episodes = [
+        episode(p, s, float(s), token_ids=[1] * (1 + p + s), finish_reason="stop" if s else "length")
+        for p in range(4)
+        for s in range(3)
+    ]
     world = ranks(2)
     from torchtitan_rl.observability import collector
 
@@ -172,8 +184,9 @@ def test_every_key_is_in_docs_metrics_md():
         **optimizer_metrics(grad_norm=1, learning_rate=1, optimizer_step=1, epoch=1, prompts_seen=1, tokens_seen=1),
         **time_metrics({}, step_seconds=1, sync_bytes=1),
         **perf_metrics(
-            generated_tokens=1, trained_tokens=1, generate_seconds=1, update_seconds=1, step_seconds=1, flops_per_token=1,
-            peak_flops=1, decode_bound_tokens_per_s=1, padding_tokens=1, rank_tokens=[1], peak_memory_bytes=1,
+            generated_tokens=1, trained_tokens=1, generate_seconds=1, update_seconds=1, step_seconds=1,
+            flops_per_token=1, peak_flops=1, decode_bound_tokens_per_s=1, padding_tokens=1, rank_tokens=[1],
+            peak_memory_bytes=1,
         ),
     }  # fmt: skip
     rows = re.findall(r"^\| `([^`]+)` \|[^|]+\|[^|]+\| (\w+) \|", PAGE.read_text(), re.MULTILINE)

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 import torch.distributed as dist
-from conftest import FORK, episode
+from observability_parts import FORK, episode
 
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_samples, record_metric
 
@@ -84,18 +84,20 @@ def test_an_impossible_selector_or_queue_is_an_error_at_start_up(recorder):
         recorder(queue_size=0)
 
 
-def test_no_sink_s_library_is_imported_unless_used():
+def test_no_sink_s_library_is_imported_unless_used_and_an_exit_without_close_loses_nothing(tmp_path):
     script = """
-        import sys, tempfile
+        import sys
         from pathlib import Path
         from torchtitan_rl.observability import Recorder, record_metric
-        run = Recorder(Recorder.Config(sinks=["jsonl"]), run_folder=Path(tempfile.mkdtemp()), run_name="r",
-                       run_config={}, total_steps=1)
-        record_metric("x", 1.0); run.flush(1); run.close()
+        run = Recorder(Recorder.Config(sinks=["jsonl"]), run_folder=Path(sys.argv[1]), run_name="r", run_config={},
+                       total_steps=1)
+        record_metric("x", 1.0); run.flush(1)
         print([m for m in ("wandb", "trackio", "tensorboard", "rich", "pandas", "pyarrow", "vllm") if m in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "[]", done.stderr
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1.0]
 
 
 def test_the_config_builds_the_recorder_and_every_field_has_its_help(tmp_path):

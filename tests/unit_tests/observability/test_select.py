@@ -188,6 +188,13 @@ def test_a_group_of_one_seen_on_two_ranks_has_no_zero_variance():
     assert over_ranks([[row()], [row()]], ("zero_variance",)).rows() == []
 
 
+def test_rows_without_a_score_on_several_ranks_are_unscored_there_too():
+    found = over_ranks([[{"name": "a"}], [{"name": "b", "score": 1.0}], [{"name": "c"}]], ("top:3", "unscored:5"))
+    assert found.num_without_score == 2
+    assert [r["name"] for r in found.rows()][0] == "b"
+    assert len(found.rows()) == 3
+
+
 def test_tables_are_not_only_for_episodes():
     rows = [{"name": "a", "score": 1}, {"name": "b", "score": 2}]
     assert [r["name"] for r in selected(rows, ("top:1", "bottom:1"))] == ["b", "a"]

@@ -8,9 +8,10 @@ import os
 import sqlite3
 import struct
 import sys
+import time
 
 import pytest
-from conftest import FORK, NASTY, episode
+from observability_parts import FORK, NASTY, episode
 
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, record_metric
 
@@ -40,6 +41,7 @@ def record_run(run, n=4, calls=1):
         for one in episodes:
             record_metric("reward/mean", one.reward)
             record_metric("reward", one.reward, Reduce.QUANTILES)
+        record_metric("odd key 👩‍💻 \ud800 [/b] |", 1.0)
         size = len(episodes) // calls
         for call in range(calls):
             part = episodes[call * size : (call + 1) * size]
@@ -119,6 +121,8 @@ def wandb_log_entries(path):
             position += left_in_block
             continue
         length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        if position + 7 + length > len(data):
+            return
         entry += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
@@ -127,11 +131,18 @@ def wandb_log_entries(path):
 
 
 def wandb_records(run_folder):
-    """The offline run's files, every record of its log, and its history as dicts."""
+    """The offline run's files, every record of its log, and its history as dicts.
+
+    wandb-core, a process of its own, may write its last block a moment after `finish` returns.
+    """
     from wandb.proto import wandb_internal_pb2
 
     [path] = run_folder.glob("wandb/offline-run-*/run-*.wandb")
-    records = [wandb_internal_pb2.Record.FromString(entry) for entry in wandb_log_entries(path)]
+    records = []
+    deadline = time.monotonic() + 20
+    while not any(record.HasField("exit") for record in records) and time.monotonic() < deadline:
+        records = [wandb_internal_pb2.Record.FromString(entry) for entry in wandb_log_entries(path)]
+        time.sleep(0.02)
     history = []
     for record in records:
         if record.HasField("history"):

@@ -19,7 +19,7 @@ class Column(NamedTuple):
 
     label: str
     keys: tuple[str, ...]
-    """The first of these that was recorded is shown."""
+    """Patterns; the first key recorded that matches the first of them is shown."""
     show: Callable[[float], str]
     width: int
     style: str = ""
@@ -39,7 +39,7 @@ def percent(value: float) -> str:
 
 STEP_LINE = (
     Column("reward", ("reward/mean",), "{:.3f}".format, 7, "bold green"),
-    Column("accuracy", ("evaluation/accuracy",), percent, 6, "bold cyan"),
+    Column("accuracy", ("evaluation/accuracy", "evaluation/*/accuracy"), percent, 6, "bold cyan"),
     Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 8),
     Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 6),
     Column("grad", ("optimizer/grad_norm",), "{:.3f}".format, 7),
@@ -98,7 +98,8 @@ class ConsoleSink(Sink):
         width = len(str(self.context.total_steps))
         line = Text(f"step {record.step:>{width}}/{self.context.total_steps}", style="bold")
         for column in STEP_LINE:
-            value = next((record.values[key] for key in column.keys if key in record.values), None)
+            found = [key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)]
+            value = record.values[found[0]] if found else None
             if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
                 value = math.nan
             shown = "-" if value is None else column.show(value)

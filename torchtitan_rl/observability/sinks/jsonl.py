@@ -20,8 +20,7 @@ class JsonlSink(Sink):
         self._file = LineFile(context.run_folder / f"metrics{context.suffix}.jsonl", end=b"\n")
 
     def write(self, record: StepRecord) -> None:
-        if self.context.mode != "per_rank_no_reduce":
-            self._file.append(record.step, [{"time": record.time_s, **record.values}])
+        self._file.append(record.step, [{"time": record.time_s, **record.values}])
 
     def stream(self, key: str, value: Any, step: int) -> None:
         shown = [plain(row) for row in value] if isinstance(value, list) else float(value)

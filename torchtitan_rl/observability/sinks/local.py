@@ -1,4 +1,4 @@
-"""The local store, always on: `samples.jsonl` in the run folder, one row of a sample table a line, with its full text."""
+"""The local store, always on: `samples.jsonl` in the run folder, a row of a sample table a line, with its full text."""
 
 import logging
 

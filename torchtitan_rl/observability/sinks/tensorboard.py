@@ -32,8 +32,6 @@ class TensorboardSink(Sink):
         self._writer: SummaryWriter | None = None
 
     def write(self, record: StepRecord) -> None:
-        if self.context.mode == "per_rank_no_reduce":
-            return
         writer = self._open(record.step)
         for key, value in record.values.items():
             writer.add_scalar(key, value, record.step, walltime=record.time_s)

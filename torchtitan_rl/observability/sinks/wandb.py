@@ -32,7 +32,7 @@ class WandbSink(Sink):
             mode=context.config.wandb_mode,
             dir=str(context.run_folder),
             config=context.run_config,
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(console="off", silent=context.config.wandb_mode == "offline"),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
