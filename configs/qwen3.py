@@ -2,8 +2,9 @@
 
 How the numbers were chosen (none of these has been run on a GPU yet; docs/gpu.md says what has been measured where):
 
-- Memory. The trainer holds 16 bytes a parameter in float32 (weights, gradients, two moments) over the FSDP and TP ranks;
-  the engine's bfloat16 weights take 2 bytes a parameter over the generator's TP ranks, and sleep while the trainer works.
+- Memory. The trainer holds 16 bytes a parameter in float32 (weights, gradients, two moments) over the FSDP and TP ranks,
+  12 of them also while the engine is awake; the engine then takes 40 % of the GPU for its bfloat16 weights (2 bytes a
+  parameter over the generator's TP ranks) and KV cache, and gives it back while the trainer works.
 - Tensor parallelism only where a model needs it: one engine a GPU decodes fastest while the weights leave room for the KV
   cache. From 8B on, two ranks share an engine.
 - Learning rates are full fine-tuning's usual 1e-6 for GRPO, a little higher for the smallest models.
@@ -36,7 +37,7 @@ def _qwen3(flavor: str, *, folder: str, lr: float, prompts: int, max_tokens: int
         prompts=PromptStream.Config(max_prompt_tokens=256),
         sampling=SamplingConfig(n=8, max_tokens=max_tokens),
         generator=Generator.Config(
-            tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens, gpu_memory_utilization=0.6
+            tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens, gpu_memory_utilization=0.4
         ),
         weight_sync=WeightSync.Config(max_diff=0.5),
         algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
@@ -61,7 +62,7 @@ def qwen3_0_6b() -> Controller.Config:
 
 
 def qwen3_1_7b() -> Controller.Config:
-    """Qwen3-1.7B; one 80 GB GPU, or 2 and more of 40 GB (FSDP). Needs the checkpoint folder."""
+    """Qwen3-1.7B; one 80 GB GPU, or more (FSDP). Needs the checkpoint folder."""
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 

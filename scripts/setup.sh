@@ -7,12 +7,18 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then KIND=gpu; else KIND=cpu; fi
+KIND=${TORCHTITAN_RL_KIND:-$KIND} # cpu or gpu, for setting up on a login node what compute nodes will use
 STAMP=.venv/setup-done
 WANTED="$KIND $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)"
 up_to_date() { [[ -f $STAMP && "$(cat $STAMP)" == "$WANTED" && -x .venv/bin/python ]]; }
 
 if up_to_date; then exit 0; fi
 [[ "${1:-}" == --check ]] && exit 1
+
+# One at a time: several nodes may share this folder.
+exec 9>.setup.lock
+flock -n 9 || { echo "setup: waiting for another setup of this folder" && flock 9; }
+if up_to_date; then exit 0; fi
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -52,9 +58,10 @@ run() {
 BEGIN=$SECONDS
 PY=$(find_python)
 say "$KIND machine, $("$PY" --version), installing into .venv"
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-  rm -rf .venv
+if [[ "$(cat .venv/kind 2>/dev/null)" != "$KIND" ]] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  rm -rf .venv # the CPU build of torch satisfies the GPU's version, so a change of kind starts afresh
   "$PY" -m venv .venv
+  echo "$KIND" >.venv/kind
 fi
 PIP=(.venv/bin/python -m pip --disable-pip-version-check install --progress-bar off)
 

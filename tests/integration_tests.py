@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
@@ -203,7 +205,7 @@ def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test_name", default="all", help="one test, or all")
-    parser.add_argument("--ngpu", type=int, default=8, help="skip tests that need more ranks than this")
+    parser.add_argument("--ngpu", type=int, default=torch.cuda.device_count() or 8, help="skip tests that need more ranks")
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "tests")
     parser.add_argument("--list", action="store_true", help="print the tests and exit")
     args = parser.parse_args()

@@ -35,6 +35,7 @@ from torchtitan_rl.stop_signal import StopSignal
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
+from torchtitan_rl.validation import check_tokenizer
 
 
 class Controller(Configurable):
@@ -79,17 +80,21 @@ class Controller(Configurable):
         """torchtitan's checkpoint manager (DCP)."""
 
         metrics: Recorder.Config = field(default_factory=Recorder.Config)
-        comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, train_timeout_seconds=600))
+        comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
+        """init_timeout_seconds is the longest that a rank waits for the others, in the whole run: more than the slowest
+        replica's generation and rewards."""
 
     def __init__(self, config: Config, *, run_folder: Path, run_name: str) -> None:
         """Build every part, load the start or the last checkpoint, and sync the engine. Collective."""
         self.config = config
         self.run_folder = run_folder
+        self._saved = False
         world_size, rank = dist.get_world_size(), dist.get_rank()
         parallelism = config.trainer.parallelism
         set_spmd_backend(parallelism.spmd_backend)
         self.task = config.task.build()
         self.tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
+        check_tokenizer(self.tokenizer, config.model_spec.model.vocab_size)
         self.prompts = config.prompts.build(task=self.task, tokenizer=self.tokenizer, seed=config.seed)
         self.grader = config.grader.build(task=self.task)
         self.algorithm = config.algorithm.build()
@@ -148,9 +153,14 @@ class Controller(Configurable):
             self.state.step += 1
             self._train_step()
             if comm.any_rank(stop.received):
-                self.checkpointer.save(self.state.step, last_step=True)
-                progress(f"stopped after step {self.state.step}; start again with --dump-folder {self.run_folder} to go on")
+                self._stop()
                 return
+
+    def _stop(self) -> None:
+        """Save what the last step did not, and say how to go on."""
+        saved = self._saved or self.checkpointer.save(self.state.step, last_step=True)
+        how = f"start again with --dump-folder {self.run_folder} to go on" if saved else "nothing saved: checkpoint.enable is off"
+        progress(f"stopped after step {self.state.step}; {how}")
 
     def _train_step(self) -> None:
         """The way of one step."""
@@ -173,7 +183,7 @@ class Controller(Configurable):
         )
         self.recorder.flush(step)
         with timed("checkpoint/save"):  # after the flush, so that a resumed run neither repeats nor loses this step's metrics
-            self.checkpointer.save(step, last_step=step == self.config.num_steps)
+            self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Episode]:
         """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""

@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -14,6 +15,8 @@ from torch.distributed.run import main as torchrun
 def main() -> None:
     """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
     try:
         torchrun()
     except ChildFailedError as error:

@@ -73,9 +73,13 @@ def _lock(folder: Path) -> IO[str]:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise UserError(
             f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"dump_folder: the file system of {folder} has no locks ({error.strerror}). Pass a --dump-folder on another one."
         ) from error
     return lock
 

@@ -6,6 +6,7 @@ message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
 
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -57,6 +58,7 @@ def _train(args: Sequence[str], output: "RankOutput") -> None:
     try:
         controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
     except ValueError as error:  # torchtitan and this project name the field in these
+        logging.getLogger(__name__).info("while building the run", exc_info=True)
         raise UserError(str(error)) from error
     controller.run()
     controller.close()
@@ -110,6 +112,8 @@ class RankOutput:
 
     def fail(self, message: str, code: int) -> None:
         """Say why and end this process, without waiting for threads of the engine or for other ranks."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun's, once another rank has failed: go at once
+            signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()
         sys.stderr.flush()
         if self.rank != 0:

@@ -5,7 +5,7 @@ readers need. Everything up to `Episode` is small, plain Python, and the same on
 tensors.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -114,7 +114,7 @@ class Episode:
 
     def to_dict(self, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
         """This episode as a plain dict without the fields named in `exclude`."""
-        return {key: value for key, value in asdict(self).items() if key not in exclude}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in exclude}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

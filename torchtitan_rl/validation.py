@@ -1,14 +1,20 @@
 """Everything that can be known to be wrong before a process group starts."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import check_replicas
 from torchtitan_rl.trainer.policy import check_hf_folder
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from torchtitan_rl.controller import Controller
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
@@ -34,6 +40,15 @@ def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
     spec, p, generator, sampling = config.model_spec, config.trainer.parallelism, config.generator, config.sampling
     if spec is None:
         yield "model_spec is not set; the config function must set it, for example model_spec=qwen3('0.6B')."
+    for field, degree in (
+        ("trainer.parallelism.tensor_parallel_degree", p.tensor_parallel_degree),
+        ("trainer.parallelism.data_parallel_replicate_degree", p.data_parallel_replicate_degree),
+        ("generator.tensor_parallel_degree", generator.tensor_parallel_degree),
+    ):
+        if degree < 1:
+            yield f"{field} is {degree}; expected at least 1 (1 turns it off)."
+    if not ON_CPU and (local := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
+        yield f"NGPU (processes on this node) is {local}, but it has {torch.cuda.device_count()} GPUs; start that many."
     for field in ("pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
         if getattr(p, field) != 1:
             yield f"trainer.parallelism.{field} is {getattr(p, field)}; only 1 is supported. Use FSDP, HSDP and TP."
@@ -57,12 +72,16 @@ def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
         for what, number in divided.items():
             if number % degree:
                 yield f"{field}.tensor_parallel_degree is {degree}, which does not divide the model's {number} {what}."
-    longest = config.prompts.max_prompt_tokens + sampling.max_tokens
-    if longest > generator.max_model_len:
-        yield (
-            f"prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} + sampling.max_tokens {sampling.max_tokens} = "
-            f"{longest} exceeds generator.max_model_len {generator.max_model_len}; raise it or lower one of the others."
-        )
+    for field, tokens in (
+        ("sampling.max_tokens", sampling.max_tokens),
+        ("evaluation.sampling.max_tokens", config.evaluation.sampling.max_tokens),
+    ):
+        longest = config.prompts.max_prompt_tokens + tokens
+        if longest > generator.max_model_len:
+            yield (
+                f"prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} + {field} {tokens} = {longest} exceeds "
+                f"generator.max_model_len {generator.max_model_len}; raise it or lower one of the others."
+            )
     if generator.max_model_len > spec.model.max_seq_len:
         yield (
             f"generator.max_model_len is {generator.max_model_len}, beyond the model's {spec.model.max_seq_len} positions."
@@ -75,10 +94,38 @@ def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
     for name in ("num_epochs", "num_minibatches", "max_tokens_per_microbatch", "logprob_chunk_tokens"):
         if getattr(config.trainer, name) < 1:
             yield f"trainer.{name} is {getattr(config.trainer, name)}; expected at least 1."
+    if not config.trainer.max_norm > 0:
+        yield f"trainer.max_norm is {config.trainer.max_norm}; expected more than 0 (a large number for no clipping)."
+    if config.trainer.compile and ON_CPU:
+        yield "trainer.compile is set, but the CPU attention cannot be compiled; leave it off without a GPU."
+    if config.evaluation.num_prompts < 1:
+        yield (
+            f"evaluation.num_prompts is {config.evaluation.num_prompts}; expected at least 1 (evaluation.every 0 turns "
+            "evaluation off)."
+        )
     if config.trainer.num_minibatches > config.num_prompts_per_step:
         yield (
             f"trainer.num_minibatches {config.trainer.num_minibatches} is more than num_prompts_per_step "
             f"{config.num_prompts_per_step}; a mini-batch holds whole prompt groups."
+        )
+
+
+def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
+    """Check that every token has a row in the model's embedding and that completions can end.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise UserError(
+            f"hf_assets_path: the tokenizer in {tokenizer.name_or_path} has token id {largest}, but the model's vocab_size "
+            f"is {vocab_size}. Use the tokenizer files that belong to the checkpoint."
+        )
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"hf_assets_path: the tokenizer in {tokenizer.name_or_path} has no eos_token, so no completion could end. Set "
+            "eos_token in its tokenizer_config.json."
         )
 
 

@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.types import Episode, TrainBatch
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(TrainingStopped, ArithmeticError):
     """A NaN or infinity where a number was needed; the message names the prompt, the sample and what produced it."""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,8 +38,9 @@ class Generator(Configurable):
         max_model_len: int = 2048
         """Longest prompt plus completion, in tokens."""
 
-        gpu_memory_utilization: float = 0.6
-        """Share of a GPU's memory that the engine may hold while it is awake. No effect on a CPU."""
+        gpu_memory_utilization: float = 0.4
+        """Share of a GPU's memory that the engine may hold while it is awake, beside the trainer's weights and optimizer
+        state, which stay. No effect on a CPU."""
 
         sleep: bool = True
         """On a GPU, free the engine's weights and KV cache while the trainer works. No effect on a CPU."""
@@ -118,8 +120,11 @@ class Generator(Configurable):
         mine = [prompts[i] for i in self.share(len(prompts))]
         if not mine:
             return []
-        # vLLM samples from the process's RNG; ranks of one replica must draw the same numbers.
-        torch.manual_seed(_stable_seed(self.seed, step, round, self.replica))
+        # vLLM's CPU engine samples from torch's RNG and its GPU engine seeds each request from numpy's. Ranks of one replica
+        # must draw the same numbers.
+        seed = _stable_seed(self.seed, step, round, self.replica)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
         sampling = sampling_config or self.sampling
         outputs = self.llm.generate(
             [{"prompt_token_ids": prompt.token_ids} for prompt in mine], self._params(sampling), use_tqdm=False

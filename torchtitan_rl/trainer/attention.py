@@ -1,4 +1,4 @@
-"""Attention over packed sequences on a CPU, where torchtitan's varlen (CUDA) and flex kernels do not train."""
+"""Attention over packed sequences in any dtype and on any device: torchtitan's varlen is bfloat16 on CUDA alone."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class PackedSDPA(VarlenAttention):
         starts = attention_masks.cu_seq_q.long()  # [S + 1]
         lengths = starts.diff()  # [S]
         rows, width = lengths.numel(), int(lengths.max())
-        column = torch.arange(width)  # [W]
+        column = torch.arange(width, device=starts.device)  # [W]
         inside = column < lengths[:, None]  # [S, W]
         # A padded cell repeats token 0 of the pack; it is neither attended to nor read back.
         source = torch.where(inside, starts[:-1, None] + column, 0)  # [S, W]

@@ -1,5 +1,6 @@
 """What the sampler sampled is what the optimizer sees: measured on every token, and a reason to stop."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class LogprobGate(Configurable):
 
 
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, episodes: Sequence[Episode]) -> float:
-    """Set `logprob_diff_mean` and `_max` of the batch's episodes; the batch's largest difference (NaN if any is).
+    """Set `logprob_diff_mean` and `_max` of the batch's episodes; the batch's largest difference (infinite if any is NaN).
 
     Args:
         logprobs: [T] log π of the policy that sampled.
@@ -56,5 +57,5 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, episodes: Sequence[Ep
         episode = episodes[batch.episode_indices[sequence]]
         episode.logprob_diff_mean = sum(values) / len(values)
         episode.logprob_diff_max = max(values, key=lambda v: (v != v, v))  # NaN counts as the largest
-        largest = max(largest, episode.logprob_diff_max, key=lambda v: (v != v, v))
+        largest = max(largest, math.inf if math.isnan(episode.logprob_diff_max) else episode.logprob_diff_max)
     return largest

@@ -67,11 +67,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=out.dtype)  # [Vs, D], summed over chunks in full precision
         for begin in range(0, hidden.shape[0], chunk):
             part = slice(begin, begin + chunk)
-            z = _upcast(hidden[part] @ weight.T) / temperature  # [C, Vs]
-            logp = z - lse[part, None]  # [C, Vs]
+            # In place, so that two [C, Vs] exist at once.
+            logp = _upcast(hidden[part] @ weight.T).div_(temperature).sub_(lse[part, None])  # [C, Vs]
             p = logp.exp()  # [C, Vs]
             g_logprob, g_entropy = grad[part, 0, None], grad[part, 1, None]  # [C, 1] each
-            dz = -p * (g_logprob + g_entropy * (logp + out[part, 1, None]))  # [C, Vs]
+            dz = logp.add_(out[part, 1, None]).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, Vs]
             mine, row = _local_labels(labels[part], first, weight.shape[0])  # [C], [C]
             dz.scatter_add_(-1, row[:, None], torch.where(mine[:, None], g_logprob, 0))
             dz = (dz / temperature).to(hidden.dtype)  # [C, Vs]

@@ -77,7 +77,9 @@ def _model_config(
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     for layer in layers:
-        inner = PackedSDPA.Config() if ON_CPU else VarlenAttention.Config()
+        # torchtitan's varlen attention computes in bfloat16 whatever it is given.
+        exact = ON_CPU or training.mixed_precision_param == "float32"
+        inner = PackedSDPA.Config() if exact else VarlenAttention.Config()
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}

@@ -143,7 +143,7 @@ class Trainer(Configurable):
         self.temperature = temperature
         self.max_completion_tokens = max_completion_tokens
         self.pad_multiple = (8 if ON_CPU else 128) * parallel_dims.tp  # sequence parallelism splits the packed tokens
-        self.max_positions = max(max_model_len, self.pad_multiple)
+        self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder = model_spec, dump_folder
         self._hf_assets_path = hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
@@ -187,15 +187,15 @@ class Trainer(Configurable):
             NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
         """
         config = self.config
-        minibatches = split_groups(episodes, config.num_minibatches)
+        minibatches = split_groups([e for e in episodes if e.in_loss and e.token_ids], config.num_minibatches)
         plans = [self._microbatches(minibatch) for minibatch in minibatches]
         one_step = config.num_epochs * len(plans) == 1
         if not one_step:
             self._keep_old_logprobs(plans, minibatches)
         metrics: list[dict[str, Metric]] = []
         for _ in range(config.num_epochs):
-            for plan in plans:
-                result = self._optimizer_step(plan, episodes if one_step else None)
+            for plan, minibatch in zip(plans, minibatches, strict=True):
+                result = self._optimizer_step(plan, minibatch if one_step else None)
                 metrics += result.metrics
         self._record(metrics)
         controllers = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
@@ -227,7 +227,6 @@ class Trainer(Configurable):
         Args:
             episodes: given while the policy is still the one that sampled: their logprob_diff is filled in and gated.
         """
-        self.optimizer.zero_grad()
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
         max_diff = 0.0
         metrics: list[dict[str, Metric]] = []
@@ -245,7 +244,9 @@ class Trainer(Configurable):
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
             raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
-        self.optimizer.step()
+        if plan[0].normalizers.num_tokens:  # an empty mini-batch must not move the policy by momentum alone
+            self.optimizer.step()
+        self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:

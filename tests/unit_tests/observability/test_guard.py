@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from observability_parts import episode
+from tests.unit_tests.observability.observability_parts import episode
 
 from torchtitan_rl.observability import Reduce, episode_rows, record_metric
 from torchtitan_rl.observability.guard import Guard

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from observability_parts import NASTY, episode
+from tests.unit_tests.observability.observability_parts import NASTY, episode
 
 from torchtitan_rl.observability import Reduce, episode_row, episode_rows, record_metric
 from torchtitan_rl.observability.rows import EPISODE_COLUMNS, plain, plain_row

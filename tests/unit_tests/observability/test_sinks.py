@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from observability_parts import FORK, NASTY, episode
+from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
 
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, record_metric
 
