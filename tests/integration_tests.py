@@ -31,7 +31,8 @@ class OverrideDefinitions:
     """Arguments of each run; {dir} stands for the test's own folder."""
     test_descr: str
     test_name: str
-    ngpu: int = 1
+    ngpu: int | Sequence[int] = 1
+    """Ranks of each run; the last repeats."""
     checks: Sequence[Callable[[Path], None]] = ()
     """Called with the run folder after the last run; raise AssertionError."""
     program: str = "torchtitan_rl.train"
@@ -147,6 +148,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             "parity_hsdp_gen2", 4, [parity_holds], "tests.parity",
         ),
         OverrideDefinitions(
+            [["--save", "{dir}/one.pt"], ["--max-tokens", "40", "--compare", "{dir}/one.pt"], ["--compare", "{dir}/one.pt"],
+             ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
+            "every objective's loss and gradient on 1, 2 and 4 ranks, TP 1 and 2, in one and many micro-batches", "invariance",
+            [1, 1, 2, 4], [], "tests.invariance",
+        ),
+        OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
         ),
@@ -154,6 +161,15 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
              run("--config", "debug", *SHORT, "--num-steps", "5")],
             "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
+            exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", *SHORT, "--trainer.logprob-gate.max-diff", "1e-12")],
+            "a sampler that is not the policy stops the run before an update", "gate", 2, exit_codes=[3],
+            expect_output=["stopped: sampler/logprob_diff/max"],
         ),
         OverrideDefinitions(
             [run("--config", "debug_fsdp2", *SHORT)], "FSDP 2", "debug_fsdp2", 2, checked_run,
@@ -169,14 +185,20 @@ def build_test_list() -> list[OverrideDefinitions]:
     ]  # fmt: skip
 
 
-def launch(test: OverrideDefinitions, args: Sequence[str], log: Path) -> int:
-    """Run one command on test.ngpu ranks; its output goes to `log`. Returns the exit code."""
-    command = [sys.executable, "-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={test.ngpu}"]
-    command += ["-m", test.program, *args]
-    threads = str(max(1, (os.cpu_count() or 1) // test.ngpu))
+def launch(program: str, args: Sequence[str], ngpu: int, log: Path) -> int:
+    """Run one command on `ngpu` ranks; its output goes to `log`. Returns the exit code."""
+    command = [sys.executable, "-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={ngpu}"]
+    command += ["-m", program, *args]
+    threads = str(max(1, (os.cpu_count() or 1) // ngpu))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
     with log.open("a") as stream:
         return subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+
+
+def ranks_of(test: OverrideDefinitions) -> list[int]:
+    """How many ranks each run of the test has."""
+    given = [test.ngpu] if isinstance(test.ngpu, int) else list(test.ngpu)
+    return given + given[-1:] * (len(test.override_args) - len(given))
 
 
 def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
@@ -188,7 +210,7 @@ def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
     log.unlink(missing_ok=True)
     for i, args in enumerate(test.override_args):
         expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
-        code = launch(test, [arg.replace("{dir}", str(folder)) for arg in args], log)
+        code = launch(test.program, [arg.replace("{dir}", str(folder)) for arg in args], ranks_of(test)[i], log)
         if code != expected:
             end = "\n".join(log.read_text().splitlines()[-30:])
             return f"run {i + 1} exited with {code}, expected {expected}; the end of {log}:\n{end}"
@@ -211,7 +233,7 @@ def main() -> None:
     args = parser.parse_args()
     tests = build_test_list()
     if args.list:
-        print("\n".join(f"{t.test_name:24} {t.ngpu} ranks  {t.test_descr}" for t in tests))
+        print("\n".join(f"{t.test_name:24} {max(ranks_of(t))} ranks  {t.test_descr}" for t in tests))
         return
     chosen = [t for t in tests if args.test_name in ("all", t.test_name)]
     if not chosen:
@@ -219,11 +241,12 @@ def main() -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     failed = skipped = 0
     for test in chosen:
-        if test.ngpu > args.ngpu:
+        ranks = max(ranks_of(test))
+        if ranks > args.ngpu:
             skipped += 1
-            print(f"SKIP {test.test_name}: needs {test.ngpu} ranks, --ngpu is {args.ngpu}", flush=True)
+            print(f"SKIP {test.test_name}: needs {ranks} ranks, --ngpu is {args.ngpu}", flush=True)
             continue
-        print(f"RUN  {test.test_name} on {test.ngpu} ranks: {test.test_descr}", flush=True)
+        print(f"RUN  {test.test_name} on {ranks} ranks: {test.test_descr}", flush=True)
         begin = time.monotonic()
         problem = run_test(test, args.output_dir)
         failed += problem is not None

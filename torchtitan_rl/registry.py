@@ -94,17 +94,18 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
 
 
 def list_configs() -> None:
-    """Print a table of the registered configs: model, task, parallelism and what each needs."""
+    """Print the registered configs: model, task, parallelism, and what each is and needs."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
 
-    table = Table("config", "model", "task", "parallelism", "what it is and needs")
+    console = Console(highlight=False)
     for name, function in config_functions().items():
         config = function()
         spec: ModelSpec = config.model_spec
         p = config.trainer.parallelism
-        layout = f"FSDP {'all ranks' if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree}"
-        layout += f", TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
+        fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
+        task = type(config.task).__qualname__.partition(".")[0]
+        layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        table.add_row(name, f"{spec.name} {spec.flavor}", type(config.task).__qualname__.split(".")[0], layout, summary)
-    Console().print(table)
+        console.print(f"[bold]{name:18}[/bold] {spec.name} {spec.flavor}, {task}, {layout}", soft_wrap=True)
+        console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""debug with each objective: what a paper's method is, as a composition of small pieces. docs/algorithms.md has the equations.
+
+All start from debug's checkpoint and differ from it in `algorithm`, and where the method needs it in the number of optimizer
+steps a batch.
+"""
+
+from configs.debug import debug
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
+    Cispo,
+    Clip,
+    GroupMean,
+    Grpo,
+    Gspo,
+    MaxEnt,
+    Rloo,
+    SeedGrpo,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    TauController,
+    TokenMean,
+    Truncation,
+)
+from torchtitan_rl.controller import Controller
+
+
+def _debug_with(algorithm: Algorithm.Config, *, num_minibatches: int = 1) -> Controller.Config:
+    config = debug()
+    config.algorithm = algorithm
+    config.trainer.num_minibatches = num_minibatches
+    return config
+
+
+def debug_dapo() -> Controller.Config:
+    """DAPO: clip-higher, token mean, soft length penalty, groups without preference replaced; 2 optimizer steps a batch."""
+    return _debug_with(
+        Algorithm.Config(
+            advantage=Grpo.Config(),
+            loss=Clip.Config(eps_low=0.2, eps_high=0.28),
+            aggregation=TokenMean.Config(),
+            truncation=Truncation.Config(mode="penalty"),
+            zero_variance="refill",
+        ),
+        num_minibatches=2,
+    )
+
+
+def debug_dr_grpo() -> Controller.Config:
+    """Dr.GRPO: advantages without the division by the std, losses summed over tokens with a constant divisor."""
+    return _debug_with(Algorithm.Config(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config()))
+
+
+def debug_rloo() -> Controller.Config:
+    """RLOO: each completion against the mean of the others in its group."""
+    return _debug_with(Algorithm.Config(advantage=Rloo.Config()))
+
+
+def debug_gspo() -> Controller.Config:
+    """GSPO: one ratio a sequence, clipped tightly; 4 optimizer steps a batch, so that the ratio leaves 1."""
+    return _debug_with(
+        Algorithm.Config(advantage=Grpo.Config(), loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config()),
+        num_minibatches=4,
+    )
+
+
+def debug_cispo() -> Controller.Config:
+    """CISPO: the clipped ratio is a weight without gradient, so that no token drops out; 4 optimizer steps a batch."""
+    return _debug_with(Algorithm.Config(advantage=Grpo.Config(), loss=Cispo.Config()), num_minibatches=4)
+
+
+def debug_maxent() -> Controller.Config:
+    """MaxEnt-GRPO: the policy's distribution over each group is pulled to reward-tempered weights of controlled entropy."""
+    return _debug_with(Algorithm.Config(loss=MaxEnt.Config(tau=0.5, beta=0.05, tau_controller=TauController.Config(target=1.5))))
+
+
+def debug_seed_grpo() -> Controller.Config:
+    """SEED-GRPO: advantages scaled down where a group's answers disagree most."""
+    return _debug_with(Algorithm.Config(advantage=Grpo.Config(), seed_grpo=SeedGrpo.Config()))
+
+
+def debug_kl() -> Controller.Config:
+    """GRPO with a k3 penalty towards the frozen start, which is sharded like the policy."""
+    return _debug_with(Algorithm.Config(advantage=Grpo.Config(), kl=KL.Config(coef=0.02)))

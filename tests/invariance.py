@@ -1,0 +1,177 @@
+"""Loss and gradient of every objective must not depend on how the work is cut: micro-batches, FSDP ranks, tensor parallelism.
+
+    torchrun --nproc_per_node=1 tests/invariance.py --save FILE                     the reference: one rank, one micro-batch
+    torchrun --nproc_per_node=4 tests/invariance.py --tp 2 --compare FILE           the same on any layout
+    torchrun --nproc_per_node=1 tests/invariance.py --max-tokens 40 --compare FILE  and in many micro-batches
+
+One `Trainer.update` a case on a tiny random Qwen3 with fixed episodes; the gradients are caught just before the optimizer.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+
+from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.algorithm import (  # noqa: E402
+    KL,
+    Algorithm,
+    Cispo,
+    Clip,
+    Gspo,
+    MaxEnt,
+    Reinforce,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    TauController,
+    TokenTruncate,
+)
+from torchtitan_rl.observability import Recorder  # noqa: E402
+from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
+from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.types import Completion, Prompt, ScoredCompletion  # noqa: E402
+
+MAX_TOKENS = 12
+CASES = {
+    "grpo": Algorithm.Config(aggregation=SeqMeanTokenMean.Config()),
+    "dapo": Algorithm.Config(loss=Clip.Config(eps_high=0.28), mismatch=TokenTruncate.Config(), entropy_coef=0.01),
+    "dr_grpo": Algorithm.Config(aggregation=SeqSumConst.Config()),
+    "gspo": Algorithm.Config(loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config()),
+    "cispo": Algorithm.Config(loss=Cispo.Config(), old_logprobs="sampler"),
+    "reinforce": Algorithm.Config(loss=Reinforce.Config()),
+    "kl": Algorithm.Config(kl=KL.Config(coef=0.1)),
+    "maxent": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, tau_controller=TauController.Config(target=1.0))),
+}
+
+
+def scored_step(num_prompts: int = 5, n: int = 4) -> tuple[list[Prompt], list[ScoredCompletion]]:
+    """A fixed step of random tokens, lengths and rewards, one group of which has no preference."""
+    rng = random.Random(0)
+    prompts, scored = [], []
+    for idx in range(num_prompts):
+        ids = [rng.randrange(1, 128) for _ in range(rng.randint(2, 6))]
+        prompts.append(Prompt(prompt_idx=idx, text="", token_ids=ids, expected_answer=""))
+        for sample in range(n):
+            tokens = [rng.randrange(1, 128) for _ in range(rng.randint(1, MAX_TOKENS))]
+            completion = Completion(
+                policy_version=0,
+                prompt_idx=idx,
+                sample_idx=sample,
+                prompt_token_ids=ids,
+                text="",
+                token_ids=tokens,
+                token_logprobs=[-rng.uniform(3, 7) for _ in tokens],
+                finish_reason="stop",
+            )
+            reward = 0.5 if idx == 2 else float(rng.choice([-1, 0, 1]))
+            scored.append(ScoredCompletion(completion=completion, reward=reward))
+    return prompts, scored
+
+
+def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int) -> dict:
+    """Gradient norm, controllers' state and full gradients, under Hugging Face names, of one update."""
+    algorithm = config.build()
+    trainer = Trainer.Config(
+        parallelism=parallelism,
+        max_tokens_per_microbatch=max_tokens,
+        mixed_precision_param="float32",
+        max_norm=1e9,
+        logprob_chunk_tokens=7,
+    ).build(
+        model_spec=tiny_spec(),
+        hf_assets_path=folder,
+        parallel_dims=dims,
+        algorithm=algorithm,
+        num_steps=10,
+        max_model_len=64,
+        max_completion_tokens=MAX_TOKENS,
+        temperature=0.9,
+        dump_folder="",
+    )
+    caught: dict[str, torch.Tensor] = {}
+
+    def catch(*_: object) -> None:
+        values = [p.detach().clone() for p in trainer.model.parameters()]
+        with torch.no_grad():
+            for p in trainer.model.parameters():
+                p.copy_(p.grad)
+            caught.update({name: t.clone() for name, t in hf_weights(trainer.model, trainer.adapter, torch.float32)})
+            for p, value in zip(trainer.model.parameters(), values, strict=True):
+                p.copy_(value)
+
+    trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
+    prompts, scored = scored_step()
+    drafts = Algorithm.Config().build().make_episodes(prompts, scored, max_completion_tokens=MAX_TOKENS)
+    references = trainer.reference_logprobs(drafts) if algorithm.needs_reference else None
+    episodes = algorithm.make_episodes(
+        prompts, scored, max_completion_tokens=MAX_TOKENS, reference_logprobs=references
+    )
+    if references:  # so that the divergence is not zero everywhere
+        for episode in episodes:
+            episode.reference_logprobs = [x - 0.3 for x in episode.reference_logprobs]
+    report = trainer.update(episodes)
+    return {"grad_norm": report.grad_norm, "state": algorithm.state_dict(), "grads": caught}
+
+
+def difference(found: dict, expected: dict) -> float:
+    """The largest relative difference of gradients, gradient norm and controller state."""
+    grads = found["grads"], expected["grads"]
+    total = torch.cat([t.flatten() for t in grads[1].values()]).norm()
+    worst = max(float((grads[0][name] - t).norm() / total) for name, t in grads[1].items())
+    worst = max(worst, abs(found["grad_norm"] / expected["grad_norm"] - 1))
+    states = _numbers(found["state"]), _numbers(expected["state"])
+    assert len(states[0]) == len(states[1])
+    return max([worst, *(abs(a - b) for a, b in zip(*states, strict=True))])
+
+
+def _numbers(state: object) -> list[float]:
+    """Every number in nested dicts, in order."""
+    if isinstance(state, dict):
+        return [x for key in sorted(state) for x in _numbers(state[key])]
+    return [float(state)] if isinstance(state, (int, float)) else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=100_000)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--compare", type=Path)
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    parallelism = ParallelismConfig(tensor_parallel_degree=args.tp, spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+    if dist.get_rank() == 0:
+        save_tiny_checkpoint(Path(folder))
+    comm.barrier()
+    Recorder.Config(enabled=False).build(run_folder=Path(folder), run_name="", run_config={}, total_steps=1)
+    results = {name: update(config, folder, dims, parallelism, args.max_tokens) for name, config in CASES.items()}
+    failed = False
+    if dist.get_rank() == 0 and args.save:
+        torch.save(results, args.save)
+    if dist.get_rank() == 0 and args.compare:
+        expected = torch.load(args.compare)
+        for name, result in results.items():
+            diff = difference(result, expected[name])
+            print(f"{name}: gradient norm {result['grad_norm']:.6f}, relative difference {diff:.1e}", flush=True)
+            failed |= not diff < 1e-5
+    comm.barrier()
+    comm.close_process_group()
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()
