@@ -9,7 +9,7 @@ from torchtitan_rl.tasks import SumDigits
 
 
 @torch.no_grad()
-def greedy_accuracy(folder: Path, *, num_prompts: int, max_new_tokens: int = 16) -> float:
+def greedy_accuracy(folder: Path, *, num_prompts: int, max_new_tokens: int = 32) -> float:
     """Share of held-out two-integer sums that greedy decoding gets right."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")

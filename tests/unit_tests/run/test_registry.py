@@ -1,0 +1,63 @@
+import pytest
+
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.registry import config_functions, load_config, parse_args
+
+EXPECTED = {
+    "debug", "debug_fsdp2", "debug_tp2", "debug_fsdp2_tp2", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b",
+    "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_kl",
+}  # fmt: skip
+
+
+def test_every_promised_config_is_registered_and_documented():
+    known = config_functions()
+    assert set(known) >= EXPECTED
+    assert all(function.__doc__ for function in known.values())
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_config_builds(name):
+    config = load_config(name)
+    assert config.model_spec is not None
+    assert config.to_dict()["num_steps"] == config.num_steps
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    with pytest.raises(UserError, match="no config named 'debgu'; did you mean debug"):
+        load_config("debgu")
+
+
+def test_a_function_in_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from configs.debug import debug\ndef mine():\n    c = debug()\n    c.num_steps = 7\n    return c\n")
+    assert load_config(f"{file}:mine").num_steps == 7
+    with pytest.raises(UserError, match="no function 'mien'; did you mean mine"):
+        load_config(f"{file}:mien")
+    with pytest.raises(UserError, match="there is no file"):
+        load_config(f"{tmp_path}/other.py:mine")
+    with pytest.raises(UserError, match="no function is named"):
+        load_config(str(file))
+
+
+def test_dotted_overrides_reach_the_chosen_pieces():
+    name, config = parse_args(
+        ["--config", "debug_gspo", "--algorithm.loss.eps-high", "0.01", "--trainer.optimizer.lr", "1e-5"]
+        + ["--trainer.parallelism.tensor-parallel-degree", "2", "--evaluation.sampling.n", "4"]
+    )
+    assert name == "debug_gspo"
+    assert type(config.algorithm.loss).__qualname__ == "Gspo.Config"
+    assert config.algorithm.loss.eps_high == 0.01
+    assert config.trainer.optimizer.lr == 1e-5
+    assert config.trainer.parallelism.tensor_parallel_degree == 2
+    assert config.evaluation.sampling.n == 4
+
+
+def test_no_arguments_mean_debug():
+    assert parse_args([])[0] == "debug"
+
+
+def test_an_unknown_key_ends_with_code_2_and_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
+    assert exit_.value.code == 2
+    assert "--trainer.optimizer.lr" in capsys.readouterr().err
