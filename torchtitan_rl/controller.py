@@ -143,8 +143,8 @@ class Controller(Configurable):
         """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due."""
         stop = StopSignal()
         if self.state.step == 0:
-            self._evaluate()
-            self.recorder.flush(0)
+            if self._evaluate():
+                self.recorder.flush(0)
         elif self.state.step >= self.config.num_steps:
             progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
         else:
@@ -231,13 +231,14 @@ class Controller(Configurable):
         )
         record_metric("sync/bytes", sync.num_bytes, Reduce.MAX)
 
-    def _evaluate(self) -> None:
-        """Sample the held-out prompts when due."""
+    def _evaluate(self) -> bool:
+        """Sample the held-out prompts when due; whether they were."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
-            return
+            return False
         with timed("evaluate"):
             scored = self._sample(self.held_out, sampling=self.evaluation.config.sampling, prefix="evaluation/")
         report.record_evaluation(build_episodes(self.held_out, scored, None), self.evaluation, step=self.state.step)
+        return True
 
     def close(self) -> None:
         """Stop what runs in the background, the engine before the process group."""

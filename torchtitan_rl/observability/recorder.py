@@ -30,9 +30,10 @@ CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
 
 CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "reward/p*", "groups/*", "advantage/std", "completions/length/*",
-    "completions/clipped_fraction", "diversity/*/macro", "loss/*", "policy/*", "ratio/clip*", "sampler/*",
-    "optimizer/*", "time/*", "perf/*", "evaluation/*", "obs/*",
+    "reward/mean", "reward/std", "groups/*", "advantage/std", "completions/length/*", "completions/clipped_fraction",
+    "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3", "ratio/clip_fraction",
+    "sampler/logprob_diff/*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
+    "optimizer/grad_norm", "optimizer/learning_rate", "time/[a-z]*[a-z]", "perf/*", "evaluation/*", "obs/overhead_ms",
 )  # fmt: skip
 """About 30 numbers of a usual run."""
 

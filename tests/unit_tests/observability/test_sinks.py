@@ -69,8 +69,8 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     texts = [t.tensor_proto.string_val[0].decode() for t in events.Tensors("rollout/samples/text_summary")]
     assert len(texts) == 3
     lines = texts[0].split("\n")
-    assert len(lines) == 2 + 3
-    assert all(line.count("|") == lines[0].count("|") for line in lines)
+    assert all(line.count("|") == 1 + 1 + 3 for line in lines), "a column of names and one for each of three samples"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| prompt", "| response"]
     assert "<script>" not in texts[0]
     assert "[/answer] list[int] [bold]x[/]" in html.unescape(texts[0])
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -354,4 +354,7 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
     for step, reason, prompt, sample in in_store:
         assert f"{reason} · train · prompt {prompt} sample {sample}" in stream.getvalue()
         [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
-        assert f"| {prompt} | {sample} |" in text
+        lines = [line.strip("| ").split(" | ") for line in html.unescape(text).split("\n")]
+        table = {line[0]: line[1:] for line in lines[2:]}
+        shown = zip(lines[0], table["prompt_idx"], table["sample_idx"], strict=True)
+        assert (reason, str(prompt), str(sample)) in set(shown)

@@ -12,6 +12,9 @@ from torchtitan_rl.observability.text import compact_number, flat_cell, head_and
 MAX_CELL_CHARACTERS = 4000
 """Longer cells show their head and tail, so that event files stay readable; the local store has the full text."""
 
+READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "advantage")
+"""The lines at the top of a sample table."""
+
 
 class TensorboardSink(Sink):
     """Scalars, histograms, sample tables as markdown, and the configuration as hyper-parameters once at the end.
@@ -66,9 +69,12 @@ class TensorboardSink(Sink):
 
 
 def _markdown(rows: list[Row]) -> str:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [[_cell(column) for column in columns], ["---"] * len(columns)]
-    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    """A line for each column and a column for each sample: 25 columns beside one another would be a letter wide."""
+    present = dict.fromkeys(column for row in rows for column in row)
+    columns = [c for c in READ_FIRST if c in present] + [c for c in present if c not in READ_FIRST]
+    titles = [row.get("select_reason") or f"row {i + 1}" for i, row in enumerate(rows)]
+    lines = [["", *map(_cell, titles)], ["---"] * (len(rows) + 1)]
+    lines += [[_cell(column), *(_cell(row.get(column)) for row in rows)] for column in columns]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
