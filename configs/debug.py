@@ -44,7 +44,9 @@ def debug() -> Controller.Config:
             max_tokens_per_microbatch=8192,
             logprob_gate=LogprobGate.Config(max_diff=1e-3 if exact else None),
         ),
-        evaluation=Evaluation.Config(every=10, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)),
+        evaluation=Evaluation.Config(
+            every=10, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)
+        ),
         metrics=Recorder.Config(console_every=20),
         checkpoint=CheckpointManager.Config(
             enable=True, interval=20, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False

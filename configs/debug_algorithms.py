@@ -71,7 +71,9 @@ def debug_cispo() -> Controller.Config:
 
 def debug_maxent() -> Controller.Config:
     """MaxEnt-GRPO: the policy's distribution over each group is pulled to reward-tempered weights of controlled entropy."""
-    return _debug_with(Algorithm.Config(loss=MaxEnt.Config(tau=0.5, beta=0.05, tau_controller=TauController.Config(target=1.5))))
+    return _debug_with(
+        Algorithm.Config(loss=MaxEnt.Config(tau=0.5, beta=0.05, tau_controller=TauController.Config(target=1.5)))
+    )
 
 
 def debug_seed_grpo() -> Controller.Config:

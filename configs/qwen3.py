@@ -27,7 +27,9 @@ from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.trainer.trainer import AdamW, Trainer
 
 
-def _qwen3(flavor: str, *, folder: str, lr: float, prompts: int, max_tokens: int, generator_tp: int = 1) -> Controller.Config:
+def _qwen3(
+    flavor: str, *, folder: str, lr: float, prompts: int, max_tokens: int, generator_tp: int = 1
+) -> Controller.Config:
     return Controller.Config(
         model_spec=qwen3(flavor),
         hf_assets_path=folder,

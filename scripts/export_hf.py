@@ -1,6 +1,6 @@
 """Export a run's checkpoint to a Hugging Face folder that transformers and vLLM load.
 
-    .venv/bin/python scripts/export_hf.py --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+.venv/bin/python scripts/export_hf.py --run outputs/debug-20261120-130000 --output exported/ [--step 100]
 """
 
 import argparse
@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -21,6 +19,7 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig  
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
 from torchtitan_rl.registry import load_config  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy  # noqa: E402
@@ -38,7 +37,13 @@ def main() -> None:
     described = json.loads((args.run / "config.json").read_text())
     checkpoint = find_checkpoint(args.run / described["checkpoint"]["folder"], args.step, parser)
     config = load_config(described["config"])
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29577",
+    }
     dist.init_process_group("gloo" if device.ON_CPU else "nccl")
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)

@@ -1,6 +1,6 @@
 """Plot a run's reward and held-out accuracy over its steps, from its metrics.jsonl.
 
-    .venv/bin/python scripts/plot_run.py outputs/debug-20261120-130000 [MORE_RUNS ...] --output curve.png
+.venv/bin/python scripts/plot_run.py outputs/debug-20261120-130000 [MORE_RUNS ...] --output curve.png
 """
 
 import argparse

@@ -111,7 +111,16 @@ def exported_model_equals_policy(folder: Path) -> None:
     from tests.exported import greedy_accuracy
 
     exported = folder / "exported"
-    command = [sys.executable, "scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    command = [
+        sys.executable,
+        "scripts/export_hf.py",
+        "--run",
+        str(folder),
+        "--output",
+        str(exported),
+        "--dtype",
+        "float32",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
@@ -227,7 +236,9 @@ def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test_name", default="all", help="one test, or all")
-    parser.add_argument("--ngpu", type=int, default=torch.cuda.device_count() or 8, help="skip tests that need more ranks")
+    parser.add_argument(
+        "--ngpu", type=int, default=torch.cuda.device_count() or 8, help="skip tests that need more ranks"
+    )
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "tests")
     parser.add_argument("--list", action="store_true", help="print the tests and exit")
     args = parser.parse_args()

@@ -14,8 +14,6 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
@@ -23,7 +21,10 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
-from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl import (
+    comm,  # noqa: E402
+    device,  # noqa: E402, F401  (before torchtitan)
+)
 from torchtitan_rl.algorithm import (  # noqa: E402
     KL,
     Algorithm,
@@ -114,9 +115,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     prompts, scored = scored_step()
     drafts = Algorithm.Config().build().make_episodes(prompts, scored, max_completion_tokens=MAX_TOKENS)
     references = trainer.reference_logprobs(drafts) if algorithm.needs_reference else None
-    episodes = algorithm.make_episodes(
-        prompts, scored, max_completion_tokens=MAX_TOKENS, reference_logprobs=references
-    )
+    episodes = algorithm.make_episodes(prompts, scored, max_completion_tokens=MAX_TOKENS, reference_logprobs=references)
     if references:  # so that the divergence is not zero everywhere
         for episode in episodes:
             episode.reference_logprobs = [x - 0.3 for x in episode.reference_logprobs]

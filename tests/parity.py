@@ -14,8 +14,6 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
@@ -23,7 +21,10 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
-from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl import (
+    comm,  # noqa: E402
+    device,  # noqa: E402, F401  (before torchtitan and vLLM)
+)
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.weight_sync import WeightSync  # noqa: E402
@@ -92,7 +93,9 @@ def check_gradients(model, adapter, folder: str, dims: ParallelDims, failures: l
         with torch.no_grad():
             p.copy_(grads[name])
     model_grads = {name: t.cpu() for name, t in hf_weights(model, adapter, torch.float32)}
-    worst = max(float((model_grads[n] - g).abs().max() / g.abs().max().clamp_min(1e-8)) for n, g in expected_grads.items())
+    worst = max(
+        float((model_grads[n] - g).abs().max() / g.abs().max().clamp_min(1e-8)) for n, g in expected_grads.items()
+    )
     if not worst < 1e-4:
         failures.append(f"sharded and single-process gradients differ by {worst:.2e} (relative)")
     load_hf_weights(model, adapter, folder)

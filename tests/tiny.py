@@ -6,7 +6,15 @@ import torch
 
 from torchtitan_rl.models import small_qwen3
 
-DIMENSIONS = {"vocab_size": 128, "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32, "hidden_dim": 96}
+DIMENSIONS = {
+    "vocab_size": 128,
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 32,
+    "hidden_dim": 96,
+}
 
 
 def tiny_spec():

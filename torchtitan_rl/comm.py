@@ -19,7 +19,9 @@ def init_process_group(config: CommConfig) -> None:
         from torchtitan.tools.utils import get_local_device
 
         torch.cuda.set_device(get_local_device())
-    os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)  # torchrun's; torchtitan sets its own and warns of the clash
+    os.environ.pop(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", None
+    )  # torchrun's; torchtitan sets its own and warns of the clash
     init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
 
 

@@ -29,9 +29,9 @@ from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
 from torchtitan_rl.observability import Recorder, Reduce, phase, progress, record_metric, record_metrics, timed
-from torchtitan_rl.tasks import SumDigits, Task
 from torchtitan_rl.run_state import RunState
 from torchtitan_rl.stop_signal import StopSignal
+from torchtitan_rl.tasks import SumDigits, Task
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
@@ -159,7 +159,11 @@ class Controller(Configurable):
     def _stop(self) -> None:
         """Save what the last step did not, and say how to go on."""
         saved = self._saved or self.checkpointer.save(self.state.step, last_step=True)
-        how = f"start again with --dump-folder {self.run_folder} to go on" if saved else "nothing saved: checkpoint.enable is off"
+        how = (
+            f"start again with --dump-folder {self.run_folder} to go on"
+            if saved
+            else "nothing saved: checkpoint.enable is off"
+        )
         progress(f"stopped after step {self.state.step}; {how}")
 
     def _train_step(self) -> None:
@@ -182,7 +186,9 @@ class Controller(Configurable):
             seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
         )
         self.recorder.flush(step)
-        with timed("checkpoint/save"):  # after the flush, so that a resumed run neither repeats nor loses this step's metrics
+        with timed(
+            "checkpoint/save"
+        ):  # after the flush, so that a resumed run neither repeats nor loses this step's metrics
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Episode]:

@@ -1,6 +1,6 @@
 """torchrun without its own report of a rank's failure: the rank has already said what was wrong, and its code is passed on.
 
-    python -m torchtitan_rl.launch --nproc_per_node=8 -m torchtitan_rl.train --config debug
+python -m torchtitan_rl.launch --nproc_per_node=8 -m torchtitan_rl.train --config debug
 """
 
 import logging

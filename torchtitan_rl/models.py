@@ -38,9 +38,7 @@ def small_qwen3(
         dim=dim,
         norm=_qwen3_norm(dim),
         enable_weight_tying=True,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=vocab_size, embedding_dim=dim, param_init=_EMBEDDING_SKIP_INIT
-        ),
+        tok_embeddings=Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=_EMBEDDING_SKIP_INIT),
         lm_head=Linear.Config(in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT),
         layers=_build_qwen3_layers(
             n_layers=n_layers,

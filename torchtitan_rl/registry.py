@@ -77,7 +77,9 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
     for i, arg in enumerate(args):
         if arg == "--config" or arg.startswith("--config="):
             if arg == "--config" and i + 1 == len(args):
-                raise UserError("--config: no value given; expected a name of --list-configs or path/to/file.py:function.")
+                raise UserError(
+                    "--config: no value given; expected a name of --list-configs or path/to/file.py:function."
+                )
             name = args[i + 1] if arg == "--config" else arg.partition("=")[2]
             del args[i : i + (2 if arg == "--config" else 1)]
             break

@@ -78,7 +78,9 @@ def _log_to_terminal() -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints these itself: advice on layouts
+    logging.getLogger("torch.distributed.tensor").setLevel(
+        logging.ERROR
+    )  # torch prints these itself: advice on layouts
 
 
 class RankOutput:

@@ -154,7 +154,9 @@ class Generator(Configurable):
     def _completion(self, prompt: Prompt, sample: object) -> Completion:
         token_ids = list(sample.token_ids)
         if sample.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"vLLM ended a completion with finish_reason {sample.finish_reason!r}; expected stop or length.")
+            raise RuntimeError(
+                f"vLLM ended a completion with finish_reason {sample.finish_reason!r}; expected stop or length."
+            )
         return Completion(
             policy_version=self.policy_version,
             prompt_idx=prompt.prompt_idx,
@@ -192,7 +194,9 @@ class Generator(Configurable):
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
         if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache after a weight sync; completions would mix old and new weights.")
+            raise RuntimeError(
+                "vLLM kept its prefix cache after a weight sync; completions would mix old and new weights."
+            )
         self.policy_version = policy_version
 
     def close(self) -> None:

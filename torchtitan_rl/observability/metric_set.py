@@ -14,7 +14,7 @@ import numpy as np
 from torchtitan_rl.observability.collector import record_metric
 from torchtitan_rl.types import Episode, Metric
 
-DIVERSITY_TOKENS = 100_000
+DIVERSITY_TOKENS = 50_000
 """Tokens of a step that diversity is measured on, in whole groups, so that it costs milliseconds at any size."""
 
 

@@ -14,11 +14,33 @@ Row = dict[str, Any]
 MISSING = object()
 """A row without a score, as opposed to a score of None."""
 
-EPISODE_COLUMNS = (
-    "step policy_version staleness split prompt_idx sample_idx group_size rank_in_group select_reason prompt response "
-    "expected_answer answer reward score advantage weight in_loss prompt_tokens response_tokens finish_reason "
-    "logprob_mean logprob_diff_mean logprob_diff_max messages"
-).split()
+EPISODE_COLUMNS = [
+    "step",
+    "policy_version",
+    "staleness",
+    "split",
+    "prompt_idx",
+    "sample_idx",
+    "group_size",
+    "rank_in_group",
+    "select_reason",
+    "prompt",
+    "response",
+    "expected_answer",
+    "answer",
+    "reward",
+    "score",
+    "advantage",
+    "weight",
+    "in_loss",
+    "prompt_tokens",
+    "response_tokens",
+    "finish_reason",
+    "logprob_mean",
+    "logprob_diff_mean",
+    "logprob_diff_max",
+    "messages",
+]
 """The columns every episode row may have; then come reward/<function> and extra/<name>."""
 
 _PLAIN = (str, bool, float, type(None))

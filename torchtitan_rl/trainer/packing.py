@@ -83,9 +83,7 @@ def split_groups(episodes: Sequence[Episode], num_parts: int) -> list[list[Episo
     return parts
 
 
-def pack(
-    episodes: Sequence[Episode], indices: Sequence[int], *, normalizers: Normalizers, multiple: int
-) -> TrainBatch:
+def pack(episodes: Sequence[Episode], indices: Sequence[int], *, normalizers: Normalizers, multiple: int) -> TrainBatch:
     """One micro-batch of `episodes[i] for i in indices`, padded to a multiple of `multiple` tokens (at least one).
 
     Padding is a sequence of its own, with no loss: it is attended by nobody, and an empty micro-batch is nothing else.

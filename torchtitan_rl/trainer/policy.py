@@ -95,7 +95,9 @@ def _model_config(
     return config
 
 
-def score(model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def score(
+    model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
 
     Args:

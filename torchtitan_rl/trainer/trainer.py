@@ -268,7 +268,11 @@ class Trainer(Configurable):
 
     def _share_logprob_diffs(self, episodes: Sequence[Episode]) -> None:
         """Give every rank the diffs of the episodes that other data-parallel ranks trained on."""
-        mine = {i: (e.logprob_diff_mean, e.logprob_diff_max) for i, e in enumerate(episodes) if e.logprob_diff_max is not None}
+        mine = {
+            i: (e.logprob_diff_mean, e.logprob_diff_max)
+            for i, e in enumerate(episodes)
+            if e.logprob_diff_max is not None
+        }
         for i, (mean, largest) in self._gathered(mine).items():
             episodes[i].logprob_diff_mean, episodes[i].logprob_diff_max = mean, largest
 
@@ -311,7 +315,9 @@ class Trainer(Configurable):
         plans = plan_microbatches(sizes, num_ranks=self.dp_size, max_tokens=self.config.max_tokens_per_microbatch)
         normalizers = self.algorithm.normalizers(episodes, max_completion_tokens=self.max_completion_tokens)
         return [
-            pack(episodes, [i for atom in plan for i in atoms[atom]], normalizers=normalizers, multiple=self.pad_multiple)
+            pack(
+                episodes, [i for atom in plan for i in atoms[atom]], normalizers=normalizers, multiple=self.pad_multiple
+            )
             for plan in plans[self.dp_rank]
         ]
 
@@ -321,7 +327,6 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)
         dist.all_reduce(tensor, op=op, group=self.dp_group)
         return float(tensor)
-
 
 
 def _count_tokens(plans: list[list[TrainBatch]]) -> tuple[int, int]:

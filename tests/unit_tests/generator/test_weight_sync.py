@@ -80,7 +80,13 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29612", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29612",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
     dist.init_process_group("gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl")
     made = Pair(tmp_path_factory.mktemp("tiny"))
     yield made
@@ -156,7 +162,9 @@ def test_logprobs_are_at_the_sampling_temperature(pair):
 
 def test_completions_carry_their_group_and_version(pair):
     completions = pair.generator.generate(PROMPTS)
-    assert [(c.prompt_idx, c.sample_idx) for c in completions] == [(i, j) for i in range(len(PROMPTS)) for j in range(4)]
+    assert [(c.prompt_idx, c.sample_idx) for c in completions] == [
+        (i, j) for i in range(len(PROMPTS)) for j in range(4)
+    ]
     assert {c.policy_version for c in completions} == {1}
     assert all(len(c.token_ids) == len(c.token_logprobs) for c in completions)
     assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)

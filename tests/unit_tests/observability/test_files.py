@@ -5,8 +5,8 @@ import random
 import time
 
 import pytest
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
 
+from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_rows, read_samples, record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 

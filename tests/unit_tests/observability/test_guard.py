@@ -6,8 +6,8 @@ import time
 
 import pytest
 import torch
-from tests.unit_tests.observability.observability_parts import episode
 
+from tests.unit_tests.observability.observability_parts import episode
 from torchtitan_rl.observability import Reduce, episode_rows, record_metric
 from torchtitan_rl.observability.guard import Guard
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord

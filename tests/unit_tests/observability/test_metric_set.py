@@ -5,8 +5,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from tests.unit_tests.observability.observability_parts import episode
 
+from tests.unit_tests.observability.observability_parts import episode
 from torchtitan_rl.observability import (
     completion_metrics,
     diversity_metrics,

@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 import torch.distributed as dist
-from tests.unit_tests.observability.observability_parts import FORK, episode
 
+from tests.unit_tests.observability.observability_parts import FORK, episode
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_samples, record_metric
 
 

@@ -5,18 +5,37 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.unit_tests.observability.observability_parts import NASTY, episode
 
+from tests.unit_tests.observability.observability_parts import NASTY, episode
 from torchtitan_rl.observability import Reduce, episode_row, episode_rows, record_metric
 from torchtitan_rl.observability.rows import EPISODE_COLUMNS, plain, plain_row
 from torchtitan_rl.observability.schema import Schema
 from torchtitan_rl.observability.table import SelectedTable
 
-SPECIFIED = (
-    "step policy_version staleness split prompt_idx sample_idx group_size rank_in_group select_reason prompt response "
-    "expected_answer reward score advantage weight prompt_tokens response_tokens finish_reason logprob_mean "
-    "logprob_diff_mean logprob_diff_max"
-).split()
+SPECIFIED = [
+    "step",
+    "policy_version",
+    "staleness",
+    "split",
+    "prompt_idx",
+    "sample_idx",
+    "group_size",
+    "rank_in_group",
+    "select_reason",
+    "prompt",
+    "response",
+    "expected_answer",
+    "reward",
+    "score",
+    "advantage",
+    "weight",
+    "prompt_tokens",
+    "response_tokens",
+    "finish_reason",
+    "logprob_mean",
+    "logprob_diff_mean",
+    "logprob_diff_max",
+]
 
 
 def test_an_episode_row_has_every_specified_column_in_order():

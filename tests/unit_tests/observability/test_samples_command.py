@@ -1,8 +1,8 @@
 """python -m torchtitan_rl.samples: ranked, filtered, siblings, over time, two runs."""
 
 import pytest
-from tests.unit_tests.observability.observability_parts import NASTY, episode
 
+from tests.unit_tests.observability.observability_parts import NASTY, episode
 from torchtitan_rl.observability import Reduce, episode_rows, record_metric
 from torchtitan_rl.samples import main
 

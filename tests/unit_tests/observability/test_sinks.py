@@ -11,8 +11,8 @@ import sys
 import time
 
 import pytest
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
 
+from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
 from torchtitan_rl.observability import Recorder, Reduce, episode_rows, record_metric
 
 RECORD_STEPS = 3

@@ -29,7 +29,9 @@ def test_an_unknown_name_is_answered_with_the_closest():
 
 def test_a_function_in_a_file(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from configs.debug import debug\ndef mine():\n    c = debug()\n    c.num_steps = 7\n    return c\n")
+    file.write_text(
+        "from configs.debug import debug\ndef mine():\n    c = debug()\n    c.num_steps = 7\n    return c\n"
+    )
     assert load_config(f"{file}:mine").num_steps == 7
     with pytest.raises(UserError, match="no function 'mien'; did you mean mine"):
         load_config(f"{file}:mien")

@@ -31,4 +31,3 @@ def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="dump_folder: cannot write to .*--dump-folder"):
         _lock(tmp_path / "file" / "run")
-

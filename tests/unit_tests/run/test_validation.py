@@ -25,14 +25,26 @@ def test_debug_is_valid_on_any_number_of_ranks(world_size):
 @pytest.mark.parametrize(
     ("args", "world_size", "message"),
     [
-        (["--trainer.parallelism.tensor-parallel-degree", "2"], 1, "world size 1 does not fit .*tensor_parallel_degree 2.*NGPU"),
+        (
+            ["--trainer.parallelism.tensor-parallel-degree", "2"],
+            1,
+            "world size 1 does not fit .*tensor_parallel_degree 2.*NGPU",
+        ),
         (["--trainer.parallelism.data-parallel-shard-degree", "2"], 4, "world size 4 does not fit"),
         (["--trainer.parallelism.tensor-parallel-degree", "0"], 1, "tensor_parallel_degree is 0; expected at least 1"),
         (["--generator.tensor-parallel-degree", "0"], 1, "generator.tensor_parallel_degree is 0; expected at least 1"),
         (["--trainer.parallelism.tensor-parallel-degree", "4"], 4, "does not divide the model's 2 key-value heads"),
         (["--generator.tensor-parallel-degree", "2"], 3, "does not divide the 3 ranks"),
-        (["--trainer.parallelism.pipeline-parallel-degree", "2"], 2, "pipeline_parallel_degree is 2; only 1 is supported"),
-        (["--num-prompts-per-step", "3"], 4, "num_prompts_per_step is 3, fewer than the 4 generator replicas.*raise it"),
+        (
+            ["--trainer.parallelism.pipeline-parallel-degree", "2"],
+            2,
+            "pipeline_parallel_degree is 2; only 1 is supported",
+        ),
+        (
+            ["--num-prompts-per-step", "3"],
+            4,
+            "num_prompts_per_step is 3, fewer than the 4 generator replicas.*raise it",
+        ),
         (["--sampling.n", "1"], 1, "sampling.n = 1: expected at least 2"),
         (["--sampling.max-tokens", "64"], 1, "sampling.max_tokens 64 = 96 exceeds generator.max_model_len 64"),
         (["--evaluation.sampling.max-tokens", "64"], 1, "evaluation.sampling.max_tokens 64 = 96 exceeds"),

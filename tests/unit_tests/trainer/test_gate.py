@@ -30,7 +30,9 @@ def test_nan_is_the_largest_difference():
 
 @pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])
 def test_gate_stops_with_the_likely_causes(diff):
-    with pytest.raises(LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"):
+    with pytest.raises(
+        LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"
+    ):
         LogprobGate.Config(max_diff=0.1).build().check(diff)
 
 
