@@ -118,7 +118,7 @@ class _Distinct:
     def add(self, entry: Entry, reason: str | None) -> None:
         """Adds the entry once; None gives no further reason."""
         twins = self._found.setdefault(entry.place, [])
-        for known, reasons in twins:
+        for known, reasons in twins:  # noqa: B007  (read after the break)
             if known == entry:
                 break
         else:
