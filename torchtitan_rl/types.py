@@ -42,7 +42,7 @@ class Completion:
     """
 
     policy_version: int
-    """Number of optimizer steps behind the weights that sampled it."""
+    """The step after which the weights that sampled it were synced; 0 for the start."""
     prompt_idx: int
     sample_idx: int
     """0 <= sample_idx < n, unique inside its prompt's group."""
