@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -19,7 +22,6 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig  
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
 from torchtitan_rl.registry import load_config  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy  # noqa: E402

@@ -11,10 +11,12 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
 import torch  # noqa: E402
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
 from torchtitan_rl.models import qwen3  # noqa: E402
 from torchtitan_rl.tasks import SumDigits  # noqa: E402
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402

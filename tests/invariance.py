@@ -14,6 +14,9 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
@@ -21,10 +24,7 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
-from torchtitan_rl import (
-    comm,  # noqa: E402
-    device,  # noqa: E402, F401  (before torchtitan)
-)
+from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.algorithm import (  # noqa: E402
     KL,
     Algorithm,

@@ -5,6 +5,7 @@ environment while it is imported. So this module has import-time effects, and it
 """
 
 import os
+import sys
 
 import torch
 import torch._utils
@@ -23,6 +24,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 if ON_CPU:
+    _utils = sys.modules.get("torchtitan.tools.utils")
+    if _utils is not None and _utils.device_type != "cpu":
+        raise ImportError(
+            "torchtitan was imported before torchtitan_rl.device and has chosen CUDA; import this module first."
+        )
     torch._utils._get_available_device_type = lambda: "cpu"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB a rank
     # Ranks that share cores must not be pinned to the same ones.

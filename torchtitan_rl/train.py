@@ -115,22 +115,34 @@ class RankOutput:
         os.close(target)
 
     def fail(self, message: str, code: int) -> None:
-        """Say why and end this process, without waiting for threads of the engine or for other ranks."""
+        """Say why and end this process, without waiting for threads of the engine or for other ranks.
+
+        One rank speaks for all: within a run folder the first to fail, as the others fail alike or of its absence; before
+        there is one, rank 0, and another only if it is still here some seconds later, having failed alone.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):  # torchrun's, once another rank has failed: go at once
             signal.signal(number, signal.SIG_DFL)
+        logging.getLogger(__name__).info("this rank failed: %s", message)
         sys.stdout.flush()
         sys.stderr.flush()
         if self._folder is not None:
-            from torchtitan_rl.run_folder import failure_marker
-
-            failure_marker(self._folder).touch()
-        if self.rank != 0:
-            # Usually every rank fails alike, and torchrun ends the others once rank 0 has spoken. A rank that fails
-            # alone is still here afterwards.
+            if not self._is_first_to_fail(self._folder):
+                os._exit(code)
+        elif self.rank != 0:
             time.sleep(5)
-            message = f"rank {self.rank}: {message}"
-        os.write(self._terminal, f"{message.rstrip()}\n".encode())
+        prefix = f"rank {self.rank}: " if self.rank else ""
+        os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode())
         os._exit(code)
+
+    @staticmethod
+    def _is_first_to_fail(run_folder: Path) -> bool:
+        from torchtitan_rl.run_folder import failure_marker
+
+        try:
+            failure_marker(run_folder).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
 if __name__ == "__main__":

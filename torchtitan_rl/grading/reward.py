@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.grading.time_limit import call_with_time_limit
 from torchtitan_rl.tasks import RewardFunction
 
 FailurePolicy = Literal["raise", "none"]
 
 
-class RewardError(RuntimeError):
+class RewardError(TrainingStopped):
     """A reward function raised, took too long, or returned what is no score."""
 
 
