@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from torchtitan_rl.tasks import SumDigits
 
@@ -11,6 +12,7 @@ from torchtitan_rl.tasks import SumDigits
 @torch.no_grad()
 def greedy_accuracy(folder: Path, *, num_prompts: int, max_new_tokens: int = 32) -> float:
     """Share of held-out two-integer sums that greedy decoding gets right."""
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     task = SumDigits.Config(max_integers=2, instruction="").build()

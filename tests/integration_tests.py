@@ -167,6 +167,18 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
         ),
         OverrideDefinitions(
+            [
+                run("--config", "debug", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
+                run("--config", "debug", *SHORT, "--num-steps", "4", "--trainer.optimizer.lr", "1e39"),
+                run("--config", "debug", *SHORT, "--num-steps", "4"),
+            ],
+            "NaN ends the run before a checkpoint holds it, and the last good one goes on",
+            "nan",
+            1,
+            [steps_are(4), sampler_agrees()],
+            exit_codes=[0, 3, 0],
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
              run("--config", "debug", *SHORT, "--num-steps", "5")],
             "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],

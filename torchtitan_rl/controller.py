@@ -138,6 +138,7 @@ class Controller(Configurable):
             dump_folder=str(run_folder),
         )
         self.checkpointer.load(step=config.checkpoint.load_step)
+        self.trainer.restore_learning_rate()
         self._sync_weights()
 
     def run(self) -> None:
@@ -237,9 +238,11 @@ class Controller(Configurable):
         """Sample the held-out prompts when due; whether they were."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
             return False
-        with timed("evaluate"):
-            scored = self._sample(self.held_out, sampling=self.evaluation.config.sampling, prefix="evaluation/")
-        report.record_evaluation(build_episodes(self.held_out, scored, None), self.evaluation, step=self.state.step)
+        for one in self.evaluation.passes:
+            with timed("evaluate"):
+                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
+            episodes = build_episodes(self.held_out, scored, None)
+            report.record_evaluation(episodes, one, is_correct=self.evaluation.is_correct, step=self.state.step)
         return True
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Held-out accuracy: the same prompts every time, sampled greedily, judged by the task that also rewards training."""
+"""Held-out accuracy: the same prompts every time, judged by the task that also rewards training."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torchtitan.config import Configurable
 
@@ -9,8 +10,18 @@ from torchtitan_rl.tasks import Task
 from torchtitan_rl.types import Episode
 
 
+class EvaluationPass(NamedTuple):
+    """One way of sampling the held-out prompts, and the names its results go by."""
+
+    sampling: SamplingConfig
+    prefix: str
+    """Of its metrics and its sample table, such as "evaluation"."""
+    split: str
+    """Of its rows: eval_greedy or eval_sampled."""
+
+
 class Evaluation(Configurable):
-    """When to evaluate, on how many prompts, and what counts as right."""
+    """When to evaluate, on how many prompts, sampled how, and what counts as right."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -21,22 +32,28 @@ class Evaluation(Configurable):
         """Held-out prompts."""
 
         sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
-        """Greedy by default; n > 1 with a temperature adds pass@n."""
+        """Greedy by default."""
+
+        sampled: SamplingConfig | None = None
+        """A second pass, with temperature and n > 1, for mean@n and pass@k; its metrics are evaluation/sampled/...
+        None: no second pass."""
 
     def __init__(self, config: Config, *, task: Task) -> None:
         self.config = config
         self.task = task
+        self.passes = [_named(config.sampling, "evaluation")]
+        if config.sampled is not None:
+            self.passes.append(_named(config.sampled, "evaluation/sampled"))
 
     def due(self, step: int, num_steps: int) -> bool:
         """Whether the policy is evaluated after `step` (0: before the first)."""
         every = self.config.every
         return bool(every) and (step % every == 0 or step == num_steps)
 
-    @property
-    def split(self) -> str:
-        """The name of its rows in sample tables: eval_greedy or eval_sampled."""
-        return "eval_greedy" if self.config.sampling.temperature == 0 else "eval_sampled"
-
     def is_correct(self, episode: Episode) -> bool:
         """The task's own judgement, which also rewards training."""
         return self.task.is_correct(episode.answer, episode.expected_answer)
+
+
+def _named(sampling: SamplingConfig, prefix: str) -> EvaluationPass:
+    return EvaluationPass(sampling, prefix, "eval_greedy" if sampling.temperature == 0 else "eval_sampled")

@@ -1,12 +1,12 @@
 """What a step and an evaluation leave behind in metrics and sample tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch.distributed as dist
 
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import peak_memory_bytes
-from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.evaluation import EvaluationPass
 from torchtitan_rl.observability import (
     Reduce,
     completion_metrics,
@@ -65,9 +65,11 @@ def record_step(
     record_metric("rollout/samples", episode_rows(episodes, step=state.step, split="train"), Reduce.TABLE)
 
 
-def record_evaluation(episodes: Sequence[Episode], evaluation: Evaluation, *, step: int) -> None:
-    """Record an evaluation's metrics and samples, from rank 0."""
+def record_evaluation(
+    episodes: Sequence[Episode], one: EvaluationPass, *, is_correct: Callable[[Episode], bool], step: int
+) -> None:
+    """Record the metrics and samples of one pass over the held-out prompts, from rank 0."""
     if dist.get_rank() != 0:
         return
-    record_metrics(evaluation_metrics(episodes, correct=evaluation.is_correct))
-    record_metric("evaluation/samples", episode_rows(episodes, step=step, split=evaluation.split), Reduce.TABLE)
+    record_metrics(evaluation_metrics(episodes, prefix=one.prefix, correct=is_correct))
+    record_metric(f"{one.prefix}/samples", episode_rows(episodes, step=step, split=one.split), Reduce.TABLE)

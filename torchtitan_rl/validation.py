@@ -75,6 +75,7 @@ def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
     for field, tokens in (
         ("sampling.max_tokens", sampling.max_tokens),
         ("evaluation.sampling.max_tokens", config.evaluation.sampling.max_tokens),
+        ("evaluation.sampled.max_tokens", config.evaluation.sampled.max_tokens if config.evaluation.sampled else 1),
     ):
         longest = config.prompts.max_prompt_tokens + tokens
         if longest > generator.max_model_len:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
 from torchtitan.config import CompileConfig, Configurable, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -15,6 +16,7 @@ from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.errors import TrainingStopped
@@ -27,7 +29,7 @@ from torchtitan_rl.types import Episode, Metric, TrainBatch
 
 
 class NonFiniteLossError(TrainingStopped):
-    """The loss or the gradient is NaN or infinite. The optimizer has not stepped."""
+    """The loss, the gradient or a weight is NaN or infinite. Nothing of it is in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class Trainer(Configurable):
             for plan, minibatch in zip(plans, minibatches, strict=True):
                 result = self._optimizer_step(plan, minibatch if one_step else None)
                 metrics += result.metrics
+        self._check_weights()
         self._record(metrics)
         controllers = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
         self._record([controllers])
@@ -248,6 +251,22 @@ class Trainer(Configurable):
             self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
+
+    def _check_weights(self) -> None:
+        """Raise NonFiniteLossError on every rank when an update has left NaN or infinity: before a checkpoint holds it."""
+        parameters = (p.to_local() if isinstance(p, DTensor) else p for p in self.model.parameters())
+        broken = sum((~torch.isfinite(p)).sum() for p in parameters)  # one number on the device, one transfer
+        if comm.any_rank(bool(broken)):
+            raise NonFiniteLossError(
+                "the update left weights that are not finite. The last checkpoint is good: resume from it with a lower "
+                "trainer.optimizer.lr."
+            )
+
+    def restore_learning_rate(self) -> None:
+        """After a checkpoint is loaded: this config's schedule, where the stored optimizer state has the former run's."""
+        for scheduler in self.scheduler:
+            for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = learning_rate
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
         """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
