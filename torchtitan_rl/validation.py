@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
     """
-    for problem in _problems(config, world_size):
-        raise UserError(problem)
+    for problem in chain(_layout_problems(config, world_size), _value_problems(config)):
+        raise UserError(problem)  # the first; the later checks assume that the earlier ones hold
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     try:
         config.algorithm.validate()
@@ -36,8 +37,9 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
         raise UserError(str(error)) from error
 
 
-def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
-    spec, p, generator, sampling = config.model_spec, config.trainer.parallelism, config.generator, config.sampling
+def _layout_problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
+    """Degrees, ranks and devices that do not fit one another or the model."""
+    spec, p, generator = config.model_spec, config.trainer.parallelism, config.generator
     if spec is None:
         yield "model_spec is not set; the config function must set it, for example model_spec=qwen3('0.6B')."
     for field, degree in (
@@ -72,6 +74,11 @@ def _problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
         for what, number in divided.items():
             if number % degree:
                 yield f"{field}.tensor_parallel_degree is {degree}, which does not divide the model's {number} {what}."
+
+
+def _value_problems(config: "Controller.Config") -> Iterator[str]:
+    """Numbers that cannot be meant, and lengths that do not fit."""
+    spec, generator, sampling = config.model_spec, config.generator, config.sampling
     for field, tokens in (
         ("sampling.max_tokens", sampling.max_tokens),
         ("evaluation.sampling.max_tokens", config.evaluation.sampling.max_tokens),
