@@ -28,7 +28,16 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
-from torchtitan_rl.observability import Recorder, Reduce, phase, progress, record_metric, record_metrics, timed
+from torchtitan_rl.observability import (
+    Recorder,
+    Reduce,
+    heartbeat,
+    phase,
+    progress,
+    record_metric,
+    record_metrics,
+    timed,
+)
 from torchtitan_rl.run_folder import failure_marker
 from torchtitan_rl.run_state import RunState
 from torchtitan_rl.stop_signal import StopSignal
@@ -145,7 +154,9 @@ class Controller(Configurable):
         """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due."""
         stop = StopSignal(failure_marker=failure_marker(self.run_folder))
         if self.state.step == 0:
-            if self._evaluate():
+            with heartbeat("evaluation before the first step"):
+                evaluated = self._evaluate()
+            if evaluated:
                 self.recorder.flush(0)
         elif self.state.step >= self.config.num_steps:
             progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
@@ -153,7 +164,8 @@ class Controller(Configurable):
             progress(f"resuming after step {self.state.step}")
         while self.state.step < self.config.num_steps:
             self.state.step += 1
-            self._train_step()
+            with heartbeat(f"step {self.state.step}"):
+                self._train_step()
             if comm.any_rank(stop.received):
                 self._stop()
                 return

@@ -8,7 +8,7 @@ from torchtitan_rl.observability.metric_set import (
     evaluation_metrics,
     record_metrics,
 )
-from torchtitan_rl.observability.progress import phase, progress, timed
+from torchtitan_rl.observability.progress import heartbeat, phase, progress, timed
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.observability.reduce import Reduce
 from torchtitan_rl.observability.rows import episode_row, episode_rows
@@ -22,6 +22,7 @@ __all__ = [
     "episode_row",
     "episode_rows",
     "evaluation_metrics",
+    "heartbeat",
     "optimizer_metrics",
     "perf_metrics",
     "phase",

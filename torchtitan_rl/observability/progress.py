@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,10 +14,31 @@ HEARTBEAT_SECONDS = 8.0
 """No phase is silent for longer than 10 s."""
 
 
+_running: list[str] = []
+"""The names of the `timed` contexts that are open, outermost first."""
+
+
 def progress(message: str) -> None:
     """Prints one line, from global rank 0 alone (by torchrun's RANK)."""
     if os.environ.get("RANK", "0") == "0":
         print(message, file=sys.stdout, flush=True)
+
+
+@contextmanager
+def _beating(describe: Callable[[float], str]) -> Iterator[None]:
+    """Prints `describe(seconds so far)` every HEARTBEAT_SECONDS, from a thread, until the context ends."""
+    started = time.perf_counter()
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
+            progress(describe(time.perf_counter() - started))
+
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextmanager
@@ -27,21 +48,24 @@ def phase(name: str) -> Iterator[None]:
     Example: `with phase("start vLLM engine"):` prints "start vLLM engine ..." and then "start vLLM engine: 6.2 s".
     """
     started = time.perf_counter()
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            progress(f"{name} ... {time.perf_counter() - started:.0f} s")
-
     progress(f"{name} ...")
-    threading.Thread(target=beat, name=f"heartbeat of {name}", daemon=True).start()
-    outcome = "failed after"
+    outcome = "failed after "
     try:
-        yield
+        with _beating(lambda seconds: f"{name} ... {seconds:.0f} s"):
+            yield
         outcome = ""
     finally:
-        done.set()
-        progress(f"{name}: {outcome}{' ' if outcome else ''}{time.perf_counter() - started:.1f} s")
+        progress(f"{name}: {outcome}{time.perf_counter() - started:.1f} s")
+
+
+@contextmanager
+def heartbeat(name: str) -> Iterator[None]:
+    """Says every 8 s that `name` still runs, and which `timed` part of it: nothing for what is quicker.
+
+    Example: `with heartbeat("step 3"):` prints "step 3: generate ... 8 s" in a long step.
+    """
+    with _beating(lambda seconds: f"{name}: {_running[-1] if _running else 'working'} ... {seconds:.0f} s"):
+        yield
 
 
 @dataclass
@@ -59,9 +83,11 @@ def timed(name: str) -> Iterator[Stopwatch]:
     """
     started = time.perf_counter()
     watch = Stopwatch()
+    _running.append(name)
     try:
         yield watch
     finally:
+        _running.pop()
         watch.seconds = time.perf_counter() - started
         collector = active()
         if collector is not None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torchtitan_rl.observability import phase, progress, record_metric, timed
+from torchtitan_rl.observability import heartbeat, phase, progress, record_metric, timed
 
 
 def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
@@ -28,7 +28,19 @@ def test_a_long_phase_beats_more_often_than_every_10_s(capsys, monkeypatch):
     assert 2 <= lines.count("slow ... 0 s") <= 7
     time.sleep(0.15)
     assert capsys.readouterr().out == ""
-    assert not any("heartbeat of slow" in thread.name for thread in threading.enumerate())
+    assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setattr(sys.modules["torchtitan_rl.observability.progress"], "HEARTBEAT_SECONDS", 0.1)
+    with heartbeat("step 1"), timed("train"):
+        pass
+    assert capsys.readouterr().out == ""
+    with heartbeat("step 2"), timed("rollout/total"), timed("generate"):
+        time.sleep(0.15)
+    assert capsys.readouterr().out == "step 2: generate ... 0 s\n"
 
 
 def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
