@@ -53,7 +53,10 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def synchronize() -> None:
-    """Wait for queued GPU work, so that a phase's time is its own. No effect without a GPU."""
-    if not ON_CPU:
-        torch.cuda.synchronize()
+def peak_flops_per_s() -> float | None:
+    """This GPU's dense bfloat16 peak by torchtitan's table; None without a GPU."""
+    if ON_CPU:
+        return None
+    from torchtitan.tools.utils import get_peak_flops
+
+    return get_peak_flops(torch.cuda.get_device_name())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as dist
 
 from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.device import peak_memory_bytes
+from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.evaluation import EvaluationPass
 from torchtitan_rl.observability import (
     Reduce,
@@ -53,6 +53,7 @@ def record_step(
             tokens_seen=state.tokens_seen,
         )
     )
+    peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(
             generated_tokens=sum(len(e.token_ids) for e in episodes),
@@ -60,6 +61,8 @@ def record_step(
             generate_seconds=seconds["rollout"],
             update_seconds=seconds["train"],
             step_seconds=seconds["step"],
+            flops_per_token=update.flops_per_token,
+            peak_flops=peak and peak * dist.get_world_size(),
         )
     )
     record_metric("rollout/samples", episode_rows(episodes, step=state.step, split="train"), Reduce.TABLE)

@@ -40,6 +40,8 @@ class UpdateReport:
     """Of the last optimizer step, before clipping; the same on every rank."""
     learning_rate: float
     optimizer_steps: int
+    flops_per_token: float
+    """Of forward and backward, at the step's mean sequence length."""
     trained_tokens: int
     padding_tokens: int
 
@@ -211,6 +213,7 @@ class Trainer(Configurable):
             grad_norm=result.grad_norm,
             learning_rate=learning_rate,
             optimizer_steps=config.num_epochs * len(plans),
+            flops_per_token=self._flops_per_token(episodes),
             trained_tokens=config.num_epochs * tokens,
             padding_tokens=config.num_epochs * padding,
         )
@@ -261,6 +264,12 @@ class Trainer(Configurable):
                 "the update left weights that are not finite. The last checkpoint is good: resume from it with a lower "
                 "trainer.optimizer.lr."
             )
+
+    def _flops_per_token(self, episodes: Sequence[Episode]) -> float:
+        """torchtitan's count for this model: 6 a parameter, and attention at the mean length of a sequence."""
+        lengths = [len(e.prompt_token_ids) + len(e.token_ids) for e in episodes]
+        mean_length = sum(lengths) // max(len(lengths), 1)
+        return self._model_spec.model.get_nparams_and_flops(self.model, mean_length)[1]
 
     def restore_learning_rate(self) -> None:
         """After a checkpoint is loaded: this config's schedule, where the stored optimizer state has the former run's."""
