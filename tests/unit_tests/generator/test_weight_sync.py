@@ -34,7 +34,7 @@ class Pair:
             spec,
             parallel_dims=ParallelDims.from_config(parallelism, 1),
             parallelism=parallelism,
-            training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+            training=TrainingConfig(seq_len=384, mixed_precision_param="float32"),
             compile_config=CompileConfig(),
             activation_checkpoint="none",
             logprob_chunk_tokens=64,
@@ -43,7 +43,7 @@ class Pair:
         self.adapter = spec.state_dict_adapter(spec.model, None)
         self.folder = str(folder)
         self.restore()
-        self.generator = Generator.Config(dtype="float32", max_model_len=64, sleep=False).build(
+        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=4, max_tokens=8),
@@ -132,10 +132,12 @@ def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
 
 
 def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
-    pair.generator.generate(PROMPTS)
+    block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size  # only whole blocks of tokens are cached
+    prompt = Prompt(prompt_idx=0, text="", token_ids=[1 + i % 120 for i in range(2 * block + 3)], expected_answer="")
+    pair.generator.generate([prompt])
     pair.change()
     pair.sync()
-    for completion in pair.generator.generate(PROMPTS):
+    for completion in pair.generator.generate([prompt]):
         whole = completion.prompt_token_ids + completion.token_ids
         mine = pair.logprobs(whole)[len(completion.prompt_token_ids) - 1 :]
         assert completion.token_logprobs == pytest.approx(mine, abs=1e-4)
