@@ -61,6 +61,7 @@ def record_step(
             generate_seconds=seconds["rollout"],
             update_seconds=seconds["train"],
             step_seconds=seconds["step"],
+            rank_tokens=update.rank_tokens,
             flops_per_token=update.flops_per_token,
             peak_flops=peak and peak * dist.get_world_size(),
         )

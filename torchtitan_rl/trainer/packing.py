@@ -72,6 +72,11 @@ def atoms_of(episodes: Sequence[Episode], *, whole_groups: bool) -> list[list[in
     return list(groups.values())
 
 
+def num_tokens(episode: Episode) -> int:
+    """Tokens of prompt and completion."""
+    return len(episode.prompt_token_ids) + len(episode.token_ids)
+
+
 def split_groups(episodes: Sequence[Episode], num_parts: int) -> list[list[Episode]]:
     """Mini-batches of whole prompt groups, as equal in groups as they can be; fewer parts where there are fewer groups."""
     groups: dict[int, list[Episode]] = {}
@@ -89,7 +94,7 @@ def pack(episodes: Sequence[Episode], indices: Sequence[int], *, normalizers: No
     Padding is a sequence of its own, with no loss: it is attended by nobody, and an empty micro-batch is nothing else.
     """
     chosen = [episodes[i] for i in indices]
-    lengths = [len(e.prompt_token_ids) + len(e.token_ids) for e in chosen]
+    lengths = [num_tokens(e) for e in chosen]
     filled = sum(lengths)
     padding = -filled % multiple if filled else multiple
     T, S = filled + padding, len(chosen)

@@ -23,7 +23,7 @@ from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.observability import record_metric
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.packing import atoms_of, num_tokens, pack, plan_microbatches, split_groups
 from torchtitan_rl.trainer.policy import build_policy, score
 from torchtitan_rl.types import Episode, Metric, TrainBatch
 
@@ -42,6 +42,8 @@ class UpdateReport:
     optimizer_steps: int
     flops_per_token: float
     """Of forward and backward, at the step's mean sequence length."""
+    rank_tokens: list[int]
+    """Tokens of each data-parallel rank in one pass."""
     trained_tokens: int
     padding_tokens: int
 
@@ -214,6 +216,7 @@ class Trainer(Configurable):
             learning_rate=learning_rate,
             optimizer_steps=config.num_epochs * len(plans),
             flops_per_token=self._flops_per_token(episodes),
+            rank_tokens=self._rank_tokens(minibatches),
             trained_tokens=config.num_epochs * tokens,
             padding_tokens=config.num_epochs * padding,
         )
@@ -267,7 +270,7 @@ class Trainer(Configurable):
 
     def _flops_per_token(self, episodes: Sequence[Episode]) -> float:
         """torchtitan's count for this model: 6 a parameter, and attention at the mean length of a sequence."""
-        lengths = [len(e.prompt_token_ids) + len(e.token_ids) for e in episodes]
+        lengths = [num_tokens(episode) for episode in episodes]
         mean_length = sum(lengths) // max(len(lengths), 1)
         return self._model_spec.model.get_nparams_and_flops(self.model, mean_length)[1]
 
@@ -338,16 +341,27 @@ class Trainer(Configurable):
 
     def _microbatches(self, episodes: Sequence[Episode]) -> list[TrainBatch]:
         """This rank's micro-batches; every data-parallel rank has the same number."""
-        atoms = atoms_of(episodes, whole_groups=self.algorithm.requires_whole_groups)
-        sizes = [[len(episodes[i].prompt_token_ids) + len(episodes[i].token_ids) for i in atom] for atom in atoms]
-        plans = plan_microbatches(sizes, num_ranks=self.dp_size, max_tokens=self.config.max_tokens_per_microbatch)
+        plans = self._plan(episodes)
         normalizers = self.algorithm.normalizers(episodes, max_completion_tokens=self.max_completion_tokens)
         return [
-            pack(
-                episodes, [i for atom in plan for i in atoms[atom]], normalizers=normalizers, multiple=self.pad_multiple
-            )
-            for plan in plans[self.dp_rank]
+            pack(episodes, indices, normalizers=normalizers, multiple=self.pad_multiple)
+            for indices in plans[self.dp_rank]
         ]
+
+    def _plan(self, episodes: Sequence[Episode]) -> list[list[list[int]]]:
+        """[data-parallel rank][micro-batch] -> indices of episodes; the same on every rank."""
+        atoms = atoms_of(episodes, whole_groups=self.algorithm.requires_whole_groups)
+        sizes = [[num_tokens(episodes[i]) for i in atom] for atom in atoms]
+        plans = plan_microbatches(sizes, num_ranks=self.dp_size, max_tokens=self.config.max_tokens_per_microbatch)
+        return [[[i for atom in batch for i in atoms[atom]] for batch in plan] for plan in plans]
+
+    def _rank_tokens(self, minibatches: Sequence[Sequence[Episode]]) -> list[int]:
+        """Tokens of each data-parallel rank in one pass over the mini-batches."""
+        tokens = [0] * self.dp_size
+        for episodes in minibatches:
+            for rank, plan in enumerate(self._plan(episodes)):
+                tokens[rank] += sum(num_tokens(episodes[i]) for batch in plan for i in batch)
+        return tokens
 
     def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
         if self.dp_group is None:
