@@ -19,7 +19,7 @@ from torchtitan_rl.trainer.trainer import AdamW, Trainer
 
 
 def debug() -> Controller.Config:
-    """Adds two integers on one CPU process, in about 3 minutes with its own warm start; needs nothing.
+    """Adds two integers on one CPU process, in about 2 minutes with its own warm start; needs nothing.
 
     The policy starts with a habit, the forgotten carry, that reinforcement learning removes. On a CPU everything is
     float32, and the run stops should trainer and sampler differ by 1e-3 on any token.

@@ -88,6 +88,7 @@ class LogNames:
         self._users[name].add(function)
 
     def shown(self, function: str, name: str) -> str:
+        """`name` as tables and metrics show it: under `function` where it is reserved or two functions use it; warns once."""
         reserved = name in RESERVED_NAMES or name.startswith("error/")
         if not reserved and len(self._users[name]) < 2:
             return name
@@ -107,6 +108,7 @@ class MetricSums:
         self._failures: dict[str, int] = defaultdict(int)
 
     def add(self, function: str, metrics: list[tuple[str, float]]) -> None:
+        """Count what `function` logged for one group: (name, value), as often as it called `log_metric`."""
         for name, value in metrics:
             self._names.register(function, name)
             entry = self._sums[function, name]

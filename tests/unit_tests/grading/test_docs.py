@@ -80,4 +80,7 @@ def test_the_command_lines_are_understood(files, monkeypatch, block):
     monkeypatch.chdir(files)
     command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]
     _, config = parse_args(command.replace("\\\n", " ").split())
-    config.grader.build(task=config.task.build())
+    task = config.task.build()
+    own = {function.__name__ for function in task.reward_functions()}
+    named = {reference.partition(":")[2] for reference in config.grader.rewards}
+    assert set(config.grader.build(task=task).reward_names) == own | named
