@@ -5,7 +5,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean
 from torchtitan_rl.controller import Controller
-from torchtitan_rl.data import PromptStream
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig

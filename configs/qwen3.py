@@ -17,7 +17,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.controller import Controller
-from torchtitan_rl.data import PromptStream
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator

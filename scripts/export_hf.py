@@ -22,7 +22,7 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig  
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from torchtitan_rl.registry import load_config  # noqa: E402
+from torchtitan_rl.run.registry import load_config  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy  # noqa: E402
 

@@ -18,10 +18,11 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import AutoTokenizer
 
-from torchtitan_rl import comm, report
+from torchtitan_rl import comm
+from torchtitan_rl.metrics import step as report
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import build_episodes
-from torchtitan_rl.data import PromptStream
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
@@ -38,14 +39,14 @@ from torchtitan_rl.observability import (
     record_metrics,
     timed,
 )
-from torchtitan_rl.run_folder import failure_marker
-from torchtitan_rl.run_state import RunState
-from torchtitan_rl.stop_signal import StopSignal
+from torchtitan_rl.run.folder import failure_marker
+from torchtitan_rl.run.state import RunState
+from torchtitan_rl.run.stop_signal import StopSignal
 from torchtitan_rl.tasks import SumDigits, Task
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
-from torchtitan_rl.validation import check_tokenizer
+from torchtitan_rl.run.validation import check_tokenizer
 
 
 class Controller(Configurable):

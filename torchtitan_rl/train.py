@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401  (its effects must precede torchtitan and vLLM)
-from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.run.errors import TrainingStopped, UserError
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -42,14 +42,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _train(args: Sequence[str], output: "RankOutput") -> None:
-    from torchtitan_rl.registry import parse_args
+    from torchtitan_rl.run.registry import parse_args
 
     name, config = parse_args(args)
 
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
-    from torchtitan_rl.run_folder import RunFolder
-    from torchtitan_rl.validation import prepare_start, validate
+    from torchtitan_rl.run.folder import RunFolder
+    from torchtitan_rl.run.validation import prepare_start, validate
 
     validate(config, world_size=int(os.environ["WORLD_SIZE"]))
     prepare_start(config)
@@ -136,7 +136,7 @@ class RankOutput:
 
     @staticmethod
     def _is_first_to_fail(run_folder: Path) -> bool:
-        from torchtitan_rl.run_folder import failure_marker
+        from torchtitan_rl.run.folder import failure_marker
 
         try:
             failure_marker(run_folder).touch(exist_ok=False)

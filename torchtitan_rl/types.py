@@ -1,19 +1,32 @@
-"""The values that flow through one step: Prompt -> Completion -> ScoredCompletion -> Episode -> TrainBatch.
+"""The spine: one sample on its way from the prompt to the optimizer, and the group it belongs to.
 
-Flat on purpose: no inheritance between them, and each later value repeats the few fields of the earlier one that its
-readers need. Everything up to `Episode` is small, plain Python, and the same on every rank; only `TrainBatch` holds
-tensors.
+    Prompt ── Group ──┬─ Completion            what the policy (and an environment) wrote
+                      ├─ ScoredCompletion      ... and what the grader made of it
+                      └─ Episode               ... and what the objective made of that
+                              └──> TrainBatch  packed tensors, built from episodes and nothing else
+
+Each value holds the one before, so every fact has one home. Generator, grader, gather, algorithm, packer and tables speak in
+groups; `prompt_idx` is an identity, never something to sort or pair by on the way. Everything up to `Episode` is small and the
+same on every rank; only `TrainBatch` holds tensors on the device.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
+IntArray = np.ndarray
+"""int32"""
+FloatArray = np.ndarray
+"""float32"""
+BoolArray = np.ndarray
+"""bool"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
     """One question to the policy.
 
@@ -21,42 +34,75 @@ class Prompt:
     """
 
     prompt_idx: int
-    """Position in the step's prompts; what completions are grouped by."""
+    """Position in the step's prompts; what its group goes by."""
     text: str
     """The prompt as the policy reads it, after any chat template."""
-    token_ids: list[int]
-    """[Lp]"""
+    token_ids: IntArray
+    """int32 [Lp], at least one: the first completion token is predicted from the last of these."""
     expected_answer: str
     messages: list[dict[str, str]] | None = None
     """The chat messages that `text` was rendered from; None for a plain-text prompt."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns of the data set, handed to reward functions by name."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))
+        if self.token_ids.ndim != 1 or not len(self.token_ids):
+            raise ValueError(f"prompt {self.prompt_idx}: token_ids has shape {self.token_ids.shape}; expected [Lp], Lp >= 1.")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What the generator returns for one sample of one prompt: no reward, no advantage, no group.
+    """One sample of one prompt: no reward, no advantage, no group.
 
-    Example: Completion(policy_version=3, prompt_idx=0, sample_idx=1, prompt_token_ids=[7, 3, 9], text="[ANSWER] 46",
-    token_ids=[5, 11, 2], token_logprobs=[-0.1, -0.4, -0.01], finish_reason="stop")
+    Lists are accepted and become arrays; without a `loss_mask` the policy sampled every token.
+
+    Example: Completion(sample_idx=1, policy_version=3, token_ids=[5, 11, 2], logprobs=[-0.1, -0.4, -0.01],
+    text="[ANSWER] 46", finish_reason="stop")
     """
 
+    sample_idx: int
+    """0 <= sample_idx < n, unique inside its group."""
     policy_version: int
     """The step after which the weights that sampled it were synced; 0 for the start."""
-    prompt_idx: int
-    sample_idx: int
-    """0 <= sample_idx < n, unique inside its prompt's group."""
-    prompt_token_ids: list[int]
-    """[Lp]"""
+    token_ids: IntArray
+    """int32 [L], with the end-of-sequence token when finish_reason is "stop"."""
+    logprobs: FloatArray
+    """float32 [L], the sampler's log-probability of each token; 0 where it did not sample."""
     text: str
-    token_ids: list[int]
-    """[Lc], with the end-of-sequence token when finish_reason is "stop"."""
-    token_logprobs: list[float]
-    """[Lc], the sampler's log-probability of each sampled token."""
     finish_reason: FinishReason
+    loss_mask: BoolArray | None = None
+    """bool [L], True where the policy sampled the token, False on what an environment or a tool wrote."""
+
+    def __post_init__(self) -> None:
+        token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
+        mask = np.ones(len(token_ids), dtype=bool) if self.loss_mask is None else np.asarray(self.loss_mask, dtype=bool)
+        logprobs = np.asarray(self.logprobs, dtype=np.float32)  # [L]
+        if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
+            raise ValueError(
+                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} logprobs and {mask.shape} "
+                "loss_mask; expected one of each for every token."
+            )
+        for name, array in (("token_ids", token_ids), ("logprobs", logprobs), ("loss_mask", mask)):
+            object.__setattr__(self, name, array)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def sampled_ids(self) -> IntArray:
+        """[num_sampled] the ids of those tokens."""
+        return self.token_ids[self.loss_mask]
+
+    @property
+    def sampled_logprobs(self) -> FloatArray:
+        """[num_sampled] the sampler's log-probabilities of those tokens."""
+        return self.logprobs[self.loss_mask]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredCompletion:
     """A completion and what the grader made of it.
 
@@ -72,49 +118,80 @@ class ScoredCompletion:
     """What reward functions logged with `log_extra`: one cell for each column."""
     answer: str | None = None
     """The answer extracted from the text; None when none could be."""
+    correct: bool | None = None
+    """The task's own judgement of the answer; None where there is nothing to judge by."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """One completion with its reward and advantage: what the trainer packs and the sample tables show."""
+    """A scored completion and what the objective made of it: its advantage, and whether it is in the loss."""
 
-    policy_version: int
-    prompt_idx: int
-    sample_idx: int
-    prompt: str
-    response: str
-    expected_answer: str
-    answer: str | None
-    prompt_token_ids: list[int]
-    """[Lp]"""
-    token_ids: list[int]
-    """[Lc]"""
-    sampler_logprobs: list[float]
-    """[Lc]"""
-    finish_reason: FinishReason
-    reward: float | None
-    reward_breakdown: dict[str, float | None]
-    extra: dict[str, Any]
-    group_size: int
+    scored: ScoredCompletion
+    left_out: str | None = None
+    """Why it takes no part in the loss ("no reward", "truncated", ...); None: it does."""
     shaped_reward: float | None = None
     """What the advantage was made from: the reward plus truncation and KL penalties; None where it takes no part."""
     advantage: float = 0.0
-    weight: float = 1.0
-    """Listwise losses: share of the group's mass (sums to 1 over the group). All others: 1, or 0 in a group whose
-    rewards are all equal, which turns off its KL term."""
-    in_loss: bool = True
-    """False: the completion is shown and counted, but takes no part in the loss (masked or dropped)."""
-    reference_logprobs: list[float] | None = None
-    """[Lc], the frozen reference's log-probability of each token; None when no reference is used."""
-    messages: list[dict[str, str]] | None = None
-    """The chat messages of the prompt; None for a plain-text prompt."""
+    mass: float | None = None
+    """Listwise losses: its share of the group's mass, which sums to 1; None with any other loss."""
+    anchored: bool = True
+    """Whether the KL term applies. False in a group whose rewards are all equal: the reference alone must not move it."""
+    reference_logprobs: FloatArray | None = None
+    """float32 [L], the frozen reference's log-probability of each token; None when no reference is used."""
     logprob_diff_mean: float | None = None
-    """Mean |trainer - sampler| log-probability over the completion, filled in by the update."""
+    """Mean |trainer - sampler| log-probability over the sampled tokens, filled in by the update."""
     logprob_diff_max: float | None = None
 
-    def to_dict(self, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
-        """This episode as a plain dict without the fields named in `exclude`."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in exclude}
+    @property
+    def completion(self) -> Completion:
+        """What was sampled."""
+        return self.scored.completion
+
+    @property
+    def reward(self) -> float | None:
+        """The grader's, before any penalty."""
+        return self.scored.reward
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether it takes part in the loss."""
+        return self.left_out is None
+
+
+Sample = TypeVar("Sample", Completion, ScoredCompletion, Episode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group(Generic[Sample]):
+    """One prompt and all that was sampled for it, by sample_idx.
+
+    Example: Group(prompt=p, samples=[Completion(sample_idx=0, ...), Completion(sample_idx=1, ...)])
+    """
+
+    prompt: Prompt
+    samples: list[Sample]
+
+
+def flat(groups: Sequence[Group[Sample]]) -> list[Sample]:
+    """The samples of all groups, in order."""
+    return [sample for group in groups for sample in group.samples]
+
+
+class Member(NamedTuple):
+    """An episode and the prompt that it completes: what the packer lays out as one sequence."""
+
+    prompt: Prompt
+    episode: Episode
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt.token_ids) + len(self.episode.completion.token_ids)
+
+    @property
+    def name(self) -> str:
+        """For messages. Example: "prompt 3, sample 1"."""
+        return f"prompt {self.prompt.prompt_idx}, sample {self.episode.completion.sample_idx}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +208,7 @@ class Normalizers:
     """The configured longest completion."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:
     """One packed micro-batch of whole sequences, on the device. T tokens with padding, S sequences.
 
@@ -146,7 +223,7 @@ class TrainBatch:
     positions: Tensor
     """[T] int64, 0 at the start of each sequence (and of the padding)."""
     loss_mask: Tensor
-    """[T] float32, 1 where the label is a completion token that takes part in the loss."""
+    """[T] float32, 1 where the label is a token that the policy sampled and the loss takes in."""
     sampler_logprobs: Tensor
     """[T] float32, 0 where the label is no completion token."""
     advantages: Tensor
@@ -155,17 +232,17 @@ class TrainBatch:
     """[T] int64 in [0, S); S on padding."""
     group_ids: Tensor
     """[S] int64, the prompt_idx of each sequence."""
-    weights: Tensor
-    """[S] float32, `Episode.weight`."""
-    episode_indices: list[int]
-    """[S], each sequence's place in the step's list of episodes."""
+    mass: Tensor
+    """[S] float32, `Episode.mass`; 0 where there is none."""
+    anchored: Tensor
+    """[S] float32, 1 where the KL term applies."""
+    members: list[Member]
+    """[S], what each sequence was built from."""
     normalizers: Normalizers
     old_logprobs: Tensor | None = None
     """[T] float32, the policy's own before the first update of this batch; None: the current policy is that policy."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None when there is none."""
-    sample_ids: list[int] | None = None
-    """[S], the sample_idx of each sequence, to name it in errors; None names it by `episode_indices`."""
 
 
 class Metric(NamedTuple):

@@ -11,7 +11,7 @@ from torchtitan_rl.types import Episode, Metric, Normalizers, Prompt, ScoredComp
 
 from .advantages import Advantage, Grpo
 from .aggregations import Aggregation, TokenMean
-from .checks import expect
+from torchtitan_rl.run.errors import expect
 from .credit import Credit, has_preference
 from .episodes import count_normalizers, grouped
 from .kl import KL

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchtitan.config import Configurable
 
-from .checks import expect
+from torchtitan_rl.run.errors import expect
 
 KL_EXPONENT_LIMIT = 60.0
 """k3's exponent is clamped to +-this: e^60 = 1.1e26 is a finite float32."""

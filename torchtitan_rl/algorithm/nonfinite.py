@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.types import Episode, TrainBatch
 
 

@@ -7,8 +7,8 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.types import Episode, Metric
 
-from .checks import expect
-from .metrics.summary import describe, same_everywhere
+from torchtitan_rl.run.errors import expect
+from torchtitan_rl.metrics.summary import describe, same_everywhere
 
 
 def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:

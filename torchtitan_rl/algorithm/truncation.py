@@ -7,7 +7,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.types import FinishReason
 
-from .checks import expect
+from torchtitan_rl.run.errors import expect
 
 
 class Truncation(Configurable):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.generator.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, Prompt
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torchtitan.config import Configurable
 
-from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.generator.generator import Generator
 
 Weights = Iterable[tuple[str, Tensor]]

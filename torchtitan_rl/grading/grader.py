@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Reward,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.grading.time_limit import call_with_time_limit
 from torchtitan_rl.tasks import RewardFunction
 

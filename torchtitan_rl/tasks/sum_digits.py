@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
 
 SMALLEST, LARGEST = 10, 99

@@ -11,7 +11,7 @@ from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.trainer.attention import PackedSDPA
 from torchtitan_rl.trainer.logprobs import LogprobHead
 

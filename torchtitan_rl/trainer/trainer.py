@@ -19,7 +19,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.observability import record_metric
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights

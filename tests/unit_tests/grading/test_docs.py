@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit_tests.grading.helpers import group, prompt
-from torchtitan_rl.data import PromptStream
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
@@ -66,7 +66,7 @@ def test_the_task_gives_prompts_and_rewards(files):
 
 
 def test_the_config_is_a_config_of_the_registry(files):
-    from torchtitan_rl.registry import parse_args
+    from torchtitan_rl.run.registry import parse_args
 
     name, config = parse_args(["--config", f"{files}/my_config.py:backwards", "--task.upper"])
     assert config.task.build().held_out_examples(1)[0].text == "Spell ANCHOR backwards.\n"
@@ -75,7 +75,7 @@ def test_the_config_is_a_config_of_the_registry(files):
 
 @pytest.mark.parametrize("block", range(3))
 def test_the_command_lines_are_understood(files, monkeypatch, block):
-    from torchtitan_rl.registry import parse_args
+    from torchtitan_rl.run.registry import parse_args
 
     monkeypatch.chdir(files)
     command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.unit_tests.grading.helpers import TaskOf, constant, grader, group, length, prompt, rewards
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.grading import Grader, RewardError
 from torchtitan_rl.tasks import SumDigits
 

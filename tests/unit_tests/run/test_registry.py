@@ -1,7 +1,7 @@
 import pytest
 
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.registry import config_functions, load_config, parse_args
+from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.registry import config_functions, load_config, parse_args
 
 EXPECTED = {
     "debug", "debug_fsdp2", "debug_tp2", "debug_fsdp2_tp2", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b",

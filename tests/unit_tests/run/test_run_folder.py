@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.run_folder import _lock
+from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.folder import _lock
 
 
 def hold(folder, ready, release):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.sum_digits import is_held_out
 from torchtitan_rl.tasks.task import Example

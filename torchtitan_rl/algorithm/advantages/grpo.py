@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 from .base import Advantage, centered, sample_std
 
 

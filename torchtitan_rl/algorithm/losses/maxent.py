@@ -11,12 +11,12 @@ from torchtitan_rl.types import Episode, Metric
 
 from ..advantages import Grpo
 from ..aggregations import Aggregation
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 from ..inputs import LossInputs
 from ..maxent import BetaController, MetaController, TauController, is_neutral, listwise_weights, reward_distribution
 from ..maxent.metrics import group_weight_metrics
 from ..maxent.state import Controllers
-from ..metrics.summary import same_everywhere
+from torchtitan_rl.metrics.summary import same_everywhere
 from ..metrics.tally import Tally
 from ..mismatch import NoCorrection
 from .base import PolicyLoss

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torchtitan.config import Configurable
 
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 
 
 class Move(NamedTuple):

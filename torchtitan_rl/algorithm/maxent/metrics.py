@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torchtitan_rl.types import Episode, Metric
 
-from ..metrics.summary import describe, mean, same_everywhere
+from torchtitan_rl.metrics.summary import describe, mean, same_everywhere
 from .weights import entropy, is_neutral
 
 

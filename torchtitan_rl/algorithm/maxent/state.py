@@ -5,7 +5,7 @@ from typing import Any
 
 from torchtitan_rl.types import Metric
 
-from ..metrics.summary import same_everywhere
+from torchtitan_rl.metrics.summary import same_everywhere
 from .controllers import BetaController, MetaController, Move, TauController
 
 WEIGHT_ENTROPY = "maxent/weight_entropy/mean"

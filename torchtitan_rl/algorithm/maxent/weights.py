@@ -2,7 +2,7 @@
 
 import math
 
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 
 NEUTRAL_SPREAD = 1e-8
 """A group with max q - min q at most this prefers none of its completions."""

@@ -7,7 +7,7 @@ from torchtitan_rl.types import Episode, Metric
 from ..advantages import all_equal
 from ..nonfinite import episode_fault
 from .loss_metrics import LENGTH_BUCKETS, bucket_name
-from .summary import describe, mean, same_everywhere
+from torchtitan_rl.metrics.summary import describe, mean, same_everywhere
 
 
 def finite_rewards(episodes: list[Episode]) -> list[float]:

