@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.generator.generator import check_replicas
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.trainer.policy import check_hf_folder
 
 if TYPE_CHECKING:

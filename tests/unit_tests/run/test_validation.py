@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 from tests.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.run.registry import parse_args
+from torchtitan_rl.run.validation import check_tokenizer, validate
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.trainer.policy import check_hf_folder
-from torchtitan_rl.run.validation import check_tokenizer, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
