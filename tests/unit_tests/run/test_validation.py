@@ -53,8 +53,16 @@ TP, SHARD = "--trainer.parallelism.tensor-parallel-degree", "--trainer.paralleli
         (["--generator.gpu-memory-utilization", "5"], 1, "gpu_memory_utilization = 5.0: expected between 0.01 and 1"),
         (["--sampling.temperature", "0"], 1, "sampling.temperature = 0.0: expected more than 0 in training"),
         (["--sampling.temperature", "nan"], 1, "sampling.temperature = nan"),
-        (["--sampling.top-p", "0.9"], 1, "sampling.top_p = 0.9: expected 1, as .*biases ratios. Set it for evaluation.sampling"),
-        (["--sampling.top-k", "20"], 1, "sampling.top_k = 20: expected 0, as .*biases ratios. Set it for evaluation.sampling"),
+        (
+            ["--sampling.top-p", "0.9"],
+            1,
+            "sampling.top_p = 0.9: expected 1, as .*biases ratios. Set it for evaluation.sampling",
+        ),
+        (
+            ["--sampling.top-k", "20"],
+            1,
+            "sampling.top_k = 20: expected 0, as .*biases ratios. Set it for evaluation.sampling",
+        ),
         (["--num-steps", "0"], 1, "num_steps = 0: expected 1 or more"),
         (["--seed", "-1"], 1, "seed = -1: expected 0 or more"),
         (["--prompts.max-prompt-tokens", "0"], 1, "prompts.max_prompt_tokens = 0"),
