@@ -41,9 +41,6 @@ class SumDigits(Task):
         """What follows the question in each prompt. Empty for a policy that already knows the form: when hf_assets_path
         is empty too, the run makes one that adds two integers (debug's)."""
 
-        format_reward: float = 0.2
-        """Reward for exactly one well-formed tag, given to right and wrong answers alike."""
-
         def start_checkpoint(self, cache_root: Path) -> Path | None:
             """The warm start's checkpoint, for prompts without an instruction."""
             from torchtitan_rl.tasks.warm_start import ensure_checkpoint  # needs transformers' models
@@ -100,11 +97,8 @@ class SumDigits(Task):
         ]
 
     def format(self, *, completions: list, **_) -> list[float]:
-        """`format_reward` for exactly one tag with an integer after it, else 0."""
-        return [
-            self.config.format_reward if is_well_formed(completion_text(completion)) else 0.0
-            for completion in completions
-        ]
+        """0.2 for exactly one tag with an integer after it, else 0."""
+        return [0.2 if is_well_formed(completion_text(completion)) else 0.0 for completion in completions]
 
     def extract_answer(self, text: str) -> str | None:
         """The integer after the last tag, without sign + or leading zeros: "[ANSWER] 0132" gives "132"."""

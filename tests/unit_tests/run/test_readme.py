@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit_tests.grading.helpers import score
+from torchtitan_rl import types
 from torchtitan_rl.run.registry import config_functions, load_config, parse_args
 from torchtitan_rl.run.validation import validate
 from torchtitan_rl.tasks.prompt_stream import PromptStream
@@ -95,6 +96,12 @@ def has_field(config, path: str) -> bool:
     return True
 
 
-def test_the_rooms_of_the_readme_exist():
+def test_the_types_and_the_files_of_the_readme_exist():
+    diagram = README.partition("The way of one sample")[2].partition("What is *small*")[0]
+    named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)", diagram, re.MULTILINE))
+    assert {name for pair in named for name in pair if name} == {
+        *("Prompt", "Completion", "ScoredCompletion", "Episode", "Member", "TrainBatch")
+    }
+    assert all(hasattr(types, a or b) for a, b in named)
     for path in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
         assert (ROOT / path).exists(), path

@@ -97,6 +97,12 @@ def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenize
     assert plain.messages is None
 
 
+def test_the_chat_template_is_told_whether_to_think(tokenizer):
+    tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
+    assert stream(tokenizer).next_batch(1)[0].text.startswith("False<user>")
+    assert stream(tokenizer, enable_thinking=True).next_batch(1)[0].text.startswith("True<user>")
+
+
 def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
     with pytest.raises(UserError, match=r"prompts.max_prompt_tokens = 8: expected at least \d+.*What is.*Raise it"):
         stream(tokenizer, max_prompt_tokens=8)
