@@ -106,7 +106,10 @@ def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) 
     partial.mkdir(parents=True)
     texts = ("".join(pair) for pair in _texts(task, recipe, seed, 2000))
     tokenizer = make_small_tokenizer(texts, vocab_size=recipe.vocab_size)
-    _save(_train(task, tokenizer, recipe, seed), tokenizer, partial)
+    model = _train(task, tokenizer, recipe, seed)
+    transformers_logging.disable_progress_bar()  # one shard of 10 MB needs none
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
     partial.rename(folder)
     progress(f"warm start: wrote {folder}")
 
@@ -223,18 +226,6 @@ def _encode(texts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) ->
         token_ids[row, : len(whole) - 1] = whole[:-1]
         labels[row, len(prompt) - 1 : len(whole) - 1] = whole[len(prompt) :]
     return token_ids, labels
-
-
-def _save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write both into `folder`, without transformers' progress bar: one shard of 10 MB needs none."""
-    had_progress_bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    finally:
-        if had_progress_bar:
-            transformers_logging.enable_progress_bar()
 
 
 def _key(task: "SumDigits", recipe: Recipe, seed: int) -> str:
