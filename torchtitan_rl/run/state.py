@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.checkpoint.stateful import Stateful
 
 from torchtitan_rl.trainer.trainer import UpdateReport
-from torchtitan_rl.types import Episode
+from torchtitan_rl.types import Episode, Group
 
 
 class RunState(Stateful):
@@ -22,11 +22,11 @@ class RunState(Stateful):
         self.step = self.optimizer_steps = self.prompts_seen = self.tokens_seen = 0
         self.parts = parts
 
-    def count(self, episodes: Sequence[Episode], update: UpdateReport) -> None:
+    def count(self, groups: Sequence[Group[Episode]], update: UpdateReport) -> None:
         """Add a step's work to the counters."""
         self.optimizer_steps += update.optimizer_steps
-        self.prompts_seen += len({episode.prompt_idx for episode in episodes})
-        self.tokens_seen += sum(len(episode.token_ids) for episode in episodes)
+        self.prompts_seen += len(groups)
+        self.tokens_seen += update.trained_tokens
 
     def state_dict(self) -> dict[str, Any]:
         counters = {name: getattr(self, name) for name in self.COUNTERS}
