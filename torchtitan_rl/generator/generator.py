@@ -12,7 +12,9 @@ from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig
+from torchtitan_rl.observability import record_metrics
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt
 
@@ -91,9 +93,11 @@ class Generator(Configurable):
             enable_sleep_mode=self._sleeps,
             logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
             enable_prefix_caching=True,
+            disable_log_stats=False,  # for EngineStats
             seed=seed,
             **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
         )
+        self.stats = EngineStats(self.llm)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,6 +130,8 @@ class Generator(Configurable):
             self._params(sampling_config or self.sampling),
             use_tqdm=False,
         )
+        if self.rank_in_replica == 0:
+            record_metrics(self.stats.since_last(outputs))
         return [
             Group(prompt=prompt, samples=[self._completion(sample) for sample in output.outputs])
             for prompt, output in zip(mine, outputs, strict=True)
