@@ -44,6 +44,11 @@ def adapt_fsdp(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
+def compute_capability() -> tuple[int, int]:
+    """This rank's GPU generation: (8, 0) for Ampere, (9, 0) for Hopper, (10, 0) for Blackwell; (0, 0) without a GPU."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
 def peak_memory_bytes() -> int:
     """The most memory held so far: allocated on the GPU, or the process's resident set without one."""
     if not ON_CPU:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.common.attention import VarlenAttention
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
-from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp
+from torchtitan_rl.device import DEVICE_TYPE, adapt_fsdp
+from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.trainer.attention import PackedSDPA
+from torchtitan_rl.trainer.attention import attention_config, describe_attention
 from torchtitan_rl.trainer.logprobs import LogprobHead
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
@@ -52,6 +52,7 @@ def build_policy(
     config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
+    progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
         model,
@@ -76,10 +77,8 @@ def _model_config(
     """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
+    inner = attention_config(float32=training.mixed_precision_param == "float32")
     for layer in layers:
-        # torchtitan's varlen attention computes in bfloat16 whatever it is given.
-        exact = ON_CPU or training.mixed_precision_param == "float32"
-        inner = PackedSDPA.Config() if exact else VarlenAttention.Config()
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
