@@ -49,7 +49,7 @@ def build_policy(
         training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
         activation_checkpoint: a key of AC_CLASSES.
     """
-    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens)
+    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
     progress(describe_attention(config.layers[0].attention.inner_attention))
@@ -72,7 +72,11 @@ def build_policy(
 
 
 def _model_config(
-    model_spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig, logprob_chunk_tokens: int
+    model_spec: ModelSpec,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    logprob_chunk_tokens: int,
+    compile_head: bool,
 ) -> Decoder.Config:
     """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
@@ -82,7 +86,7 @@ def _model_config(
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
-    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens)
+    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
     config.update_from_config(config=_ModelRuntime(parallelism, training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
