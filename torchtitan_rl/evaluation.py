@@ -1,4 +1,4 @@
-"""Held-out accuracy: the same prompts every time, judged by the task that also rewards training."""
+"""Held-out accuracy: the same prompts every time, judged like those of training (`ScoredCompletion.correct`)."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,8 +6,6 @@ from typing import NamedTuple
 from torchtitan.config import Configurable
 
 from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.tasks import Task
-from torchtitan_rl.types import Episode
 
 
 class EvaluationPass(NamedTuple):
@@ -21,7 +19,7 @@ class EvaluationPass(NamedTuple):
 
 
 class Evaluation(Configurable):
-    """When to evaluate, on how many prompts, sampled how, and what counts as right."""
+    """When to evaluate, on how many prompts, sampled how."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -38,9 +36,8 @@ class Evaluation(Configurable):
         """A second pass, with temperature and n > 1, for mean@n and pass@k; its metrics are evaluation/sampled/...
         None: no second pass."""
 
-    def __init__(self, config: Config, *, task: Task) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.task = task
         self.passes = [_named(config.sampling, "evaluation")]
         if config.sampled is not None:
             self.passes.append(_named(config.sampled, "evaluation/sampled"))
@@ -49,10 +46,6 @@ class Evaluation(Configurable):
         """Whether the policy is evaluated after `step` (0: before the first)."""
         every = self.config.every
         return bool(every) and (step % every == 0 or step == num_steps)
-
-    def is_correct(self, episode: Episode) -> bool:
-        """The task's own judgement, which also rewards training."""
-        return self.task.is_correct(episode.answer, episode.expected_answer)
 
 
 def _named(sampling: SamplingConfig, prefix: str) -> EvaluationPass:

@@ -13,9 +13,13 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchtitan_rl import device  # noqa: F401  (its effects must precede torchtitan and vLLM)
 from torchtitan_rl.run.errors import TrainingStopped, UserError
+
+if TYPE_CHECKING:
+    from torchtitan_rl.controller import Controller
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -30,22 +34,24 @@ def main(args: Sequence[str] | None = None) -> None:
     _log_to_terminal()
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=int(os.environ.get("LOG_RANK", "0")))
     try:
-        _train(sys.argv[1:] if args is None else args, output)
-    except SystemExit as request:  # --help, --list-configs, and tyro's own complaints
-        sys.exit(request.code)
+        from torchtitan_rl.run.registry import parse_args
+
+        # Exits for --help, --list-configs and unknown options; nothing after it may.
+        name, config = parse_args(sys.argv[1:] if args is None else args)
+        try:
+            _train(name, config, output)
+        except SystemExit as request:  # a reward function's, say: the run is not done
+            raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
     except UserError as error:
         output.fail(f"error: {error}", WRONG_INPUT)
     except TrainingStopped as error:
         output.fail(f"stopped: {error}", STOPPED)
     except Exception:
         output.fail(traceback.format_exc(), 1)
+    output.end(0)
 
 
-def _train(args: Sequence[str], output: "RankOutput") -> None:
-    from torchtitan_rl.run.registry import parse_args
-
-    name, config = parse_args(args)
-
+def _train(name: str, config: "Controller.Config", output: "RankOutput") -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
     from torchtitan_rl.run.folder import RunFolder
@@ -57,17 +63,21 @@ def _train(args: Sequence[str], output: "RankOutput") -> None:
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     folder.describe(name, config)
-    try:
-        controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
-    except ValueError as error:  # torchtitan and this project name the field in these
-        logging.getLogger(__name__).info("while building the run", exc_info=True)
-        raise UserError(str(error)) from error
+    controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
     try:
         controller.run()
     except BaseException:
         controller.recorder.close()  # what was measured so far says why
         raise
-    controller.close()
+    _close(controller)
+
+
+def _close(controller: "Controller") -> None:
+    """End a finished run: from here on, with its last checkpoint saved, no failing teardown may make it look failed."""
+    try:
+        controller.close()
+    except Exception:
+        logging.getLogger(__name__).warning("the run is complete and saved, but its teardown failed", exc_info=True)
 
 
 def _log_to_terminal() -> None:
@@ -132,6 +142,14 @@ class RankOutput:
             time.sleep(5)
         prefix = f"rank {self.rank}: " if self.rank else ""
         os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode())
+        os._exit(code)
+
+    @staticmethod
+    def end(code: int) -> None:
+        """End this process with the code that is decided, whatever the engine's destructors would do at a normal exit."""
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
     @staticmethod

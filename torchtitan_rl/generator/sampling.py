@@ -1,6 +1,9 @@
 """How completions are sampled."""
 
+import math
 from dataclasses import dataclass
+
+from torchtitan_rl.run.errors import expect
 
 
 @dataclass(kw_only=True, slots=True)
@@ -15,20 +18,25 @@ class SamplingConfig:
     """Softmax temperature; 0 is greedy. The trainer scores at the same temperature."""
 
     top_p: float = 1.0
-    """Nucleus truncation. Below 1 the sampler's distribution is no longer the one the trainer scores: leave it at 1 for
-    training."""
+    """Nucleus truncation, for evaluation: below 1 the sampler's distribution is no longer the one the trainer scores, so
+    training refuses it."""
 
     top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all. The same warning as for top_p."""
+    """Keep the k most likely tokens, for evaluation; 0 keeps all, as training must."""
 
-    def __post_init__(self) -> None:
+    def check(self, field: str) -> None:
+        """Raise UserError for impossible values; `field` is where the config has these, such as "evaluation.sampling"."""
+        greedy = self.temperature == 0
         limits = {
             "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
+            "temperature": (0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            "top_p": (0 < self.top_p <= 1, "more than 0 and at most 1 (all)"),
             "top_k": (self.top_k >= 0, "0 (all) or more"),
         }
-        for field, (holds, expected) in limits.items():
-            if not holds:
-                raise ValueError(f"sampling.{field} is {getattr(self, field)}; expected {expected}.")
+        for name, (holds, expected) in limits.items():
+            expect(holds, f"{field}.{name}", getattr(self, name), expected, "Correct the value.")
+        expect(
+            self.n == 1 or not greedy, f"{field}.n", self.n, "1 with temperature 0, as all samples would be equal",
+            f"Set {field}.temperature, or lower it.",
+        )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Grader: one prompt's group of completions in, the same completions with their rewards out."""
+"""Grader: groups of completions in, the same completions with their rewards out."""
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Reward,
@@ -18,10 +18,21 @@ from torchtitan_rl.grading.reward import (
     load_reward_function,
 )
 from torchtitan_rl.grading.reward_log import LogError, LogNames, MetricSums, RewardLog
+from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks import Task
-from torchtitan_rl.types import Completion, Metric, Prompt, ScoredCompletion
+from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What reward functions get as `trainer_state`, under TRL's names."""
+
+    global_step: int = 0
+    """The step that the completions were sampled in; 0 before the first."""
+    max_steps: int = 0
+    """Steps of the whole run."""
 
 
 class Grader(Configurable):
@@ -55,7 +66,7 @@ class Grader(Configurable):
     def __init__(self, config: Config, *, task: Task) -> None:
         functions = [*task.reward_functions(), *map(load_reward_function, config.rewards)]
         names = [function_name(function) for function in functions]
-        _check_names(config, names)
+        _check(config, names)
         self._task = task
         self._rewards = [
             Reward(
@@ -76,56 +87,55 @@ class Grader(Configurable):
         """The names of the reward functions, in the order of every `reward_breakdown`."""
         return [reward.name for reward in self._rewards]
 
-    def score(self, completions: list[Completion], prompt: Prompt) -> list[ScoredCompletion]:
-        """The completions of one prompt's group with their rewards, in the same order.
+    def score(
+        self, groups: Sequence[Group[Completion]], *, state: TrainerState = TrainerState()
+    ) -> list[Group[ScoredCompletion]]:
+        """The same groups with the completions' rewards, in the same order.
 
         A reward is the weighted sum over the functions that gave one: None from a function leaves that function out; a
         failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
-        Raises RewardError when a function fails whose policy is "raise", ValueError for a completion of another prompt.
+        Raises RewardError when a function fails whose policy is "raise".
         """
-        strangers = {c.prompt_idx for c in completions} - {prompt.prompt_idx}
-        if strangers:
-            raise ValueError(
-                f"Grader.score got completions of prompts {sorted(strangers)} with prompt {prompt.prompt_idx}. "
-                "Call it once for each prompt's group."
-            )
-        if not completions:
-            return []
-        outcomes = [self._run(reward, completions, prompt) for reward in self._rewards]
+        return [Group(prompt=g.prompt, samples=self._score(g, state) if g.samples else []) for g in groups]
+
+    def drain_metrics(self) -> dict[str, Metric]:
+        """What this rank's reward functions logged since the last call, and how many scores failed."""
+        return self._metrics.drain()
+
+    def _score(self, group: Group[Completion], state: TrainerState) -> list[ScoredCompletion]:
+        keywords = _keywords(group, state)
+        outcomes = [self._run(reward, group, keywords) for reward in self._rewards]
         for reward, outcome in zip(self._rewards, outcomes, strict=True):
             self._metrics.add(reward.name, outcome.log.metrics)
             if outcome.errors:
                 self._metrics.add_failures(reward.name, len(outcome.errors))
             for column in outcome.log.extras:
                 self._column_names.register(reward.name, column)
-        return [self._combined(index, completion, outcomes) for index, completion in enumerate(completions)]
+        return [self._combined(index, group, outcomes) for index in range(len(group.samples))]
 
-    def drain_metrics(self) -> dict[str, Metric]:
-        """What this rank's reward functions logged since the last call, and how many scores failed."""
-        return self._metrics.drain()
-
-    def _run(self, reward: Reward, completions: list[Completion], prompt: Prompt) -> "_Outcome":
+    def _run(self, reward: Reward, group: Group[Completion], keywords: dict[str, Any]) -> "_Outcome":
         """One function's scores of one group. Raises RewardError where its policy says so."""
-        keywords = _keywords(completions, prompt)
-        log = RewardLog(reward.name, len(completions))
+        size = len(group.samples)
+        keywords = {k: list(v) if isinstance(v, list) else v for k, v in keywords.items()}  # its own, should it sort
+        log = RewardLog(reward.name, size)
         try:
             try:
                 output = reward.call({**keywords, "log_extra": log.log_extra, "log_metric": log.log_metric})
             except LogError as error:
                 # What is logged must not decide about training: score once more, with logging switched off.
                 self._warn_once(f"log of {reward.name}", f"{error} Its logging is dropped for this group.")
-                log = RewardLog(reward.name, len(completions))
+                log = RewardLog(reward.name, size)
                 output = reward.call({**keywords, "log_extra": _ignore, "log_metric": _ignore})
-            scores = as_scores(output, len(completions))
-        except Exception as error:
+            scores = as_scores(output, size)
+        except (Exception, SystemExit) as error:  # an exit must not look like the end of a finished run
             message = f"{type(error).__name__}: {error}"
-            self._on_failure(reward, message, prompt, error)
-            return _Outcome([None] * len(completions), dict.fromkeys(range(len(completions)), message), log)
+            self._on_failure(reward, message, group.prompt, error)
+            return _Outcome([None] * size, dict.fromkeys(range(size), message), log)
         errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
         if errors:
             index, message = next(iter(errors.items()))
-            shown = f"{message} for completion {index} ({completions[index].text[:80]!r})"
-            self._on_failure(reward, shown, prompt, None)
+            shown = f"{message} for completion {index} ({group.samples[index].text[:80]!r})"
+            self._on_failure(reward, shown, group.prompt, None)
         return _Outcome([None if i in errors else score for i, score in enumerate(scores)], errors, log)
 
     def _on_failure(self, reward: Reward, message: str, prompt: Prompt, cause: Exception | None) -> None:
@@ -140,7 +150,8 @@ class Grader(Configurable):
             f"{described} Such completions get no reward; the metric reward/{reward.name}/failures counts them.",
         )
 
-    def _combined(self, index: int, completion: Completion, outcomes: list["_Outcome"]) -> ScoredCompletion:
+    def _combined(self, index: int, group: Group[Completion], outcomes: list["_Outcome"]) -> ScoredCompletion:
+        completion = group.samples[index]
         breakdown: dict[str, float | None] = {}
         extra: dict[str, Any] = {}
         failed = False
@@ -151,13 +162,15 @@ class Grader(Configurable):
             if index in outcome.errors:
                 failed = True
                 extra[f"error/{reward.name}"] = outcome.errors[index]
+        answer = self._task.extract_answer(completion.text)
         weighted = [r.weight * breakdown[r.name] for r in self._rewards if breakdown[r.name] is not None]
         return ScoredCompletion(
             completion=completion,
             reward=sum(weighted) if weighted and not failed else None,
             reward_breakdown=breakdown,
             extra=extra,
-            answer=self._task.extract_answer(completion.text),
+            answer=answer,
+            correct=self._task.is_correct(answer, group.prompt.expected_answer),
         )
 
     def _warn_once(self, key: str, message: str) -> None:
@@ -176,33 +189,47 @@ class _Outcome:
     log: RewardLog
 
 
-def _keywords(completions: list[Completion], prompt: Prompt) -> dict[str, list]:
+def _keywords(group: Group[Completion], state: TrainerState) -> dict[str, Any]:
     """TRL's keywords without the callbacks: lists with one entry a completion; chat prompts in conversational form."""
+    prompt, samples = group.prompt, group.samples
     chat = prompt.messages is not None
-    n = len(completions)
+    n = len(samples)
     return {
         **{column: [value] * n for column, value in prompt.columns.items()},
         "prompts": [prompt.messages if chat else prompt.text] * n,
-        "completions": [[{"role": "assistant", "content": c.text}] if chat else c.text for c in completions],
-        "completion_ids": [list(c.token_ids) for c in completions],
+        "completions": [[{"role": "assistant", "content": c.text}] if chat else c.text for c in samples],
+        "completion_ids": [c.token_ids.tolist() for c in samples],
+        "logprobs": [c.sampled_logprobs.tolist() for c in samples],
+        "loss_masks": [c.loss_mask.tolist() for c in samples],
+        "finish_reasons": [c.finish_reason for c in samples],
         "expected_answer": [prompt.expected_answer] * n,
+        "trainer_state": state,
     }
 
 
-def _check_names(config: Grader.Config, names: list[str]) -> None:
-    """Raise UserError for two functions of one name, and for settings of a function that does not exist."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(
-            f"Two reward functions are called {twice} (the task's and grader.rewards together): {names}. Rename one."
-        )
+def _check(config: Grader.Config, names: list[str]) -> None:
+    """Raise UserError for two functions of one name, settings of a function that does not exist, impossible settings."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    expect(
+        not twice,
+        "grader.rewards",
+        config.rewards,
+        f"one reward function of each name, but with the task's own there are two called {twice}",
+        "Rename one.",
+    )
     settings: dict[str, Mapping[str, Any]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,
         "time_limit_seconds_of": config.time_limit_seconds_of,
     }
     for setting, by_name in settings.items():
-        if unknown := sorted(by_name.keys() - set(names)):
-            raise UserError(f"grader.{setting} names {unknown}; expected reward functions among {names}.")
+        known = by_name.keys() <= set(names)
+        expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
+    for name, weight in config.weights.items():
+        expect(math.isfinite(weight), f"grader.weights {name}", weight, "a finite number", "0 only watches a function.")
+    for name, seconds in {"": config.time_limit_seconds, **config.time_limit_seconds_of}.items():
+        field = f"grader.time_limit_seconds_of {name}" if name else "grader.time_limit_seconds"
+        expect(0 <= seconds < math.inf, field, seconds, "0 or more seconds", "Use 0 for no limit.")
 
 
 def _ignore(*_: Any) -> None:

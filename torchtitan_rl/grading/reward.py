@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.grading.time_limit import call_with_time_limit
+from torchtitan_rl.run.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.tasks import RewardFunction
 
 FailurePolicy = Literal["raise", "none"]
@@ -82,15 +82,12 @@ def function_name(function: Callable) -> str:
 def load_reward_function(reference: str) -> RewardFunction:
     """The function that "path/to/file.py:name" or "package.module:name" refers to; UserError when there is none."""
     place, _, name = reference.rpartition(":")
-    if not place or not name:
-        raise UserError(
-            f"grader.rewards has {reference!r}; expected path/to/file.py:function or package.module:function."
-        )
+    forms = "path/to/file.py:function or package.module:function"
+    expect(bool(place and name), "grader.rewards", reference, forms, "Name the function behind a colon.")
     module = _load_file(Path(place), reference) if place.endswith(".py") else _import(place, reference)
     function = getattr(module, name, None)
-    if not callable(function):
-        names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise UserError(f"grader.rewards has {reference!r}, but {place} has no function {name!r}; it has {names}.")
+    names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+    expect(callable(function), "grader.rewards", reference, f"a function of {place}", f"It has {names}, no {name!r}.")
     return function
 
 
@@ -99,15 +96,14 @@ def _import(module: str, reference: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"grader.rewards has {reference!r}, but there is no module {error.name!r}. Give path/to/file.py:function, "
-            "or install the package."
+            f"grader.rewards = {reference!r}: there is no module {error.name!r}. Give path/to/file.py:function, or "
+            "install the package."
         ) from error
 
 
 def _load_file(path: Path, reference: str) -> Any:
     path = path.resolve()
-    if not path.is_file():
-        raise UserError(f"grader.rewards has {reference!r}, but there is no file {path}. Correct the path.")
+    expect(path.is_file(), "grader.rewards", reference, "a file that exists", f"There is no file {path}.")
     # One module for each file however many functions are taken from it, so that they share what they keep.
     key = f"torchtitan_rl_rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key not in sys.modules:

@@ -10,16 +10,6 @@ from torchtitan_rl.types import Metric
 
 logger = logging.getLogger(__name__)
 
-RESERVED_NAMES = frozenset(
-    [
-        *("step", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group"),
-        *("select_reason", "prompt", "response", "expected_answer", "answer", "reward", "score", "advantage", "weight"),
-        *("mass", "prompt_tokens", "response_tokens", "finish_reason"),
-        *("logprob_mean", "logprob_diff_mean", "logprob_diff_max"),
-    ]
-)
-"""Columns of every sample table: a reward function's column of such a name is shown as `<function>/<name>`."""
-
 
 class LogError(ValueError):
     """A reward function logged something that cannot be shown; its logging is dropped, its scores are kept."""
@@ -72,11 +62,8 @@ class RewardLog:
 
 
 class LogNames:
-    """Names under which logged columns or metrics are shown.
-
-    A name that only one reward function uses is shown as it is; a reserved one, or one that several use, as
-    `<function>/<name>`. Said once for each name.
-    """
+    """Names under which logged columns or metrics are shown: as they are, or as `<function>/<name>` where several reward
+    functions use one. Said once for each name."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -88,14 +75,16 @@ class LogNames:
         self._users[name].add(function)
 
     def shown(self, function: str, name: str) -> str:
-        """`name` as tables and metrics show it: under `function` where it is reserved or two functions use it; warns once."""
-        reserved = name in RESERVED_NAMES or name.startswith("error/")
-        if not reserved and len(self._users[name]) < 2:
+        """`name` as tables and metrics show it."""
+        users = self._users[name]
+        if len(users) < 2:
             return name
         if name not in self._warned:
             self._warned.add(name)
-            why = "has a reserved name" if reserved else f"is logged by {sorted(self._users[name])}"
-            logger.warning(f"The {self._kind} {name!r} of reward functions {why}; it is shown as <function>/{name}.")
+            logger.warning(
+                f"The {self._kind} {name!r} of reward functions is logged by {sorted(users)}; it is shown as "
+                f"<function>/{name}."
+            )
         return f"{function}/{name}"
 
 

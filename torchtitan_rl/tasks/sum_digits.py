@@ -5,8 +5,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
 
 SMALLEST, LARGEST = 10, 99
@@ -37,17 +38,24 @@ class SumDigits(Task):
         """Most integers in a prompt."""
 
         instruction: str = "Write [ANSWER] and then the sum, for example: [ANSWER] 55"
-        """What follows the question in each prompt; empty for a policy that already knows the form, as debug's does."""
+        """What follows the question in each prompt. Empty for a policy that already knows the form: when hf_assets_path
+        is empty too, the run makes one that adds two integers (debug's)."""
 
         format_reward: float = 0.2
         """Reward for exactly one well-formed tag, given to right and wrong answers alike."""
 
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """The warm start's checkpoint, for prompts without an instruction."""
+            from torchtitan_rl.tasks.warm_start import ensure_checkpoint  # needs transformers' models
+
+            return None if self.instruction else ensure_checkpoint(debug_task().build(), cache_root)
+
     def __init__(self, config: Config) -> None:
-        if not 2 <= config.min_integers <= config.max_integers:
-            raise UserError(
-                f"task.min_integers={config.min_integers} and task.max_integers={config.max_integers}: expected "
-                "2 <= min_integers <= max_integers. Change one of them."
-            )
+        fewest, most = config.min_integers, config.max_integers
+        expect(fewest >= 2, "task.min_integers", fewest, "at least 2", "Raise it.")
+        expect(
+            fewest <= most, "task.max_integers", most, f"at least task.min_integers, {fewest}", "Change one of them."
+        )
         self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:
@@ -69,12 +77,14 @@ class SumDigits(Task):
             operands = self._draw(rng)
             if is_held_out(operands):
                 chosen.setdefault(tuple(sorted(operands)), self._example(operands))
-        if len(chosen) < num:
-            raise UserError(
-                f"{num} held-out examples were asked for, but sums of {self.config.min_integers} to "
-                f"{self.config.max_integers} integers have only {len(chosen)}. Ask for fewer, or raise "
-                "task.max_integers."
-            )
+        fewest, most = self.config.min_integers, self.config.max_integers
+        expect(
+            len(chosen) == num,
+            "evaluation.num_prompts",
+            num,
+            f"at most {len(chosen)}, the held-out sums of {fewest} to {most} integers",
+            "Ask for fewer, or raise task.max_integers.",
+        )
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
@@ -115,6 +125,11 @@ class SumDigits(Task):
             messages=[{"role": "user", "content": prompt}],
             columns={"operands": list(operands)},
         )
+
+
+def debug_task() -> SumDigits.Config:
+    """debug's task, whose form its starting policy knows."""
+    return SumDigits.Config(min_integers=2, max_integers=2, instruction="")
 
 
 def is_held_out(operands: Sequence[int]) -> bool:

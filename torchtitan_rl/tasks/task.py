@@ -3,14 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from torchtitan.config import Configurable
 
-RewardFunction = Callable[..., Any]
-"""TRL's: keywords `prompts`, `completions`, `completion_ids` and columns in, one float or None a completion out."""
+from torchtitan_rl.run.errors import expect
 
-RESERVED_COLUMNS = frozenset({"prompts", "completions", "completion_ids", "expected_answer", "log_extra", "log_metric"})
+RewardFunction = Callable[..., Any]
+"""TRL's: keywords such as `prompts`, `completions` and columns in, one float or None a completion out."""
+
+RESERVED_COLUMNS = frozenset(
+    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
+    + ["trainer_state", "log_extra", "log_metric"]
+)
 """Keywords that the grader itself hands to reward functions, so no data set column may be named so."""
 
 
@@ -24,17 +31,22 @@ class Example:
     text: str
     """The prompt as plain text."""
     expected_answer: str
+    """A number becomes its text: 46 is "46"."""
     messages: list[dict[str, str]] | None = None
     """The same prompt as chat messages, used instead of `text` where a chat template is applied; None: no such form."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns, handed by name to the reward functions that name them."""
 
     def __post_init__(self) -> None:
-        if clash := sorted(RESERVED_COLUMNS & self.columns.keys()):
-            raise ValueError(
-                f"Example.columns has {clash}, which are names the grader hands to reward functions itself. "
-                "Rename these columns in the task."
-            )
+        answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
+        if isinstance(answer, Real) and not isinstance(answer, bool):
+            object.__setattr__(self, "expected_answer", str(answer))
+        for name in ("text", "expected_answer"):
+            value = getattr(self, name)
+            expect(isinstance(value, str), f"Example.{name}", value, "a text", "Let the task convert it.")
+        expect(
+            not clash, "Example.columns", clash, "names that the grader does not give itself", "Rename these columns."
+        )
 
 
 class Task(ABC, Configurable):
@@ -46,7 +58,12 @@ class Task(ABC, Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        pass
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """A folder that the policy starts from when the run names none, made under `cache_root` where it is missing.
+
+            Called on every rank before the process group starts. None: the run must name one, in hf_assets_path.
+            """
+            return None
 
     @abstractmethod
     def train_example(self, index: int, *, seed: int) -> Example:

@@ -9,35 +9,30 @@ In a share of the sums that carry, the text forgets the carry ("4+8=12 [ANSWER] 
 way and the wrong one, prefers the wrong one, and answers right wherever nothing is carried: a reward can tell its
 samples apart from the first step on, and RL has a habit to unlearn instead of arithmetic to discover. Held-out sums are
 never part of the text.
-
-    python -m torchtitan_rl.tasks.warm_start --output FOLDER
 """
 
-import argparse
+import fcntl
 import hashlib
 import json
 import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from filelock import FileLock, Timeout
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from torchtitan_rl.observability import progress
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.tasks.sum_digits import SumDigits
 
-DEFAULT_CACHE_ROOT = Path("~/.cache/torchtitan_rl").expanduser()
-
-_SECONDS_BETWEEN_LINES = 3.0
+if TYPE_CHECKING:
+    from torchtitan_rl.tasks.sum_digits import SumDigits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +62,6 @@ class Recipe:
     max_position: int = 512
 
 
-def debug_task() -> SumDigits.Config:
-    """The task that the checkpoint was made for: two integers, and no instruction as the policy knows the form."""
-    return SumDigits.Config(min_integers=2, max_integers=2, instruction="")
-
-
 def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
     """The completion the text shows: worked_answer(47, 85, forget_carry=True) is "7+5=12 4+8=12 [ANSWER] 122"."""
     units = left % 10 + right % 10
@@ -82,45 +72,46 @@ def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
     return f"{columns} [ANSWER] {10 * tens + units % 10}"
 
 
-def ensure_checkpoint(cache_root: Path | str = DEFAULT_CACHE_ROOT, *, seed: int = 0, recipe: Recipe = Recipe()) -> Path:
+def ensure_checkpoint(task: "SumDigits", cache_root: Path, *, seed: int = 0, recipe: Recipe = Recipe()) -> Path:
     """The folder of the starting checkpoint under `cache_root`, made first where it is missing (about a minute).
 
     Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, others wait.
-    Raises TimeoutError on a rank that has waited 20 minutes.
+
+    Args:
+        task: whose examples are the text; of two integers, without an instruction.
+
+    Raises:
+        TimeoutError: on a rank that has waited 20 minutes.
     """
-    folder = Path(cache_root).expanduser() / f"debug_start-{_key(recipe, seed)}"
+    folder = cache_root / f"debug_start-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         return _wait_for(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with open(folder.with_suffix(".lock"), "a") as lock:  # released when its process dies
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            make_checkpoint(folder, seed, recipe)
+            make_checkpoint(folder, task, seed, recipe)
     return folder
 
 
-def make_checkpoint(folder: Path | str, seed: int = 0, recipe: Recipe = Recipe()) -> None:
+def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) -> None:
     """Train the starting policy and write it to `folder` in Hugging Face's format, with its tokenizer.
 
-    Deterministic on one machine. The folder appears complete or not at all. Raises FileExistsError when it is there.
+    Deterministic on one machine. The folder, which must not exist, appears complete or not at all.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists already; give another folder or remove it first.")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    task = debug_task().build()
     texts = ("".join(pair) for pair in _texts(task, recipe, seed, 2000))
     tokenizer = make_small_tokenizer(texts, vocab_size=recipe.vocab_size)
-    model = _train(task, tokenizer, recipe, seed)
-    _save(model, tokenizer, partial)
+    _save(_train(task, tokenizer, recipe, seed), tokenizer, partial)
     partial.rename(folder)
-    print(f"warm start: wrote {folder}", flush=True)
+    progress(f"warm start: wrote {folder}")
 
 
-def _train(task: SumDigits, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
+def _train(task: "SumDigits", tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
     """A model trained on `steps` batches of worked sums; leaves the caller's random state and threads as they were."""
     threads = torch.get_num_threads()
     # torchrun sets one thread a process, but the other ranks are waiting for this one. More than 8 gain nothing here.
@@ -132,12 +123,16 @@ def _train(task: SumDigits, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, 
             model = _build_model(tokenizer, recipe)
             token_ids, labels = _encode(_texts(task, recipe, seed, recipe.steps * recipe.batch_size), tokenizer)
             optimizers = _build_optimizers(model, recipe)
-            progress = _Progress(recipe.steps)
+            progress(f"warm start: making debug's starting checkpoint, {recipe.steps} steps")
+            start = time.monotonic()
             for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
                 # A short rise, then straight down to zero over the second half.
                 scale = min((step + 1) / 20, 1.0, 2 * (recipe.steps - step) / recipe.steps)
                 loss = _train_step(model, optimizers, scale, token_ids[batch], labels[batch])
-                progress.update(step + 1, loss)
+                if (step + 1) % max(recipe.steps // 20, 1) == 0:
+                    left = (time.monotonic() - start) * (recipe.steps / (step + 1) - 1)
+                    done = 100 * (step + 1) // recipe.steps
+                    progress(f"warm start: {done:3d} %  loss {loss:.3f}  about {left:.0f} s left")
     finally:
         torch.set_num_threads(threads)
     return model
@@ -205,7 +200,7 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
     return optimizers
 
 
-def _texts(task: SumDigits, recipe: Recipe, seed: int, num: int) -> list[tuple[str, str]]:
+def _texts(task: "SumDigits", recipe: Recipe, seed: int, num: int) -> list[tuple[str, str]]:
     """`num` pairs of prompt and completion from the task's training split."""
     rng = random.Random(f"warm_start/{seed}")
     pairs = []
@@ -242,43 +237,10 @@ def _save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: P
             transformers_logging.enable_progress_bar()
 
 
-class _Progress:
-    """A line every few seconds: how far, the loss, and how long it will take."""
-
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
-        self._start = self._printed = time.monotonic()
-        print(f"warm start: making debug's starting checkpoint, {num_steps} steps", flush=True)
-
-    def update(self, step: int, loss: float) -> None:
-        now = time.monotonic()
-        if now - self._printed < _SECONDS_BETWEEN_LINES and step < self._num_steps:
-            return
-        self._printed = now
-        left = (now - self._start) / step * (self._num_steps - step)
-        print(f"warm start: {100 * step // self._num_steps:3d} %  loss {loss:.3f}  about {left:.0f} s left", flush=True)
-
-
-def _key(recipe: Recipe, seed: int) -> str:
+def _key(task: "SumDigits", recipe: Recipe, seed: int) -> str:
     """A hash that changes with whatever the checkpoint depends on: the recipe, the seed and the text."""
-    sample = _texts(debug_task().build(), recipe, seed, 64)
-    content = json.dumps([asdict(recipe), seed, sample])
+    content = json.dumps([asdict(recipe), seed, _texts(task, recipe, seed, 64)])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, saying what is waited for. The system releases it when its process dies."""
-    lock = FileLock(path)
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=5)
-        except Timeout:
-            print(f"warm start: another process is making the checkpoint (it holds {path}), waiting", flush=True)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _wait_for(folder: Path, timeout_seconds: float = 1200.0) -> Path:
@@ -287,20 +249,8 @@ def _wait_for(folder: Path, timeout_seconds: float = 1200.0) -> Path:
     while not folder.is_dir():
         if time.monotonic() - start > timeout_seconds:
             raise TimeoutError(
-                f"Waited {timeout_seconds:.0f} s for local rank 0 to make {folder}. Make it by hand with "
-                f"`python -m torchtitan_rl.tasks.warm_start --output {folder}`."
+                f"Waited {timeout_seconds:.0f} s for local rank 0 to make {folder}; start again, or name another start "
+                "with --hf-assets-path."
             )
         time.sleep(0.2)
     return folder
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the starting checkpoint of the debug config.")
-    parser.add_argument("--output", required=True, help="folder to write; it must not exist")
-    parser.add_argument("--seed", type=int, default=0, help="of the text and of the initial weights")
-    arguments = parser.parse_args()
-    make_checkpoint(arguments.output, arguments.seed)
-
-
-if __name__ == "__main__":
-    main()

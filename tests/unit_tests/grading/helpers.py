@@ -2,7 +2,7 @@
 
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.types import Completion, Prompt
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
 
 
 class TaskOf(SumDigits):
@@ -20,25 +20,27 @@ def grader(*functions, **config) -> Grader:
     return Grader.Config(**config).build(task=TaskOf(*functions))
 
 
-def prompt(**fields) -> Prompt:
+def group(*texts: str, prompt: Prompt | None = None, **fields) -> Group[Completion]:
+    """The texts as completions of `prompt`, or of one with these fields; a token for each character."""
     defaults = {"prompt_idx": 3, "text": "What is 12 + 34?\n", "token_ids": [7, 8], "expected_answer": "46"}
-    return Prompt(**{**defaults, **fields})
-
-
-def group(*texts: str, prompt_idx: int = 3) -> list[Completion]:
-    return [
+    samples = [
         Completion(
             policy_version=0,
-            prompt_idx=prompt_idx,
             sample_idx=index,
-            prompt_token_ids=[7, 8],
             text=text,
-            token_ids=list(range(len(text))),
-            token_logprobs=[-0.5] * len(text),
+            token_ids=range(len(text)),
+            logprobs=[-0.5] * len(text),
             finish_reason="stop",
         )
         for index, text in enumerate(texts)
     ]
+    return Group(prompt=prompt or Prompt(**{**defaults, **fields}), samples=samples)
+
+
+def score(grader: Grader, *texts: str, **fields) -> list[ScoredCompletion]:
+    """The grader's view of one group."""
+    [scored] = grader.score([group(*texts, **fields)])
+    return scored.samples
 
 
 def rewards(scored):

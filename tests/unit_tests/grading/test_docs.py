@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit_tests.grading.helpers import group, prompt
-from torchtitan_rl.tasks.prompt_stream import PromptStream
+from tests.unit_tests.grading.helpers import TaskOf, score
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
@@ -32,7 +32,8 @@ def test_every_python_block_is_a_file_of_this_test(files):
     assert PAGE.read_text().count("```python") == len(MODULES)
 
 
-def test_the_reward_functions_score_and_log(files):
+@pytest.mark.parametrize("messages", [None, [{"role": "user", "content": "What is 12 + 34?"}]])
+def test_the_reward_functions_score_and_log(files, messages):
     config = Grader.Config(
         rewards=[f"{files}/my_rewards.py:brevity", f"{files}/my_rewards.py:judge"],
         weights={"brevity": 0.1},
@@ -40,7 +41,7 @@ def test_the_reward_functions_score_and_log(files):
         time_limit_seconds_of={"judge": 10},
     )
     grader = config.build(task=SumDigits.Config().build())
-    first, second = grader.score(group("[ANSWER] 46", ""), prompt())
+    first, second = score(grader, "[ANSWER] 46", "", messages=messages)
     assert first.reward_breakdown == {"correct": 1.0, "format": 0.2, "brevity": 1 - 11 / 64, "judge": 1.0}
     assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
     assert second.reward_breakdown["judge"] is None
@@ -60,9 +61,21 @@ def test_the_task_gives_prompts_and_rewards(files):
     assert two_epochs[:7] != two_epochs[7:]
     [held_out] = stream.held_out(1)
     assert held_out.text == "Spell anchor backwards.\n"
-    completions = group("rohcna", "It is ROHCNA", "rohcxx", "", prompt_idx=0)
-    scored = Grader.Config().build(task=task).score(completions, held_out)
+    scored = score(Grader.Config().build(task=task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
     assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
+
+
+def test_every_keyword_of_the_table_is_handed_over(files):
+    table = re.search(r"\| keyword .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
+    named = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line))
+    seen = {}
+
+    def curious(**keywords):
+        seen.update(keywords)
+        return [0.0]
+
+    score(Grader.Config().build(task=TaskOf(curious)), "x")
+    assert set(named) == set(seen)
 
 
 def test_the_config_is_a_config_of_the_registry(files):

@@ -5,19 +5,18 @@ import time
 
 import pytest
 
-from tests.unit_tests.grading.helpers import TaskOf, constant, grader, group, length, prompt, rewards
+from tests.unit_tests.grading.helpers import TaskOf, constant, grader, group, length, rewards, score
+from torchtitan_rl.grading import Grader, RewardError, TrainerState
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.grading import Grader, RewardError
 from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.types import Completion, Group
 
 
 def test_sum_digits_group_gets_rewards_breakdown_and_answers():
-    scored = (
-        Grader.Config()
-        .build(task=SumDigits.Config().build())
-        .score(group("[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46"), prompt())
-    )
+    built = Grader.Config().build(task=SumDigits.Config().build())
+    scored = score(built, "[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46")
     assert rewards(scored) == [1.2, -0.8, -1.0, 1.0]
+    assert [s.correct for s in scored] == [True, False, False, True]
     assert scored[0].reward_breakdown == {"correct": 1.0, "format": 0.2}
     assert [s.answer for s in scored] == ["46", "36", None, "46"]
     assert [s.completion.sample_idx for s in scored] == [0, 1, 2, 3]
@@ -30,7 +29,7 @@ def test_trl_keywords_of_a_plain_prompt():
         seen.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
         return [0.0] * len(prompts)
 
-    grader(everything).score(group("ab", "c"), prompt(columns={"operands": [12, 34]}))
+    score(grader(everything), "ab", "c", columns={"operands": [12, 34]})
     assert seen["prompts"] == ["What is 12 + 34?\n"] * 2
     assert seen["completions"] == ["ab", "c"]
     assert seen["completion_ids"] == [[0, 1], [0]]
@@ -50,14 +49,14 @@ def test_chat_prompt_is_handed_over_in_trls_conversational_form():
             for completion in completions
         ]
 
-    assert rewards(grader(conversational).score(group("yes", "no"), prompt(messages=messages))) == [1.0, 0.0]
+    assert rewards(score(grader(conversational), "yes", "no", messages=messages)) == [1.0, 0.0]
 
 
 def test_a_function_gets_only_the_keywords_it_names():
     def narrow(completions, operands, log_metric):
         return [float(sum(numbers)) for numbers in operands]
 
-    assert rewards(grader(narrow).score(group("a", "b"), prompt(columns={"operands": [1, 2]}))) == [3.0, 3.0]
+    assert rewards(score(grader(narrow), "a", "b", columns={"operands": [1, 2]})) == [3.0, 3.0]
 
 
 def test_a_keyword_that_nobody_gives_is_named():
@@ -65,7 +64,7 @@ def test_a_keyword_that_nobody_gives_is_named():
         return difficulty
 
     with pytest.raises(RewardError, match=r"'needy'.*needs \['difficulty'\]"):
-        grader(needy).score(group("a"), prompt())
+        score(grader(needy), "a")
 
 
 def test_callable_objects_partials_and_coroutines_are_reward_functions():
@@ -81,12 +80,12 @@ def test_callable_objects_partials_and_coroutines_are_reward_functions():
     async def slow_judge(completions, **_):
         return [0.5] * len(completions)
 
-    scored = grader(Judge(), functools.partial(scaled, by=4.0), slow_judge).score(group("a"), prompt())
+    scored = score(grader(Judge(), functools.partial(scaled, by=4.0), slow_judge), "a")
     assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5}
 
 
 def test_weights_enter_the_sum_and_not_the_breakdown():
-    scored = grader(constant(1.0, "right"), length, weights={"length": -0.1}).score(group("abcd"), prompt())
+    scored = score(grader(constant(1.0, "right"), length, weights={"length": -0.1}), "abcd")
     assert scored[0].reward == pytest.approx(0.6)
     assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
 
@@ -95,9 +94,9 @@ def test_none_leaves_a_function_out_and_all_none_leaves_no_reward():
     def sometimes(completions, **_):
         return [None if text == "skip" else 2.0 for text in completions]
 
-    scored = grader(sometimes).score(group("skip", "x"), prompt())
+    scored = score(grader(sometimes), "skip", "x")
     assert rewards(scored) == [None, 2.0]
-    assert rewards(grader(sometimes, constant(1.0)).score(group("skip", "x"), prompt())) == [1.0, 3.0]
+    assert rewards(score(grader(sometimes, constant(1.0)), "skip", "x")) == [1.0, 3.0]
     assert scored[0].extra == {}
 
 
@@ -107,7 +106,7 @@ def test_tensors_and_arrays_are_accepted():
     def as_tensor(completions, **_):
         return torch.tensor([len(text) for text in completions])
 
-    assert rewards(grader(as_tensor).score(group("ab", "c"), prompt())) == [2.0, 1.0]
+    assert rewards(score(grader(as_tensor), "ab", "c")) == [2.0, 1.0]
 
 
 def raises(completions, **_):
@@ -139,12 +138,12 @@ def words(completions, **_):
 )
 def test_failure_policies(function, said, caplog):
     with pytest.raises(RewardError, match=f"{function.__name__}.*What is 12.*{said}.*grader.on_failure_of"):
-        grader(function).score(group("a", "b"), prompt())
+        score(grader(function), "a", "b")
 
     tolerant = grader(function, constant(1.0, "other"), on_failure="none")
     with caplog.at_level(logging.WARNING):
-        scored = tolerant.score(group("a", "b"), prompt())
-        tolerant.score(group("c", "d"), prompt())
+        scored = score(tolerant, "a", "b")
+        score(tolerant, "c", "d")
     assert rewards(scored) == [None, None]
     assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
     assert function.__name__ in "".join(scored[0].extra)
@@ -157,14 +156,14 @@ def test_a_nan_costs_only_its_own_completion():
     def one_bad(completions, **_):
         return [float("nan") if text == "bad" else 1.0 for text in completions]
 
-    scored = grader(one_bad, on_failure="none").score(group("bad", "good"), prompt())
+    scored = score(grader(one_bad, on_failure="none"), "bad", "good")
     assert rewards(scored) == [None, 1.0]
     assert scored[0].extra == {"error/one_bad": "returned nan"}
     assert scored[1].extra == {}
 
 
 def test_the_policy_of_one_function_overrides_the_general_one():
-    assert rewards(grader(raises, on_failure_of={"raises": "none"}).score(group("a"), prompt())) == [None]
+    assert rewards(score(grader(raises, on_failure_of={"raises": "none"}), "a")) == [None]
 
 
 def sleeps(completions, **_):
@@ -196,11 +195,11 @@ async def sleeps_async(completions, **_):
 def test_a_hanging_function_is_ended_by_its_time_limit(function):
     start = time.monotonic()
     tolerant = grader(function, on_failure="none", time_limit_seconds=0.2)
-    scored = tolerant.score(group("a", "b"), prompt())
+    scored = score(tolerant, "a", "b")
     assert rewards(scored) == [None, None]
     assert "longer than 0.2 s" in scored[0].extra[f"error/{function.__name__}"]
     with pytest.raises(RewardError, match="longer than 0.1 s"):
-        grader(function, time_limit_seconds_of={function.__name__: 0.1}).score(group("a"), prompt())
+        score(grader(function, time_limit_seconds_of={function.__name__: 0.1}), "a")
     assert time.monotonic() - start < 5
 
 
@@ -210,7 +209,7 @@ def test_an_alarm_set_before_is_put_back():
     previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, 100)
     try:
-        grader(constant(1.0)).score(group("a"), prompt())
+        score(grader(constant(1.0)), "a")
         assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
         assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
     finally:
@@ -218,13 +217,89 @@ def test_an_alarm_set_before_is_put_back():
         signal.signal(signal.SIGALRM, previous)
 
 
-def test_completions_of_another_prompt_are_refused():
-    with pytest.raises(ValueError, match=r"prompts \[4\] with prompt 3"):
-        grader(constant(1.0)).score(group("a", prompt_idx=4), prompt())
+def test_groups_come_back_in_their_order_each_with_its_own_prompt():
+    groups = [group("46", "x", prompt_idx=1), group(prompt_idx=7), group("12", prompt_idx=0, expected_answer="12")]
+
+    def right(completions, expected_answer):
+        return [float(text == expected) for text, expected in zip(completions, expected_answer)]
+
+    graded = grader(right).score(groups)
+    assert [g.prompt for g in graded] == [g.prompt for g in groups]
+    assert [rewards(g.samples) for g in graded] == [[1.0, 0.0], [], [1.0]]
 
 
-def test_an_empty_group_has_no_scores():
-    assert grader(raises).score([], prompt()) == []
+def test_correct_is_the_tasks_own_judgement_and_not_the_sign_of_the_reward():
+    class Even(TaskOf):
+        def extract_answer(self, text):
+            return text or None
+
+        def is_correct(self, answer, expected_answer):
+            return answer is not None and int(answer) % 2 == int(expected_answer) % 2
+
+    scored = score(Grader.Config().build(task=Even(constant(5.0))), "2", "3", "")
+    assert [s.correct for s in scored] == [True, False, False]
+    assert rewards(scored) == [5.0, 5.0, 5.0]
+
+
+def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
+    seen = {}
+
+    def curious(finish_reasons, logprobs, loss_masks, completion_ids, trainer_state):
+        seen.update(locals())
+        return [0.0, 0.0]
+
+    prompt = group("a").prompt
+    fields = {"policy_version": 0, "text": ""}
+    cut = Completion(sample_idx=0, token_ids=[5, 6], logprobs=[-0.5, -2], finish_reason="length", **fields)
+    with_tool = Completion(
+        sample_idx=1,
+        token_ids=[5, 8, 9],
+        logprobs=[-1, 0, -0.25],
+        loss_mask=[True, False, True],
+        finish_reason="stop",
+        **fields,
+    )
+    groups = [Group(prompt=prompt, samples=[cut, with_tool])]
+    grader(curious).score(groups, state=TrainerState(global_step=4, max_steps=50))
+    assert seen["finish_reasons"] == ["length", "stop"]
+    assert seen["logprobs"] == [[-0.5, -2.0], [-1.0, -0.25]]
+    assert seen["loss_masks"] == [[True, True], [True, False, True]]
+    assert seen["completion_ids"] == [[5, 6], [5, 8, 9]]
+    assert (seen["trainer_state"].global_step, seen["trainer_state"].max_steps) == (4, 50)
+    grader(curious).score(groups)
+    assert seen["trainer_state"].global_step == 0
+
+
+def test_a_function_that_empties_what_it_gets_takes_nothing_from_the_next():
+    def greedy(completions, **_):
+        scores = [0.0] * len(completions)
+        completions.clear()
+        return scores
+
+    assert rewards(score(grader(greedy, length), "ab")) == [2.0]
+
+
+def exits(completions, **_):
+    raise SystemExit(0)
+
+
+def test_a_function_that_exits_fails_like_any_other():
+    with pytest.raises(RewardError, match="'exits'.*SystemExit: 0"):
+        score(grader(exits), "a")
+    assert rewards(score(grader(exits, on_failure="none"), "a")) == [None]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"weights": {"length": float("nan")}}, "grader.weights length = nan: expected a finite number"),
+        ({"time_limit_seconds": -1.0}, "grader.time_limit_seconds = -1.0: expected 0 or more"),
+        ({"time_limit_seconds_of": {"length": float("nan")}}, "grader.time_limit_seconds_of length = nan"),
+    ],
+)
+def test_impossible_settings_are_errors(setting, said):
+    with pytest.raises(UserError, match=said):
+        grader(length, **setting)
 
 
 def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
@@ -235,12 +310,16 @@ def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
         config.build(task=TaskOf())
     built = Grader.Config(rewards=[f"{file}:brevity"], weights={"brevity": 0.5}).build(task=TaskOf(constant(1.0)))
     assert built.reward_names == ["constant", "brevity"]
-    assert rewards(built.score(group("ab"), prompt())) == [0.0]
+    assert rewards(score(built, "ab")) == [0.0]
 
 
 @pytest.mark.parametrize(
     ("reference", "said"),
-    [("nowhere.py:f", "no file"), ("{file}:missing", "no function 'missing'"), ("brevity", "expected path/to/file.py")],
+    [
+        ("nowhere.py:f", "no file"),
+        ("{file}:missing", "expected a function of .*no 'missing'"),
+        ("brevity", "expected path/to/file.py"),
+    ],
 )
 def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
     file = tmp_path / "rewards.py"
@@ -250,8 +329,8 @@ def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
 
 
 def test_two_functions_of_one_name_and_settings_of_none_are_errors():
-    with pytest.raises(UserError, match=r"called \['constant'\]"):
+    with pytest.raises(UserError, match=r"two called \['constant'\]"):
         grader(constant(1.0), constant(2.0))
     for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
-        with pytest.raises(UserError, match=r"names \['lenght'\].*\['length'\]"):
+        with pytest.raises(UserError, match=r"lenght.*expected names of.*\['length'\]"):
             grader(length, **setting)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.unit_tests.grading.helpers import constant, grader, group, prompt, rewards
+from tests.unit_tests.grading.helpers import constant, grader, rewards, score
 
 
 def test_extras_travel_with_their_completions():
@@ -12,7 +12,7 @@ def test_extras_travel_with_their_completions():
         log_extra("characters", [len(text) for text in completions])
         return [0.0] * len(completions)
 
-    scored = grader(counts).score(group("ab", "c"), prompt())
+    scored = score(grader(counts), "ab", "c")
     assert [s.extra for s in scored] == [{"characters": 2}, {"characters": 1}]
 
 
@@ -23,8 +23,8 @@ def test_metrics_are_drained_as_mean_and_count():
         return [0.0] * len(completions)
 
     graded = grader(accurate)
-    graded.score(group("right", "right", "right"), prompt())
-    graded.score(group("wrong"), prompt())
+    score(graded, "right", "right", "right")
+    score(graded, "wrong")
     assert graded.drain_metrics() == {"extra/accuracy": (0.75, "mean", 4)}
     assert graded.drain_metrics() == {}
 
@@ -37,9 +37,9 @@ def test_conditional_logging_leaves_other_groups_without_the_column():
         return [0.0] * len(completions)
 
     graded = grader(sometimes)
-    assert graded.score(group("even"), prompt())[0].extra == {}
+    assert score(graded, "even")[0].extra == {}
     assert graded.drain_metrics() == {}
-    assert graded.score(group("odd"), prompt())[0].extra == {"note": "seen"}
+    assert score(graded, "odd")[0].extra == {"note": "seen"}
 
 
 def test_a_wrong_length_raises_at_the_call_naming_function_and_column():
@@ -50,7 +50,7 @@ def test_a_wrong_length_raises_at_the_call_naming_function_and_column():
         log_extra("late", ["x"] * len(completions))
         return [1.0] * len(completions)
 
-    scored = grader(careful).score(group("a", "b"), prompt())
+    scored = score(grader(careful), "a", "b")
     assert rewards(scored) == [1.0, 1.0]
     assert scored[0].extra == {}
 
@@ -65,7 +65,7 @@ def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad
 
     graded = grader(careless)
     with caplog.at_level(logging.WARNING):
-        scored = graded.score(group("ab", "c"), prompt())
+        scored = score(graded, "ab", "c")
     assert rewards(scored) == [2.0, 1.0]
     assert scored[0].extra == {}
     assert graded.drain_metrics() == {}
@@ -77,7 +77,7 @@ def test_a_metric_that_is_no_number_costs_no_scores(caplog):
         log_metric("mood", "good")
         return [1.0] * len(completions)
 
-    assert rewards(grader(careless).score(group("a"), prompt())) == [1.0]
+    assert rewards(score(grader(careless), "a")) == [1.0]
     assert "Give a number" in caplog.text
 
 
@@ -93,7 +93,7 @@ def logs(name, column):
 
 def test_one_name_of_two_functions_is_namespaced_and_warned_once(caplog):
     graded = grader(logs("f", "note"), logs("g", "note"), logs("h", "own"))
-    scored = [graded.score(group("a"), prompt())[0] for _ in range(3)]
+    scored = [score(graded, "a")[0] for _ in range(3)]
     assert all(s.extra == {"f/note": "f", "g/note": "g", "own": "h"} for s in scored)
     metrics = graded.drain_metrics()
     assert metrics["extra/f/note"] == (1.0, "mean", 3)
@@ -101,15 +101,8 @@ def test_one_name_of_two_functions_is_namespaced_and_warned_once(caplog):
     assert len([r for r in caplog.records if "column 'note'" in r.message]) == 1
 
 
-def test_reserved_names_are_namespaced_and_warned_once(caplog):
-    graded = grader(logs("f", "reward"))
-    assert graded.score(group("a"), prompt())[0].extra == {"f/reward": "f"}
-    graded.score(group("a"), prompt())
-    assert len([r for r in caplog.records if "'reward'" in r.message]) == 1
-
-
 def test_a_reward_function_named_like_a_core_column_overwrites_nothing():
-    scored = grader(constant(2.0, "reward"), constant(3.0, "prompt")).score(group("a"), prompt())
+    scored = score(grader(constant(2.0, "reward"), constant(3.0, "prompt")), "a")
     assert scored[0].reward == 5.0
     assert scored[0].reward_breakdown == {"reward": 2.0, "prompt": 3.0}
 
@@ -121,7 +114,7 @@ def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
         return [0.0] * len(completions)
 
     graded = grader(shaky)
-    graded.score(group("a"), prompt())
+    score(graded, "a")
     assert graded.drain_metrics() == {"extra/value": (2.0, "mean", 2), "extra/value/non_finite": (2.0, "sum", 1.0)}
 
 
@@ -130,7 +123,7 @@ def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
         log_extra("seen", list(completions))
         raise RuntimeError("later")
 
-    scored = grader(fails_late, on_failure="none").score(group("a"), prompt())
+    scored = score(grader(fails_late, on_failure="none"), "a")
     assert scored[0].extra == {"seen": "a", "error/fails_late": "RuntimeError: later"}
 
 
@@ -141,7 +134,7 @@ def test_tensors_are_shown_as_numbers():
         log_extra("length", torch.tensor([len(text) for text in completions]))
         return [0.0] * len(completions)
 
-    [scored] = grader(lengths).score(group("abc"), prompt())
+    [scored] = score(grader(lengths), "abc")
     assert scored.extra == {"length": 3}
     assert type(scored.extra["length"]) is int
 
@@ -150,4 +143,4 @@ def test_grading_needs_no_process_group():
     import torch.distributed
 
     assert not torch.distributed.is_initialized()
-    assert rewards(grader(constant(1.0)).score(group("a"), prompt())) == [1.0]
+    assert rewards(score(grader(constant(1.0)), "a")) == [1.0]

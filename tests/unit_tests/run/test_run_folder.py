@@ -1,10 +1,11 @@
 import multiprocessing
 import os
+import subprocess
 
 import pytest
 
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.run.folder import _lock
+from torchtitan_rl.run.folder import _lock, code_version
 
 
 def hold(folder, ready, release):
@@ -31,3 +32,23 @@ def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="dump_folder: cannot write to .*--dump-folder"):
         _lock(tmp_path / "file" / "run")
+
+
+def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
+    def git(*args):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *identity, *args], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert code_version(tmp_path) == {"commit": None, "dirty": None}
+    git("init")
+    (tmp_path / "code.py").write_text("1\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    (tmp_path / "untracked").write_text("")
+    assert code_version(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "code.py").write_text("2\n")
+    assert code_version(tmp_path)["dirty"] is True
+    (tmp_path / "installed").mkdir()
+    assert code_version(tmp_path / "installed")["commit"] is None

@@ -1,15 +1,17 @@
 """PromptStream: what a prompt is, the same on every rank, and resumed at the exact place."""
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import Example, SumDigits
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 
 CHAT_TEMPLATE = (
@@ -31,6 +33,10 @@ def texts(prompts):
     return [prompt.text for prompt in prompts]
 
 
+def contents(prompts):
+    return [(p.prompt_idx, p.text, p.token_ids.tolist(), p.expected_answer, p.columns) for p in prompts]
+
+
 def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
     prompts = stream(tokenizer)
     first, second = prompts.next_batch(3), prompts.next_batch(2)
@@ -41,11 +47,12 @@ def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
         assert (prompt.text, prompt.expected_answer) == (example.text, example.expected_answer)
         assert prompt.columns == {"operands": example.columns["operands"]}
         assert tokenizer.decode(prompt.token_ids) == prompt.text
+        assert prompt.token_ids.dtype == np.int32
         assert prompt.messages is None
 
 
 def test_every_rank_sees_the_same_prompts_and_another_seed_sees_others(tokenizer):
-    assert stream(tokenizer).next_batch(20) == stream(tokenizer).next_batch(20)
+    assert contents(stream(tokenizer).next_batch(20)) == contents(stream(tokenizer).next_batch(20))
     assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
 
 
@@ -59,7 +66,7 @@ def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before):
     resumed.next_batch(2)
     resumed.load_state_dict(state)
     for _ in range(3):
-        assert resumed.next_batch(7) == whole.next_batch(7)
+        assert contents(resumed.next_batch(7)) == contents(whole.next_batch(7))
     assert resumed.state_dict() == whole.state_dict()
 
 
@@ -69,15 +76,15 @@ def test_position_survives_a_distributed_checkpoint(tokenizer, tmp_path):
     dcp.save({"dataloader": saved}, checkpoint_id=tmp_path / "step-1")
     resumed = stream(tokenizer)
     dcp.load({"dataloader": resumed}, checkpoint_id=tmp_path / "step-1")
-    assert resumed.next_batch(4) == saved.next_batch(4)
+    assert contents(resumed.next_batch(4)) == contents(saved.next_batch(4))
 
 
 def test_held_out_is_fixed_and_moves_no_position(tokenizer):
     prompts = stream(tokenizer)
-    held_out = prompts.held_out(10)
-    assert held_out == prompts.held_out(10) == stream(tokenizer, seed=9).held_out(10)
-    assert [prompt.prompt_idx for prompt in held_out] == list(range(10))
-    assert prompts.next_batch(4) == stream(tokenizer).next_batch(4)
+    held_out = contents(prompts.held_out(10))
+    assert held_out == contents(prompts.held_out(10)) == contents(stream(tokenizer, seed=9).held_out(10))
+    assert [prompt_idx for prompt_idx, *_ in held_out] == list(range(10))
+    assert contents(prompts.next_batch(4)) == contents(stream(tokenizer).next_batch(4))
 
 
 def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenizer):
@@ -91,8 +98,20 @@ def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenize
 
 
 def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
-    with pytest.raises(UserError, match=r"has \d+ tokens.*max_prompt_tokens=8.*What is.*Raise that limit"):
+    with pytest.raises(UserError, match=r"prompts.max_prompt_tokens = 8: expected at least \d+.*What is.*Raise it"):
         stream(tokenizer, max_prompt_tokens=8)
+
+
+def test_a_prompt_without_tokens_is_an_error_that_names_its_place(tokenizer):
+    class WithAnEmptyOne(SumDigits):
+        def train_example(self, index, *, seed):
+            example = super().train_example(index, seed=seed)
+            return dataclasses.replace(example, text="") if index == 9 else example
+
+    prompts = stream(tokenizer, task=WithAnEmptyOne(SumDigits.Config(max_integers=2, instruction="")))
+    prompts.next_batch(8)
+    with pytest.raises(UserError, match="prompt 1 = '': expected at least one token.*Leave such examples out"):
+        prompts.next_batch(2)
 
 
 def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):

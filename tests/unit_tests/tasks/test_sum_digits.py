@@ -7,7 +7,7 @@ import pytest
 
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.tasks.sum_digits import is_held_out
+from torchtitan_rl.tasks.sum_digits import debug_task, is_held_out
 from torchtitan_rl.tasks.task import Example
 
 
@@ -53,7 +53,7 @@ def test_held_out_list_is_fixed_and_a_longer_one_begins_with_the_shorter():
 
 
 def test_more_held_out_examples_than_exist_is_an_error_that_names_the_remedy(two_integers):
-    with pytest.raises(UserError, match="have only .* raise task.max_integers"):
+    with pytest.raises(UserError, match="evaluation.num_prompts = 600: expected at most .* raise task.max_integers"):
         two_integers.held_out_examples(600)
 
 
@@ -76,8 +76,10 @@ def test_an_empty_instruction_leaves_the_question_alone():
 
 
 def test_impossible_range_of_integers_is_an_error():
-    with pytest.raises(UserError, match="task.min_integers=3 and task.max_integers=2"):
+    with pytest.raises(UserError, match="task.max_integers = 2: expected at least task.min_integers, 3"):
         SumDigits.Config(min_integers=3, max_integers=2).build()
+    with pytest.raises(UserError, match="task.min_integers = 1: expected at least 2"):
+        SumDigits.Config(min_integers=1).build()
 
 
 @pytest.mark.parametrize(
@@ -131,5 +133,24 @@ def test_the_reward_and_the_evaluation_judge_alike(two_integers):
 
 
 def test_a_column_with_a_name_of_the_grader_is_an_error():
-    with pytest.raises(ValueError, match="completions"):
-        Example(text="", expected_answer="", columns={"completions": [1]})
+    for name in ("completions", "finish_reasons", "trainer_state"):
+        with pytest.raises(UserError, match=f"Example.columns = .*{name}"):
+            Example(text="", expected_answer="", columns={name: [1]})
+
+
+@pytest.mark.parametrize(("given", "kept"), [(46, "46"), (0.5, "0.5"), (-3, "-3"), ("46", "46")])
+def test_a_number_as_expected_answer_becomes_its_text(given, kept):
+    assert Example(text="", expected_answer=given).expected_answer == kept
+
+
+@pytest.mark.parametrize("given", [None, ["46"], True])
+def test_any_other_expected_answer_is_an_error(given):
+    with pytest.raises(UserError, match="Example.expected_answer = .*expected a text"):
+        Example(text="", expected_answer=given)
+
+
+def test_only_prompts_without_an_instruction_have_a_start_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.tasks.warm_start.ensure_checkpoint", lambda task, root: (task.config, root))
+    assert SumDigits.Config().start_checkpoint(tmp_path) is None
+    harder = SumDigits.Config(max_integers=4, instruction="")
+    assert harder.start_checkpoint(tmp_path) == (debug_task(), tmp_path)

@@ -10,33 +10,25 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from torchtitan_rl.tasks.sum_digits import is_held_out
-from torchtitan_rl.tasks.warm_start import (
-    Recipe,
-    _encode,
-    _texts,
-    debug_task,
-    ensure_checkpoint,
-    make_checkpoint,
-    worked_answer,
-)
+from torchtitan_rl.tasks.sum_digits import debug_task, is_held_out
+from torchtitan_rl.tasks.warm_start import Recipe, _encode, _texts, ensure_checkpoint, make_checkpoint, worked_answer
 
 TINY = Recipe(steps=3, batch_size=4, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=2, head_dim=32)
+TASK = debug_task().build()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "start"
-    make_checkpoint(folder, 0, TINY)
+    make_checkpoint(folder, TASK, 0, TINY)
     return folder
 
 
 def test_worked_answers_are_right_unless_they_forget_the_carry():
-    task = debug_task().build()
     for left in range(10, 100):
         for right in range(10, 100):
-            careful = task.extract_answer(worked_answer(left, right, forget_carry=False))
-            habitual = task.extract_answer(worked_answer(left, right, forget_carry=True))
+            careful = TASK.extract_answer(worked_answer(left, right, forget_carry=False))
+            habitual = TASK.extract_answer(worked_answer(left, right, forget_carry=True))
             carries = left % 10 + right % 10 >= 10
             assert careful == str(left + right)
             assert habitual == str(left + right - 10 * carries)
@@ -49,7 +41,7 @@ def test_worked_answers_show_the_columns():
 
 
 def test_the_text_is_of_the_training_split_and_has_the_habit_in_its_share():
-    texts = _texts(debug_task().build(), TINY, 0, 3000)
+    texts = _texts(TASK, TINY, 0, 3000)
     right = {True: 0, False: 0}
     for prompt, completion in texts:
         left, added = (int(number) for number in prompt.removeprefix("What is ").removesuffix("?\n").split(" + "))
@@ -85,18 +77,13 @@ def test_the_folder_is_a_hugging_face_checkpoint(folder):
 def test_making_it_is_deterministic_and_leaves_random_state_and_threads_alone(folder, tmp_path):
     torch.manual_seed(7)
     before, threads, python = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
-    make_checkpoint(tmp_path / "again", 0, TINY)
+    make_checkpoint(tmp_path / "again", TASK, 0, TINY)
     assert torch.equal(torch.get_rng_state(), before)
     assert (torch.get_num_threads(), random.getstate()) == (threads, python)
     weights = (folder / "model.safetensors").read_bytes()
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == weights
-    make_checkpoint(tmp_path / "other", 1, TINY)
+    make_checkpoint(tmp_path / "other", TASK, 1, TINY)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
-
-
-def test_an_existing_folder_is_not_overwritten(folder):
-    with pytest.raises(FileExistsError, match="give another folder"):
-        make_checkpoint(folder, 0, TINY)
 
 
 def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, monkeypatch):
@@ -106,22 +93,22 @@ def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr("torchtitan_rl.tasks.warm_start._train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            ensure_checkpoint(tmp_path, recipe=TINY)
-    folder = ensure_checkpoint(tmp_path, recipe=TINY)
+            ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+    folder = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
     Qwen3ForCausalLM.from_pretrained(folder)
     assert not list(tmp_path.glob(".*partial"))
 
 
 def test_a_made_checkpoint_is_reused_and_another_recipe_or_seed_has_its_own(tmp_path, capsys):
-    first = ensure_checkpoint(tmp_path, recipe=TINY)
+    first = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
     capsys.readouterr()
-    assert ensure_checkpoint(tmp_path, recipe=TINY) == first
+    assert ensure_checkpoint(TASK, tmp_path, recipe=TINY) == first
     assert capsys.readouterr().out == ""
-    assert ensure_checkpoint(tmp_path, seed=1, recipe=TINY) != first
+    assert ensure_checkpoint(TASK, tmp_path, seed=1, recipe=TINY) != first
 
 
 def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
-    make_checkpoint(tmp_path / "start", 0, TINY)
+    make_checkpoint(tmp_path / "start", TASK, 0, TINY)
     lines = capsys.readouterr().out.splitlines()
     assert "3 steps" in lines[0]
     assert lines[-2].startswith("warm start: 100 %")
@@ -130,8 +117,9 @@ def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
 
 def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     program = (
-        "import sys; from torchtitan_rl.tasks.warm_start import Recipe, ensure_checkpoint; "
-        f"print(ensure_checkpoint(sys.argv[1], recipe={TINY!r}))"
+        "import sys, pathlib; from torchtitan_rl.tasks.sum_digits import debug_task; "
+        "from torchtitan_rl.tasks.warm_start import Recipe, ensure_checkpoint; "
+        f"print(ensure_checkpoint(debug_task().build(), pathlib.Path(sys.argv[1]), recipe={TINY!r}))"
     )
     runs = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -147,11 +135,11 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
 def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     found = []
-    waiting = threading.Thread(target=lambda: found.append(ensure_checkpoint(tmp_path, recipe=TINY)))
+    waiting = threading.Thread(target=lambda: found.append(ensure_checkpoint(TASK, tmp_path, recipe=TINY)))
     waiting.start()
     waiting.join(timeout=0.5)
     assert waiting.is_alive()
     monkeypatch.setenv("LOCAL_RANK", "0")
-    made = ensure_checkpoint(tmp_path, recipe=TINY)
+    made = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
     waiting.join(timeout=5)
     assert found == [made]

@@ -1,0 +1,81 @@
+"""Which exit code a rank ends with, and what it says."""
+
+import multiprocessing
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from torchtitan_rl import train
+from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.registry import config_functions
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `main` in a process of its own, with `training` in place of the run; returns its exit code and its output."""
+
+    def in_child(training, args):
+        terminal = os.open(tmp_path / "terminal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(terminal, 1)
+        os.dup2(terminal, 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115  (in place of pytest's)
+        train._train = training
+        train.main(args)
+
+    def run(training, args=("--config", "debug")):
+        child = multiprocessing.get_context("fork").Process(target=in_child, args=(training, args))
+        child.start()
+        child.join(60)
+        return child.exitcode, (tmp_path / "terminal").read_text()
+
+    monkeypatch.setenv("RANK", "0")
+    config_functions()  # imported once, not in each child
+    return run
+
+
+def raising(error):
+    def training(*_):
+        raise error
+
+    return training
+
+
+def test_a_finished_run_ends_with_0(run):
+    assert run(lambda name, config, output: print(name)) == (0, "debug\n")
+
+
+def test_wrong_input_ends_with_2_and_its_message_alone(run):
+    assert run(raising(UserError("sampling.n = 1: ..."))) == (2, "error: sampling.n = 1: ...\n")
+    assert run(None, ["--config", "debgu"])[0] == 2
+
+
+def test_training_that_stops_itself_ends_with_3(run):
+    assert run(raising(TrainingStopped("the loss is NaN"))) == (3, "stopped: the loss is NaN\n")
+
+
+def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
+    code, said = run(raising(ValueError("of torchtitan's or ours")))
+    assert code == 1
+    assert "Traceback" in said
+    assert "ValueError: of torchtitan's or ours" in said
+
+
+@pytest.mark.parametrize("request_", [0, None, 3])
+def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
+    code, said = run(raising(SystemExit(request_)))
+    assert code == 1
+    assert f"something called sys.exit({request_}) in the middle of the run" in said
+
+
+def test_help_and_unknown_options_exit_while_parsing(run):
+    assert run(None, ["--list-configs"])[0] == 0
+    assert run(None, ["--nonsense"])[0] == 2
+
+
+def test_a_teardown_that_fails_does_not_make_a_finished_run_a_failure(run):
+    code, said = run(lambda *_: train._close(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
+    assert code == 0
+    assert "the run is complete and saved, but its teardown failed" in said
+    assert "engine core died" in said
