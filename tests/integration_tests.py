@@ -2,7 +2,8 @@
 
     .venv/bin/python tests/integration_tests.py [--test_name NAME] [--ngpu 8] [--output_dir outputs/tests] [--list]
 
-On a machine with GPUs the runs use them; without, the same list runs on up to 8 gloo ranks of the CPU.
+On a machine with GPUs the runs use them, and tests that need more ranks than it has are skipped; without, the same list runs
+on up to 8 gloo ranks of the CPU. What must agree, and how closely, depends on the run's dtype.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
+"""Largest sampler/logprob_diff of a step in bfloat16: two implementations round single tokens differently by tenths."""
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
 
 
@@ -64,13 +67,16 @@ def steps_are(last: int, first: int = 1) -> Callable[[Path], None]:
     return check
 
 
-def sampler_agrees(bound: float = 1e-4) -> Callable[[Path], None]:
-    """sampler/logprob_diff/max stays under `bound` in every step."""
+def sampler_agrees(float32_bound: float = 1e-4) -> Callable[[Path], None]:
+    """Trainer and sampler agree in every step: to `float32_bound` on each token, or in bfloat16 to its rounding."""
 
     def check(folder: Path) -> None:
-        diffs = {step: row["sampler/logprob_diff/max"] for step, row in metrics_of(folder).items() if step > 0}
-        assert diffs, "no sampler/logprob_diff/max was recorded"
-        assert max(diffs.values()) < bound, f"sampler/logprob_diff/max {diffs}"
+        dtype = json.loads((folder / "config.json").read_text())["generator"]["dtype"]
+        bounds = {"max": float32_bound} if dtype == "float32" else BFLOAT16_BOUNDS
+        for part, bound in bounds.items():
+            diffs = {step: row[f"sampler/logprob_diff/{part}"] for step, row in metrics_of(folder).items() if step > 0}
+            assert diffs, f"no sampler/logprob_diff/{part} was recorded"
+            assert max(diffs.values()) < bound, f"sampler/logprob_diff/{part} in {dtype}: {diffs}"
 
     return check
 
@@ -99,11 +105,10 @@ def files_exist(*names: str) -> Callable[[Path], None]:
 
 
 def parity_holds(folder: Path) -> None:
-    """tests/parity.py wrote its differences and none was too large."""
+    """tests/parity.py, which knows each dtype's bounds, wrote its differences and found none too large."""
     found = json.loads((folder / "parity.json").read_text())
     assert found["failures"] == [], found
-    assert max(found["sync_diffs"]) < 1e-4, found
-    assert found["policy_diff"] < 1e-5, found
+    assert len(found["sync_diffs"]) == 3, found
 
 
 def exported_model_equals_policy(folder: Path) -> None:
@@ -145,6 +150,10 @@ def build_test_list() -> list[OverrideDefinitions]:
             [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.parity"
         ),
         OverrideDefinitions(
+            [parity("--dtype", "bfloat16")], "the same in bfloat16, to its rounding", "parity_bf16", 1, [parity_holds],
+            "tests.parity",
+        ),
+        OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
             "tests.parity",
         ),
@@ -165,6 +174,10 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug_bf16", *SHORT, "--num-steps", "4")], "training in bfloat16", "debug_bf16", 1,
+            [steps_are(4), sampler_agrees()],
         ),
         OverrideDefinitions(
             [

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
@@ -38,10 +39,11 @@ from torchtitan_rl.algorithm import (  # noqa: E402
     TauController,
     TokenTruncate,
 )
+from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.observability import Recorder  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.types import Completion, Prompt, ScoredCompletion  # noqa: E402
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, flat  # noqa: E402
 
 MAX_TOKENS = 12
 CASES = {
@@ -56,28 +58,34 @@ CASES = {
 }
 
 
-def scored_step(num_prompts: int = 5, n: int = 4) -> tuple[list[Prompt], list[ScoredCompletion]]:
-    """A fixed step of random tokens, lengths and rewards, one group of which has no preference."""
+def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion]]:
+    """A fixed step of random tokens, lengths and rewards, one group of which has no preference.
+
+    Every third completion holds tokens that the policy did not sample, as an environment's answer between two turns.
+    """
     rng = random.Random(0)
-    prompts, scored = [], []
+    groups = []
     for idx in range(num_prompts):
-        ids = [rng.randrange(1, 128) for _ in range(rng.randint(2, 6))]
-        prompts.append(Prompt(prompt_idx=idx, text="", token_ids=ids, expected_answer=""))
+        prompt_ids = [rng.randrange(1, 128) for _ in range(rng.randint(2, 6))]
+        samples = []
         for sample in range(n):
-            tokens = [rng.randrange(1, 128) for _ in range(rng.randint(1, MAX_TOKENS))]
+            length = rng.randint(1, MAX_TOKENS)
+            mask = [sample % 3 or not 2 <= t < 5 for t in range(length)]
             completion = Completion(
-                policy_version=0,
-                prompt_idx=idx,
                 sample_idx=sample,
-                prompt_token_ids=ids,
+                policy_version=0,
+                token_ids=[rng.randrange(1, 128) for _ in range(length)],
+                logprobs=[-rng.uniform(3, 7) if sampled else 0.0 for sampled in mask],
+                loss_mask=mask,
                 text="",
-                token_ids=tokens,
-                token_logprobs=[-rng.uniform(3, 7) for _ in tokens],
                 finish_reason="stop",
             )
             reward = 0.5 if idx == 2 else float(rng.choice([-1, 0, 1]))
-            scored.append(ScoredCompletion(completion=completion, reward=reward))
-    return prompts, scored
+            samples.append(ScoredCompletion(completion=completion, reward=reward))
+        groups.append(
+            Group(prompt=Prompt(prompt_idx=idx, text="", token_ids=prompt_ids, expected_answer=""), samples=samples)
+        )
+    return groups
 
 
 def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int) -> dict:
@@ -112,14 +120,14 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
                 p.copy_(value)
 
     trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
-    prompts, scored = scored_step()
-    drafts = Algorithm.Config().build().make_episodes(prompts, scored, max_completion_tokens=MAX_TOKENS)
-    references = trainer.reference_logprobs(drafts) if algorithm.needs_reference else None
-    episodes = algorithm.make_episodes(prompts, scored, max_completion_tokens=MAX_TOKENS, reference_logprobs=references)
-    if references:  # so that the divergence is not zero everywhere
-        for episode in episodes:
-            episode.reference_logprobs = [x - 0.3 for x in episode.reference_logprobs]
-    report = trainer.update(episodes)
+    groups = draft_episodes(scored_step())
+    if algorithm.needs_reference:
+        trainer.score_reference(groups)
+    algorithm.assign_credit(groups, max_completion_tokens=MAX_TOKENS)
+    if algorithm.needs_reference:  # so that the divergence is not zero everywhere
+        for episode in flat(groups):
+            episode.reference_logprobs = episode.reference_logprobs - np.float32(0.3)
+    report = trainer.update(groups)
     return {"grad_norm": report.grad_norm, "state": algorithm.state_dict(), "grads": caught}
 
 

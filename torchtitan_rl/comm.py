@@ -1,8 +1,10 @@
 """The few collectives over small Python values. Everything else is sharded tensors and goes through torch."""
 
 import os
+import pickle
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchtitan.config import CommConfig
@@ -25,13 +27,33 @@ def init_process_group(config: CommConfig) -> None:
     init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
 
 
-def all_gather_lists(mine: list[T]) -> list[T]:
-    """Every rank's list, concatenated in rank order, on every rank."""
-    if dist.get_world_size() == 1:
+def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's list, concatenated in rank order, on every rank of `group` (None: all ranks).
+
+    Arrays inside the items travel as raw buffers and arrive as read-only views of what was received: no copy and no Python
+    object for each element, 4 bytes for an int32 or a float32 and 1 for a bool.
+    """
+    if dist.get_world_size(group) == 1:
         return mine
-    shares: list[list[T]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(shares, mine)
-    return [item for share in shares for item in share]
+    buffers: list[pickle.PickleBuffer] = []
+    skeleton = pickle.dumps(mine, protocol=5, buffer_callback=buffers.append)
+    parts = [np.frombuffer(part, dtype=np.uint8) for part in (skeleton, *(buffer.raw() for buffer in buffers))]
+    lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
+    rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
+    np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
+    # Broadcasts of exactly these bytes: gloo's all_gather pads to the longest and copies all of it twice more.
+    sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
+    for work in sent:
+        work.wait()
+    return [item for row, of_rank in zip(rows, lengths, strict=True) for item in _unpickled(row.numpy(), of_rank)]
+
+
+def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
+    """One rank's list from its bytes: the pickle first, then its out-of-band buffers, of these lengths."""
+    ends = np.cumsum(lengths)
+    views = [memoryview(row[end - length : end]).toreadonly() for end, length in zip(ends, lengths, strict=True)]
+    return pickle.loads(views[0], buffers=views[1:])
 
 
 def gather(value: Any) -> list[Any] | None:

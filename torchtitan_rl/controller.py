@@ -4,6 +4,7 @@ Every rank runs this same program. What is small (prompts, completions, rewards,
 big (weights, activations, KV cache) is sharded inside `trainer` and `generator`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +20,14 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import AutoTokenizer
 
 from torchtitan_rl import comm
-from torchtitan_rl.metrics import step as report
 from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.episodes import build_episodes
-from torchtitan_rl.tasks.prompt_stream import PromptStream
+from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
-from torchtitan_rl.grouping import completion_groups, renumbered, scored_groups
+from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import (
     Recorder,
     Reduce,
@@ -42,11 +41,12 @@ from torchtitan_rl.observability import (
 from torchtitan_rl.run.folder import failure_marker
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
+from torchtitan_rl.run.validation import check_tokenizer
 from torchtitan_rl.tasks import SumDigits, Task
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
-from torchtitan_rl.types import Episode, Prompt, ScoredCompletion
-from torchtitan_rl.run.validation import check_tokenizer
+from torchtitan_rl.types import Episode, Group, Prompt, ScoredCompletion
 
 
 class Controller(Configurable):
@@ -181,61 +181,62 @@ class Controller(Configurable):
         """The way of one step."""
         step = self.state.step
         with timed("step") as whole:
-            with timed("rollout/total") as rollout:
-                episodes = self._collect_episodes()
+            groups, generate_seconds = self._collect_episodes()
             with timed("train") as train:
-                update = self.trainer.update(episodes)
+                update = self.trainer.update(groups)
             with timed("sync"):
                 self._sync_weights()
             self._evaluate()
-        self.state.count(episodes, update)
-        report.record_step(
-            episodes,
+        self.state.count(groups, update)
+        record_step(
+            groups,
             update,
             state=self.state,
             algorithm=self.algorithm,
-            seconds={"rollout": rollout.seconds, "train": train.seconds, "step": whole.seconds},
+            seconds={"generate": generate_seconds, "train": train.seconds, "step": whole.seconds},
         )
         self.recorder.flush(step)
         # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
-    def _collect_episodes(self) -> list[Episode]:
-        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
-        prompts: list[Prompt] = []
-        scored: list[ScoredCompletion] = []
+    def _collect_episodes(self) -> tuple[list[Group[Episode]], float]:
+        """The step's episodes with their advantages, and the seconds that generating them took.
+
+        Groups that teach nothing are followed by some of fresh prompts, where the algorithm asks for it.
+        """
+        scored: list[Group[ScoredCompletion]] = []
+        seconds = 0.0
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
-            fresh = renumbered(self.prompts.next_batch(missing), first=len(prompts))
-            prompts += fresh
-            scored += self._sample(fresh, round=round)
-            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored_groups(scored)))
-            if missing == 0:
+            fresh = self.prompts.next_batch(missing)
+            fresh = [dataclasses.replace(prompt, prompt_idx=len(scored) + i) for i, prompt in enumerate(fresh)]
+            sampled, generate_seconds = self._sample(fresh, round=round)
+            scored += sampled
+            seconds += generate_seconds
+            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored))
+            if missing <= 0:
                 break
         self.generator.sleep()
-        references = None
+        groups = draft_episodes(scored)
         if self.algorithm.needs_reference:
             with timed("reference"):
-                references = self.trainer.reference_logprobs(build_episodes(prompts, scored, None))
-        return self.algorithm.make_episodes(
-            prompts, scored, max_completion_tokens=self.config.sampling.max_tokens, reference_logprobs=references
-        )
+                self.trainer.score_reference(groups)
+        self.algorithm.assign_credit(groups, max_completion_tokens=self.config.sampling.max_tokens)
+        return groups, seconds
 
     def _sample(
         self, prompts: Sequence[Prompt], *, round: int = 0, sampling: SamplingConfig | None = None, prefix: str = ""
-    ) -> list[ScoredCompletion]:
-        """Each replica samples and grades its share; all shares on every rank, by (prompt_idx, sample_idx)."""
-        prompt_of = {prompt.prompt_idx: prompt for prompt in prompts}
-        with timed(f"{prefix}generate"):
-            completions = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
+    ) -> tuple[list[Group[ScoredCompletion]], float]:
+        """Each replica samples and grades its share; all shares on every rank, in the prompts' order, and this rank's seconds."""
+        with timed(f"{prefix}generate") as generate:
+            mine = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
         with timed(f"{prefix}grade"):
-            mine = completions if self.generator.rank_in_replica == 0 else []
-            groups = completion_groups(mine)
-            scored = [s for group in groups for s in self.grader.score(group, prompt_of[group[0].prompt_idx])]
+            scored = self.grader.score(mine if self.generator.rank_in_replica == 0 else [])
             record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
+        with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
-        return sorted(scored, key=lambda s: (s.completion.prompt_idx, s.completion.sample_idx))
+        return sorted(scored, key=lambda group: group.prompt.prompt_idx), generate.seconds
 
     def _sync_weights(self) -> None:
         sync = self.weight_sync.push(
@@ -253,9 +254,8 @@ class Controller(Configurable):
             return False
         for one in self.evaluation.passes:
             with timed("evaluate"):
-                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
-            episodes = build_episodes(self.held_out, scored, None)
-            report.record_evaluation(episodes, one, is_correct=self.evaluation.is_correct, step=self.state.step)
+                scored, _ = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
+            record_evaluation(draft_episodes(scored), one, step=self.state.step)
         return True
 
     def close(self) -> None:

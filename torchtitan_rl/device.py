@@ -1,16 +1,23 @@
 """What differs between a machine with a GPU and one without, decided once and imported before torchtitan and vLLM.
 
-torchtitan picks its device type while it is imported and falls back to "cuda"; vLLM reads its settings from the
-environment while it is imported. So this module has import-time effects, and it is the only one that has.
+torchtitan picks its device type while it is imported and falls back to "cuda"; vLLM and Triton read their settings from the
+environment while they are imported. So this module has import-time effects, and it is the only one that has.
 """
 
+import importlib.metadata
+import importlib.util
 import os
+import re
+import shutil
 import sys
+from pathlib import Path
 
 import torch
 import torch._utils
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+
+from torchtitan_rl.run.errors import UserError
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_CPU = DEVICE_TYPE == "cpu"
@@ -19,6 +26,8 @@ ON_CPU = DEVICE_TYPE == "cpu"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Triton's float32 products keep 10 bits of each factor (TF32) otherwise, and with them a float32 engine's attention.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 # Checkpoints are local folders; without this transformers asks the hub about each of them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,6 +43,73 @@ if ON_CPU:
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where PyTorch's GPU allocator reads its settings from; the first that is set wins."""
+
+OLDEST_DRIVER = 580
+"""Major version of the NVIDIA driver that the CUDA 13 wheels of the pinned torch need."""
+
+
+def check_environment(*, gpu_expected: bool = True) -> None:
+    """Check that the installed builds of torch and vLLM fit one another and, where they are for a GPU, find one.
+
+    Without this a driver that is too old, or a CPU build of torch that outranked the CUDA one, ends in CPU mode and in an
+    obscure error of vLLM later.
+
+    Args:
+        gpu_expected: False on a login node, which is set up for GPUs that it does not have.
+
+    Raises:
+        UserError: naming the builds, the driver's version and the remedy.
+    """
+    set_up_again = "rm -rf .venv && TORCHTITAN_RL_KIND=gpu scripts/setup.sh"
+    if torch.version.hip is not None:
+        raise UserError(
+            f"torch {torch.__version__} is a ROCm build: AMD GPUs are not supported yet, NVIDIA's alone. To train on the "
+            "CPU: rm -rf .venv && TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
+        )
+    if environment_kind() == "cpu":
+        if not ON_CPU:
+            raise UserError(
+                f"vllm-cpu is installed, but torch {torch.__version__} sees a GPU. Set up again: {set_up_again}"
+            )
+        return
+    if torch.version.cuda is None:
+        raise UserError(
+            f"the CUDA build of vLLM is installed beside torch {torch.__version__}, a CPU build: a package index or a pip "
+            f"setting prefers it. Set up again without that: {set_up_again}"
+        )
+    if gpu_expected and ON_CPU:
+        raise UserError(
+            f"the environment is for GPUs (torch {torch.__version__}, CUDA {torch.version.cuda}), but torch finds none it "
+            f"can use; {_driver_state()} For a machine without one: TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
+        )
+
+
+def environment_kind() -> str:
+    """Whether scripts/setup.sh installed vLLM's build for "gpu" or for "cpu"."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "gpu"
+    return "cpu"
+
+
+def _driver_state() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "no NVIDIA driver is loaded (is the GPU passed to this container or job?)."
+    version = re.search(r"\b(\d+)\.\d[\d.]*", text)
+    if version is None:
+        return f"its NVIDIA driver's version is unknown; CUDA 13 needs {OLDEST_DRIVER} or newer."
+    if int(version[1]) < OLDEST_DRIVER:
+        return f"its NVIDIA driver {version[0]} is too old: CUDA 13 needs {OLDEST_DRIVER} or newer. Update the driver."
+    return (
+        f"its NVIDIA driver is {version[0]}, which is new enough: see CUDA_VISIBLE_DEVICES "
+        f"({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}) and nvidia-smi."
+    )
+
 
 def adapt_fsdp(model: nn.Module) -> None:
     """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum. No effect on a GPU."""
@@ -44,13 +120,63 @@ def adapt_fsdp(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def peak_memory_bytes() -> int:
-    """The most memory held so far: allocated on the GPU, or the process's resident set without one."""
-    if not ON_CPU:
-        return torch.cuda.max_memory_allocated()
-    import resource
+def expandable_segments() -> bool:
+    """Whether the user's environment makes PyTorch's GPU allocator grow its segments in place."""
+    settings = next(filter(None, map(os.environ.get, ALLOCATOR_VARIABLES)), "")
+    return bool(re.search(r"expandable_segments\s*:\s*(True|1)\b", settings, re.IGNORECASE))
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def engine_start_note() -> str:
+    """What the engine's start may wait for besides itself, for the line that says that it starts; "" for nothing."""
+    if ON_CPU or shutil.which("nvcc") is None or importlib.util.find_spec("flashinfer") is None:
+        return ""
+    return " (FlashInfer may compile kernels with nvcc, minutes, the first time on a machine)"
+
+
+def compute_capability() -> tuple[int, int]:
+    """This rank's GPU generation: (8, 0) for Ampere, (9, 0) for Hopper, (10, 0) for Blackwell; (0, 0) without a GPU."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
+def gpu_memory_bytes() -> int | None:
+    """All memory of this rank's GPU; None without one."""
+    return None if ON_CPU else torch.cuda.mem_get_info()[1]
+
+
+_highest_sample = 0  # bytes; here because every phase of a step may add to it and one place reports it
+
+
+def sample_memory() -> int:
+    """Bytes in use now: on this rank's GPU by anyone, or this process's resident set without one.
+
+    Call it at the end of a phase: PyTorch's allocator keeps what a phase took until the engine wakes, so that this is the
+    phase's peak. PyTorch's own peak counts the engine's memory also while it sleeps and that memory is given back.
+    """
+    global _highest_sample
+    if ON_CPU:
+        used = _resident_bytes()
+    else:
+        free, total = torch.cuda.mem_get_info()
+        used = total - free
+    _highest_sample = max(_highest_sample, used)
+    return used
+
+
+def peak_memory_bytes() -> int:
+    """The highest sample since this was last called, that of now included."""
+    global _highest_sample
+    sample_memory()
+    highest, _highest_sample = _highest_sample, 0
+    return highest
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # macOS, which tells the highest alone, in bytes
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def peak_flops_per_s() -> float | None:

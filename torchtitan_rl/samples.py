@@ -19,7 +19,7 @@ from rich.text import Text
 
 from torchtitan_rl.observability import read_rows
 from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, rows_table, safe, sample_panel
-from torchtitan_rl.observability.rows import MISSING, Row, score_of
+from torchtitan_rl.observability.rows import Row, score_of
 from torchtitan_rl.observability.text import compact_number
 
 PLAIN_WIDTH = 120
@@ -84,11 +84,6 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
     ]
 
 
-def _score(row: Row) -> float | None:
-    score = score_of(row)
-    return None if score is MISSING else score
-
-
 def _print_panels(rows: Sequence[Row], console: Console) -> None:
     tables = dict.fromkeys(row["table"] for row in rows)
     for table in tables:
@@ -99,7 +94,7 @@ def _print_panels(rows: Sequence[Row], console: Console) -> None:
 
 
 def _print_ranked(rows: list[Row], options: argparse.Namespace, console: Console) -> None:
-    ranked = sorted((row for row in rows if _score(row) is not None), key=_score, reverse=True)
+    ranked = sorted((row for row in rows if score_of(row) is not None), key=score_of, reverse=True)
     worst = ranked[max(0, len(ranked) - options.worst) :] if options.worst else []
     for title, chosen in (("best", ranked[: options.best]), ("worst", worst[::-1])):
         for place, row in enumerate(chosen, 1):
@@ -124,7 +119,7 @@ def _print_group(rows: list[Row], prompt_idx: int, console: Console) -> int:
     panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
-        console.print(Text("the run kept selected rows only; recorder.keep_all_rows keeps every sibling", style="dim"))
+        console.print(Text("the run kept selected rows only; metrics.keep_all_rows keeps every sibling", style="dim"))
     return 0
 
 
@@ -134,14 +129,14 @@ def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace,
     if not shared:
         print(f"{options.run} and {options.diff} share no stored prompt", file=sys.stderr)
         return 1
-    shared.sort(key=lambda key: -abs((_score(ours[key]) or 0.0) - (_score(theirs[key]) or 0.0)))
+    shared.sort(key=lambda key: -abs((score_of(ours[key]) or 0.0) - (score_of(theirs[key]) or 0.0)))
     table = Table(title=Text(f"{len(shared)} prompts in both runs, the largest difference first"), show_lines=True)
     for header in ("prompt", options.run, options.diff):
         table.add_column(safe(header, console), overflow="fold", ratio=1)
     for key in shared[: max(options.best, options.worst) or 20]:
         cells = [safe(key[1], console, 200)]
         for row in (ours[key], theirs[key]):
-            cell = Text(f"step {row['step']}  score {compact_number(_score(row))}\n", style="bold")
+            cell = Text(f"step {row['step']}  score {compact_number(score_of(row))}\n", style="bold")
             cells.append(cell.append_text(safe(row.get("response", ""), console, 400, 6)))
         table.add_row(*cells)
     console.print(table)
@@ -155,7 +150,7 @@ def _latest(rows: list[Row]) -> dict[tuple[Any, str], Row]:
         if "prompt" in row:
             key = (row.get("split"), str(row["prompt"]))
             known = latest.get(key)
-            if known is None or (row["step"], _score(row) or -1e300) >= (known["step"], _score(known) or -1e300):
+            if known is None or (row["step"], score_of(row) or -1e300) >= (known["step"], score_of(known) or -1e300):
                 latest[key] = row
     return latest
 

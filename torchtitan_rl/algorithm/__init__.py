@@ -3,22 +3,13 @@ collectives. Start at `Algorithm`."""
 
 from .advantages import Advantage, BatchStd, GroupMean, Grpo, Rloo
 from .aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
-from .algorithm import Algorithm
+from .algorithm import Algorithm, LossOutput
 from .inputs import LossInputs, Sequences
 from .kl import KL, kl_estimate
-from .losses import Cispo, Clip, Gspo, MaxEnt, PolicyLoss, Reinforce
-from .maxent import BetaController, MetaController, TauController
-from .mismatch import (
-    Correction,
-    Mismatch,
-    NoCorrection,
-    SequenceMask,
-    SequenceTruncate,
-    TokenMask,
-    TokenTruncate,
-)
+from .losses import Cispo, Clip, Gspo, ListwiseLoss, PolicyLoss, Reinforce
+from .maxent import BetaController, MaxEnt, MetaController, TauController
+from .mismatch import Correction, Mismatch, NoCorrection, SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
 from .nonfinite import NonFiniteError
-from .objective import LossOutput
 from .seed_grpo import SeedGrpo
 from .truncation import Truncation
 
@@ -35,6 +26,7 @@ __all__ = [
     "GroupMean",
     "Grpo",
     "Gspo",
+    "ListwiseLoss",
     "LossInputs",
     "LossOutput",
     "MaxEnt",

@@ -2,39 +2,49 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torchtitan.config import Configurable
 
-from torchtitan_rl.types import Episode, Metric, Normalizers, Prompt, ScoredCompletion, TrainBatch
-
-from .advantages import Advantage, Grpo
-from .aggregations import Aggregation, TokenMean
 from torchtitan_rl.run.errors import expect
-from .credit import Credit, has_preference
-from .episodes import count_normalizers, grouped
+from torchtitan_rl.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
+
+from .advantages import Advantage, Grpo, all_equal
+from .aggregations import Aggregation, TokenMean
+from .episodes import count_normalizers, has_preference
+from .inputs import LossInputs, Sequences
 from .kl import KL
-from .losses import Clip, PolicyLoss
-from .metrics.episode_metrics import all_episode_metrics
+from .loss_metrics import Tally, record_divergence, record_losses, record_ratio, record_sampler
+from .losses import Clip, ListwiseLoss, Loss
 from .mismatch import Mismatch, NoCorrection
-from .objective import LossOutput, Objective
+from .nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
 from .seed_grpo import SeedGrpo
 from .truncation import Truncation
+
+
+class LossOutput(NamedTuple):
+    """What `Algorithm.loss` returns for one micro-batch."""
+
+    loss: Tensor
+    """0-d, this micro-batch's share: shares of all micro-batches and data-parallel ranks sum to the step's loss."""
+    metrics: dict[str, Metric]
+    """On the host: floats, and a float tensor [at most 1024] where the reduction is "distribution"."""
 
 
 class Algorithm(Configurable):
     """The objective of a run: rewards to advantages, log-probabilities to a loss, merged statistics to controllers.
 
     Everything is a pure function of its arguments, except for controllers, whose state `state_dict` returns. Nothing
-    here communicates: episodes are the same on every rank, and `loss` divides by counts of the whole update.
+    here communicates: groups are the same on every rank, and `loss` divides by counts of the whole update.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
         """How a group's rewards become advantages: GroupMean, Grpo, BatchStd or Rloo."""
-        loss: PolicyLoss.Config = field(default_factory=Clip.Config)
+        loss: Loss.Config = field(default_factory=Clip.Config)
         """The policy loss: Clip, Gspo, Cispo, Reinforce or MaxEnt."""
         aggregation: Aggregation.Config = field(default_factory=TokenMean.Config)
         """How token losses become one number: TokenMean, SeqMeanTokenMean or SeqSumConst."""
@@ -63,7 +73,7 @@ class Algorithm(Configurable):
             self.validate()
 
         def validate(self) -> None:
-            """Raise ValueError naming the field, the value, what was expected and the remedy."""
+            """Raise UserError naming the field, the value, what was expected and the remedy."""
             expect(
                 math.isfinite(self.entropy_coef) and self.entropy_coef >= 0,
                 "algorithm.entropy_coef", self.entropy_coef, "a number >= 0", "Use 0 for no bonus.",
@@ -77,46 +87,51 @@ class Algorithm(Configurable):
                 "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
                 'The ratio is then already against the sampler; use old_logprobs "policy" to correct separately.',
             )  # fmt: skip
-            self.loss.check_with(self)
+            if isinstance(self.loss, ListwiseLoss.Config):
+                self._validate_listwise()
+
+        def _validate_listwise(self) -> None:
+            """What would have no effect beside a listwise loss."""
+            expect(
+                self.kl.coef == 0, "algorithm.kl.coef", self.kl.coef, "0 with a listwise loss",
+                "MaxEnt's reference term is algorithm.loss.beta.",
+            )  # fmt: skip
+            expect(
+                self.seed_grpo is None, "algorithm.seed_grpo", self.seed_grpo, "None with a listwise loss",
+                "It scales advantages, which a listwise loss replaces by its weights.",
+            )  # fmt: skip
+            expect(
+                type(self.advantage) is Grpo.Config, "algorithm.advantage", self.advantage,
+                "the default with a listwise loss", "It sets advantages itself, to w_i - 1/G; leave the field out.",
+            )  # fmt: skip
+            expect(
+                getattr(self.loss, "clip_coef", 0) > 0 or isinstance(self.mismatch, NoCorrection.Config),
+                "algorithm.mismatch", self.mismatch, "no correction with a listwise loss",
+                "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0).",
+            )  # fmt: skip
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.policy_loss = config.loss.build()
+        self.listwise = self.policy_loss if isinstance(self.policy_loss, ListwiseLoss) else None
+        self.token_loss = self.listwise.token_loss if self.listwise else self.policy_loss
+        self.advantage = config.advantage.build()
+        self.aggregation = config.aggregation.build()
+        self.mismatch = config.mismatch.build()
         self.kl = config.kl.build()
+        self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
-        self._credit = Credit(
-            advantage=config.advantage.build(),
-            policy_loss=self.policy_loss,
-            kl=self.kl,
-            truncation=config.truncation.build(),
-            seed_grpo=self.seed_grpo,
-            keep_zero_variance=config.zero_variance == "keep",
-            raise_nonfinite=config.nonfinite == "raise",
-        )
-        self._objective = Objective(
-            policy_loss=self.policy_loss,
-            aggregation=config.aggregation.build(),
-            mismatch=config.mismatch.build(),
-            kl=self.kl,
-            entropy_coef=config.entropy_coef,
-            old_is_sampler=config.old_logprobs == "sampler",
-            raise_nonfinite=config.nonfinite == "raise",
-        )
+        self._raises = config.nonfinite == "raise"
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a frozen reference model must be loaded."""
-        return self.config.kl.coef > 0 or self.policy_loss.needs_reference
-
-    @property
-    def needs_reference_for_episodes(self) -> bool:
-        """Whether `make_episodes` itself reads the reference's log-probabilities, and not only the loss."""
-        return self.kl.in_reward or self.policy_loss.needs_reference
+        """Whether a frozen reference model must be loaded, and every episode needs its log-probabilities."""
+        return self.config.kl.coef > 0 or (self.listwise is not None and self.listwise.needs_reference)
 
     @property
     def requires_whole_groups(self) -> bool:
         """Whether the packer must keep a prompt's group in one micro-batch."""
-        return self.policy_loss.requires_whole_groups
+        return self.listwise is not None
 
     @property
     def refill_rounds(self) -> int:
@@ -126,59 +141,104 @@ class Algorithm(Configurable):
     @property
     def controller_inputs(self) -> tuple[str, ...]:
         """Keys of the step's globally merged metrics that `after_update` reads; empty without controllers."""
-        return self.policy_loss.controller_inputs
+        return self.listwise.controller_inputs if self.listwise else ()
 
     def validate_group_size(self, n: int) -> None:
-        """Raise ValueError for a number of samples a prompt that leaves nothing to compare."""
+        """Raise UserError for a number of samples a prompt that leaves nothing to compare."""
         expect(
             n >= 2, "sampling.n", n, "at least 2 completions a prompt, for the baseline is the group's own",
             "Use 4 or more; 8 and 16 are common.",
         )  # fmt: skip
 
-    def usable_groups(self, groups: list[list[ScoredCompletion]]) -> list[bool]:
+    def usable_groups(self, groups: list[Group[ScoredCompletion]]) -> list[bool]:
         """Whether each group's rewards differ, before any penalty: False is what `zero_variance` drops or refills."""
         return [has_preference(group) for group in groups]
 
-    def make_episodes(
-        self,
-        prompts: list[Prompt],
-        scored: list[ScoredCompletion],
-        *,
-        max_completion_tokens: int,
-        reference_logprobs: list[list[float]] | None = None,
-    ) -> list[Episode]:
-        """The step's episodes with advantages, ordered by (prompt_idx, sample_idx) whatever the order of `scored`.
+    def assign_credit(self, groups: list[Group[Episode]], *, max_completion_tokens: int) -> None:
+        """Fill in `shaped_reward`, `advantage`, `mass`, `anchored` and `left_out` of the step's episodes.
+
+        In this order: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
+        weights), semantic-entropy scale.
 
         Args:
-            prompts: the step's prompts.
-            scored: every completion of the step, of every rank, in any order.
+            groups: the whole step's, for advantages may depend on all of it, with the reference's log-probabilities
+                where `needs_reference`.
             max_completion_tokens: the longest completion allowed.
-            reference_logprobs: for each of `scored`, in its order, one number a token; needed where
-                `needs_reference_for_episodes`, otherwise only kept on the episodes.
 
         Raises:
-            ValueError: unknown prompts, duplicates, lists of different lengths, a missing reference.
+            ValueError: an episode without the reference's log-probabilities.
             NonFiniteError: with nonfinite "raise", naming prompt, sample and function.
         """
-        if self.needs_reference_for_episodes and reference_logprobs is None:
+        for group in groups:
+            for episode in group.samples:
+                self._shape(Member(group.prompt, episode), max_completion_tokens)
+            self._treat_zero_variance(group)
+        if self.listwise is not None:
+            self._weigh(groups)
+        else:
+            self._set_advantages(groups)
+        for group in groups:
+            for episode in group.samples:
+                if not math.isfinite(episode.advantage):
+                    fault = f"the advantage is {episode.advantage}, for the rewards overflow"
+                    leave_out(Member(group.prompt, episode), fault, raises=self._raises)
+
+    def _shape(self, member: Member, max_completion_tokens: int) -> None:
+        episode, completion = member.episode, member.episode.completion
+        if self.needs_reference and episode.reference_logprobs is None:
             raise ValueError(
-                "reference_logprobs = None: expected one list for each completion, because algorithm.kl.placement is "
-                '"reward" or the loss weighs by the reference. Compute them before make_episodes.'
+                f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
+                "or the loss weighs by the reference (Algorithm.needs_reference). Score the reference before."
             )
-        return self._credit.assign(prompts, scored, reference_logprobs, max_completion_tokens)
+        if (fault := episode_fault(episode)) is not None:
+            return leave_out(member, fault, raises=self._raises)
+        if episode.reward is None:
+            episode.left_out = "no reward"
+            return None
+        penalty = self.truncation.penalty(completion.num_sampled, max_completion_tokens)
+        episode.shaped_reward = episode.reward + penalty
+        if completion.num_sampled == 0:
+            episode.left_out = "no tokens"
+        elif self.truncation.masks(completion):
+            episode.left_out = "truncated"
+        return None
 
-    def normalizers(self, episodes: list[Episode], *, max_completion_tokens: int) -> Normalizers:
-        """What the losses of one update over `episodes` divide by."""
-        return count_normalizers(episodes, max_completion_tokens)
+    def _treat_zero_variance(self, group: Group[Episode]) -> None:
+        # Dropping looks at what the grader said, as DAPO's filter does: a length penalty must not save such a group.
+        if self.config.zero_variance != "keep" and not has_preference(group):
+            for episode in group.samples:
+                episode.left_out = episode.left_out or "zero variance"
+        shaped = [episode for episode in group.samples if episode.shaped_reward is not None]
+        if all_equal([episode.shaped_reward for episode in shaped]):
+            for episode in group.samples:
+                episode.anchored = False
+        elif self.kl.in_reward:
+            for episode in shaped:
+                episode.shaped_reward -= self.kl.penalty(episode)
 
-    def episode_metrics(self, episodes: list[Episode]) -> dict[str, Metric]:
-        """Metrics of `make_episodes`' result; the same on every rank, so merging copies of them changes nothing."""
-        groups = grouped(episodes)
-        metrics = all_episode_metrics(episodes, groups, self.config.entropy_coef)
-        metrics |= self.policy_loss.episode_metrics(groups)
-        if self.seed_grpo is not None:
-            metrics |= self.seed_grpo.metrics(groups)
-        return metrics
+    def _weigh(self, groups: list[Group[Episode]]) -> None:
+        for group in groups:
+            for episode in group.samples:
+                episode.mass = episode.q_mass = 0.0
+            members = [episode for episode in group.samples if episode.in_loss]
+            if members:
+                self.listwise.weigh(members)
+
+    def _set_advantages(self, groups: list[Group[Episode]]) -> None:
+        advantages = self.advantage([[episode.shaped_reward for episode in group.samples] for group in groups])
+        for group, values in zip(groups, advantages, strict=True):
+            scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
+            for episode, value in zip(group.samples, values, strict=True):
+                episode.advantage = scale * value
+
+    def normalizers(self, groups: list[Group[Episode]], *, max_completion_tokens: int) -> Normalizers:
+        """What the losses of one update over `groups` divide by."""
+        return count_normalizers(groups, max_completion_tokens)
+
+    def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
+        """What only the objective knows of the step's groups; the same on every rank."""
+        metrics = self.listwise.group_metrics(groups) if self.listwise else {}
+        return metrics | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
 
     def loss(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:
         """The loss of one packed micro-batch.
@@ -194,18 +254,115 @@ class Algorithm(Configurable):
 
         Raises:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
-            ValueError: a KL term without `batch.reference_logprobs`.
+            ValueError: a KL term without `batch.reference_logprobs`, or a listwise loss over half a group.
         """
-        return self._objective(batch, logprobs, entropy)
+        self._check(batch)
+        raw = quantities(batch, logprobs, entropy if self.config.entropy_coef > 0 else entropy.detach())
+        finite = finite_tokens(batch.loss_mask, raw)  # [T] bool
+        # 0 * inf and its gradient are NaN, a selected 0 is not.
+        clean = {name: torch.where(finite, values, 0.0) for name, values in raw.items()}  # [T] each
+        sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
+        log_weight = (clean["old_logprob"] - clean["sampler_logprob"]).detach()  # [T] log pi_old - log mu
+        correction = self.mismatch(log_weight, sequences)
+        inputs = LossInputs(
+            logprobs=clean["policy_logprob"],
+            old_logprobs=clean["sampler_logprob" if self.config.old_logprobs == "sampler" else "old_logprob"],
+            advantages=clean["advantage"],
+            mask=sequences.mask,
+            correction=correction.weight,
+            sequences=sequences,
+            group_ids=batch.group_ids,
+            mass=batch.mass,
+            normalizers=batch.normalizers,
+        )
+        terms = self._terms(inputs, clean, batch.anchored)
+        with torch.no_grad():
+            tally = Tally()
+            tally.sum("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum())
+            record_losses(tally, terms, batch.loss_mask.sum(), inputs)
+            self._record(tally, inputs, clean)
+            record_sampler(tally, log_weight, correction, inputs)
+            metrics = tally.to_metrics()
+        if self._raises and metrics["nonfinite/tokens"].value > 0:
+            raise_for_token(batch, raw)
+        return LossOutput(terms["total"], metrics)
+
+    def _check(self, batch: TrainBatch) -> None:
+        if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
+            raise ValueError(
+                f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
+                f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
+                "coefficient to 0."
+            )
+        if self.requires_whole_groups:
+            check_whole_groups(batch)
+
+    def _terms(self, inputs: LossInputs, clean: dict[str, Tensor], anchored: Tensor) -> dict[str, Tensor]:
+        """Each 0-d; `anchored` [S]."""
+        terms = self._policy_terms(inputs)
+        total = terms["policy"]
+        if self.kl.in_loss and "reference_logprob" in clean:
+            # A group without preference must not be moved by the reference alone.
+            learning = inputs.sequences.expand(anchored.to(inputs.mask.dtype))  # [T]
+            divergence = self.kl(inputs.logprobs, clean["reference_logprob"]) * learning  # [T]
+            terms["kl"] = self.aggregation(divergence, inputs)
+            terms["kl_weighted"] = self.kl.coef * terms["kl"]
+            total = total + terms["kl_weighted"]
+        terms["entropy"] = (clean["entropy"] * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
+        if self.config.entropy_coef > 0:
+            terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
+            total = total + terms["entropy_weighted"]
+        return terms | {"total": total}
+
+    def _policy_terms(self, inputs: LossInputs) -> dict[str, Tensor]:
+        if self.listwise is None:
+            return {"policy": self.aggregation(self.policy_loss(inputs) * inputs.correction, inputs)}
+        listwise = self.listwise(inputs).sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
+        extra = self.listwise.extra(inputs, self.aggregation)
+        if extra is None:
+            return {"policy": listwise}
+        return {"policy": listwise + extra, "listwise": listwise, "clip": extra}
+
+    def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
+        tally.mean("policy/entropy", clean["entropy"], inputs.mask)
+        tally.distribution("policy/entropy/distribution", clean["entropy"], inputs.mask)
+        record_divergence(tally, "policy", clean["policy_logprob"] - clean["old_logprob"], inputs)
+        if "reference_logprob" in clean:
+            record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
+        record_ratio(tally, self.token_loss, inputs)
+        if self.listwise is not None:
+            for key, (value, weight) in self.listwise.loss_metrics(inputs).items():
+                tally.weighted_mean(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Move the controllers; call once a step on every rank with the same merged values of `controller_inputs`."""
-        return self.policy_loss.after_update(stats)
+        return self.listwise.after_update(stats) if self.listwise else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Controllers' state, the same on every rank; part of the checkpoint."""
-        return {"loss": self.policy_loss.state_dict()}
+        return {"loss": self.listwise.state_dict() if self.listwise else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.policy_loss.load_state_dict(state["loss"])
+        if self.listwise is not None:
+            self.listwise.load_state_dict(state["loss"])
+
+
+def check_whole_groups(batch: TrainBatch) -> None:
+    """Raise ValueError unless the masses of each group's sequences with loss tokens sum to 1 in this micro-batch.
+
+    A listwise loss over half a group is another loss, and nothing else would tell.
+    """
+    lengths = batch.mass.new_zeros(len(batch.group_ids) + 1)  # [S + 1]
+    lengths = lengths.index_add(0, batch.sequence_ids, batch.loss_mask.to(lengths.dtype))[:-1]  # [S]
+    present = lengths > 0  # [S]
+    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
+    mass = (same_group * (batch.mass * present)[None, :]).sum(dim=1)  # [S]
+    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
+    if broken.any():
+        first = int(broken.nonzero()[0])
+        raise ValueError(
+            f"prompt {int(batch.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
+            "expected 1. The loss spans whole groups: the packer must keep a prompt's completions together "
+            "(Algorithm.requires_whole_groups)."
+        )

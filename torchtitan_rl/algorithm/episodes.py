@@ -1,111 +1,46 @@
-"""From scored completions to episodes: sorted, grouped, shaped."""
+"""From scored groups to groups of episodes, and what a group says before any advantage."""
 
-from itertools import groupby
+import math
 
-from torchtitan_rl.types import Episode, Normalizers, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.types import Episode, Group, Normalizers, ScoredCompletion
+
+from .advantages import all_equal
 
 
-def build_episodes(
-    prompts: list[Prompt], scored: list[ScoredCompletion], reference_logprobs: list[list[float]] | None
-) -> list[Episode]:
-    """One episode for each scored completion, ordered by (prompt_idx, sample_idx), without advantages.
-
-    Args:
-        prompts: the step's prompts, any order.
-        scored: any order.
-        reference_logprobs: one list for each of `scored`, in the same order, as long as its completion; or None.
+def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]]:
+    """The same groups with an episode for each completion, without advantages yet.
 
     Raises:
-        ValueError: an unknown prompt_idx, a (prompt_idx, sample_idx) that comes twice, or lists whose lengths differ.
+        ValueError: a prompt_idx, or a sample_idx of one group, that comes twice.
     """
-    prompt_of = {prompt.prompt_idx: prompt for prompt in prompts}
-    references = [None] * len(scored) if reference_logprobs is None else reference_logprobs
-    if len(references) != len(scored):
-        raise ValueError(
-            f"reference_logprobs has {len(references)} lists for {len(scored)} completions; give one for each."
-        )
-    group_sizes: dict[int, int] = {}
-    for one in scored:
-        index = one.completion.prompt_idx
-        group_sizes[index] = group_sizes.get(index, 0) + 1
-    episodes = [
-        build_episode(prompt_of, one, reference, group_sizes) for one, reference in zip(scored, references, strict=True)
-    ]
-    episodes.sort(key=lambda episode: (episode.prompt_idx, episode.sample_idx))
-    for before, after in zip(episodes, episodes[1:]):
-        if (before.prompt_idx, before.sample_idx) == (after.prompt_idx, after.sample_idx):
-            raise ValueError(
-                f"prompt {after.prompt_idx} has two completions with sample_idx {after.sample_idx}; "
-                "sample_idx must be unique inside a prompt's group."
-            )
-    return episodes
+    check_unique([group.prompt.prompt_idx for group in groups], "two groups with prompt_idx")
+    for group in groups:
+        indices = [scored.completion.sample_idx for scored in group.samples]
+        check_unique(indices, f"prompt {group.prompt.prompt_idx}: two completions with sample_idx")
+    return [Group(prompt=group.prompt, samples=[Episode(scored=one) for one in group.samples]) for group in groups]
 
 
-def build_episode(
-    prompt_of: dict[int, Prompt], scored: ScoredCompletion, reference: list[float] | None, group_sizes: dict[int, int]
-) -> Episode:
-    """The episode of one completion; raises ValueError as `build_episodes` says."""
-    completion = scored.completion
-    name = f"prompt {completion.prompt_idx}, sample {completion.sample_idx}"
-    if completion.prompt_idx not in prompt_of:
-        raise ValueError(f"{name}: there is no prompt with this prompt_idx; the step has {sorted(prompt_of)}.")
-    for what, values in (("token_logprobs", completion.token_logprobs), ("reference_logprobs", reference)):
-        if values is not None and len(values) != len(completion.token_ids):
-            raise ValueError(f"{name}: {len(values)} {what} for {len(completion.token_ids)} tokens; give one for each.")
-    prompt = prompt_of[completion.prompt_idx]
-    return Episode(
-        policy_version=completion.policy_version,
-        prompt_idx=completion.prompt_idx,
-        sample_idx=completion.sample_idx,
-        prompt=prompt.text,
-        response=completion.text,
-        expected_answer=prompt.expected_answer,
-        answer=scored.answer,
-        prompt_token_ids=completion.prompt_token_ids,
-        token_ids=completion.token_ids,
-        sampler_logprobs=completion.token_logprobs,
-        finish_reason=completion.finish_reason,
-        reward=scored.reward,
-        reward_breakdown=dict(scored.reward_breakdown),
-        extra=dict(scored.extra),
-        group_size=group_sizes[completion.prompt_idx],
-        shaped_reward=scored.reward,
-        reference_logprobs=reference,
-        messages=prompt.messages,
-    )
+def check_unique(indices: list[int], what: str) -> None:
+    """Raise ValueError naming the first index that comes twice."""
+    seen: set[int] = set()
+    for index in indices:
+        if index in seen:
+            raise ValueError(f"{what} {index}; each must be unique.")
+        seen.add(index)
 
 
-def grouped(episodes: list[Episode]) -> list[list[Episode]]:
-    """The episodes of each prompt; `episodes` must be sorted by prompt_idx, as `build_episodes` leaves them."""
-    return [list(group) for _, group in groupby(episodes, key=lambda episode: episode.prompt_idx)]
+def has_preference(group: Group[ScoredCompletion] | Group[Episode]) -> bool:
+    """Whether a group's rewards differ, before any penalty; rewards that are None, NaN or infinite take no part."""
+    return not all_equal([one.reward for one in group.samples if one.reward is not None and math.isfinite(one.reward)])
 
 
-def count_normalizers(episodes: list[Episode], max_completion_tokens: int) -> Normalizers:
-    """The counts the losses divide by, over one update's episodes; only completions with loss tokens count."""
-    in_loss = [episode for episode in episodes if episode.in_loss and episode.token_ids]
+def count_normalizers(groups: list[Group[Episode]], max_completion_tokens: int) -> Normalizers:
+    """The counts that losses divide by, over one update's groups; only sampled tokens in the loss count."""
+    lengths = [[e.completion.num_sampled for e in group.samples if e.in_loss] for group in groups]
+    lengths = [[length for length in group if length] for group in lengths]
     return Normalizers(
-        num_tokens=sum(len(episode.token_ids) for episode in in_loss),
-        num_sequences=len(in_loss),
-        num_groups=len({episode.prompt_idx for episode in in_loss}),
+        num_tokens=sum(map(sum, lengths)),
+        num_sequences=sum(map(len, lengths)),
+        num_groups=sum(map(bool, lengths)),
         max_completion_tokens=max_completion_tokens,
     )
-
-
-def check_whole_groups(batch: TrainBatch) -> None:
-    """Raise ValueError unless the weights of each group's sequences with loss tokens sum to 1 in this micro-batch.
-
-    A listwise loss over half a group is another loss, and nothing else would tell.
-    """
-    lengths = batch.weights.new_zeros(len(batch.group_ids) + 1)  # [S + 1]
-    lengths = lengths.index_add(0, batch.sequence_ids, batch.loss_mask.to(lengths.dtype))[:-1]  # [S]
-    present = lengths > 0  # [S]
-    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
-    mass = (same_group * (batch.weights * present)[None, :]).sum(dim=1)  # [S]
-    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
-    if broken.any():
-        first = int(broken.nonzero()[0])
-        raise ValueError(
-            f"prompt {int(batch.group_ids[first])}: its weights sum to {float(mass[first]):.4f} in this micro-batch, "
-            "expected 1. The loss spans whole groups: the packer must keep a prompt's completions together "
-            "(Algorithm.requires_whole_groups)."
-        )

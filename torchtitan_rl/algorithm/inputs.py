@@ -58,14 +58,19 @@ class LossInputs:
     sequences: Sequences
     group_ids: Tensor
     """[S] int64"""
-    weights: Tensor
-    """[S] `Episode.weight`."""
+    mass: Tensor
+    """[S] `Episode.mass`; 0 where there is none."""
     normalizers: Normalizers
 
     @property
     def log_ratio(self) -> Tensor:
         """[T] log pi - log pi_old: exactly 0 on the first update, still with the gradient of log pi."""
         return self.logprobs - self.old_logprobs
+
+    @property
+    def same_group(self) -> Tensor:
+        """[S, S] bool: whether two sequences answer the same prompt."""
+        return self.group_ids[:, None] == self.group_ids[None, :]
 
 
 def safe_exp(log_ratio: Tensor) -> Tensor:

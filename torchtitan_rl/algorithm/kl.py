@@ -9,9 +9,10 @@ from torch import Tensor
 from torchtitan.config import Configurable
 
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.types import Episode
 
-KL_EXPONENT_LIMIT = 60.0
-"""k3's exponent is clamped to +-this: e^60 = 1.1e26 is a finite float32."""
+K3_LIMIT = 60.0
+"""k3's d is clamped to +-this: e^60 = 1.1e26 is a finite float32."""
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -23,6 +24,10 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, for e^(-d) - 1 loses every digit of a small d in
     float32.
 
+    k3's d is clamped once, for the exponent and the linear term, to +-60. Beyond the limit the value stays what it is
+    there and so does the gradient, 1 - e^(-d): -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A
+    plain clamp would leave it at 0, and one of the exponent alone at +1, which below -60 points away from the reference.
+
     Args:
         log_ratio: d, any shape; the result has the same.
         estimator: which one.
@@ -31,7 +36,8 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio**2
-    return torch.expm1(-log_ratio.clamp(-KL_EXPONENT_LIMIT, KL_EXPONENT_LIMIT)) + log_ratio
+    clamped = log_ratio.detach().clamp(-K3_LIMIT, K3_LIMIT) + (log_ratio - log_ratio.detach())  # gradient 1 everywhere
+    return torch.expm1(-clamped) + clamped
 
 
 class KL(Configurable):
@@ -48,12 +54,9 @@ class KL(Configurable):
 
         def __post_init__(self) -> None:
             expect(
-                0 <= self.coef < math.inf,
-                "algorithm.kl.coef",
-                self.coef,
-                "a number >= 0",
+                0 <= self.coef < math.inf, "algorithm.kl.coef", self.coef, "a number >= 0",
                 "Use 0 for no reference, 0.001 to 0.04 otherwise.",
-            )
+            )  # fmt: skip
 
     def __init__(self, config: Config) -> None:
         self.coef = config.coef
@@ -65,9 +68,9 @@ class KL(Configurable):
         """The unweighted estimate of each token, [T]."""
         return kl_estimate(logprobs - reference_logprobs, self.estimator)  # [T]
 
-    def penalty(self, logprobs: list[float], reference_logprobs: list[float]) -> float:
-        """coef * sum_t KL_t of one completion, with the sampler's log-probabilities for the policy's."""
-        log_ratio = torch.tensor(logprobs, dtype=torch.float64) - torch.tensor(
-            reference_logprobs, dtype=torch.float64
-        )  # [Lc]
-        return self.coef * kl_estimate(log_ratio, self.estimator).sum().item()
+    def penalty(self, episode: Episode) -> float:
+        """coef * sum_t KL_t over the tokens that the policy sampled, with the sampler's log-probabilities for its own."""
+        sampled = episode.completion.loss_mask  # [L]
+        of_policy = torch.from_numpy(episode.completion.logprobs[sampled]).double()  # [num_sampled]
+        of_reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]
+        return self.coef * kl_estimate(of_policy - of_reference, self.estimator).sum().item()

@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchtitan_rl.run.errors import TrainingStopped
-from torchtitan_rl.types import Episode, TrainBatch
+from torchtitan_rl.types import Episode, Member, TrainBatch
 
 
 class NonFiniteError(TrainingStopped, ArithmeticError):
@@ -17,27 +18,48 @@ REMEDY = 'Set algorithm.nonfinite = "mask" to leave such completions and tokens 
 
 
 def episode_fault(episode: Episode) -> str | None:
-    """What of this episode is not finite, in words; None when all is well.
+    """What of this episode is not finite before it has an advantage, in words; None when all is well.
 
     Example: "reward function 'correct' returned nan"
     """
     if episode.reward is not None and not math.isfinite(episode.reward):
-        for function, value in episode.reward_breakdown.items():
+        for function, value in episode.scored.reward_breakdown.items():
             if value is not None and not math.isfinite(value):
                 return f"reward function {function!r} returned {value}"
         return f"the total reward is {episode.reward}"
-    for whose, logprobs in (("sampler", episode.sampler_logprobs), ("reference", episode.reference_logprobs or [])):
-        for position, logprob in enumerate(logprobs):
-            if not math.isfinite(logprob):
-                return f"the {whose}'s log-probability of token {position} is {logprob}"
-    if not math.isfinite(episode.advantage):
-        return f"the advantage is {episode.advantage}"
+    for whose, logprobs in (("sampler", episode.completion.logprobs), ("reference", episode.reference_logprobs)):
+        if logprobs is None:
+            continue
+        faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
+        if len(faults):
+            return f"the {whose}'s log-probability of token {faults[0]} is {logprobs[faults[0]]}"
     return None
 
 
-def raise_for_episode(episode: Episode, fault: str) -> None:
-    """Raise NonFiniteError naming the episode."""
-    raise NonFiniteError(f"prompt {episode.prompt_idx}, sample {episode.sample_idx}: {fault}. {REMEDY}")
+def leave_out(member: Member, fault: str, *, raises: bool) -> None:
+    """Take an episode with a fault out of baseline and loss.
+
+    Raises:
+        NonFiniteError: instead, if `raises`.
+    """
+    if raises:
+        raise NonFiniteError(f"{member.name}: {fault}. {REMEDY}")
+    episode = member.episode
+    episode.left_out, episode.shaped_reward, episode.advantage = f"not finite: {fault}", None, 0.0
+
+
+def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    """The [T] tensors that must be finite on loss tokens, by the name that errors give them."""
+    named = {
+        "policy_logprob": logprobs,
+        # No stored log-probs: this is the first update, and pi_old is the policy itself.
+        "old_logprob": logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
+        "sampler_logprob": batch.sampler_logprobs,
+        "entropy": entropy,
+        "advantage": batch.advantages,
+        "reference_logprob": batch.reference_logprobs,
+    }
+    return {name: values for name, values in named.items() if values is not None}
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
@@ -52,13 +74,8 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     """Raise NonFiniteError naming prompt, sample and quantity at the first loss token that is not finite."""
     fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
     position = int(fault.nonzero()[0])
-    sequence = int(batch.sequence_ids[position])
     quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))
-    if batch.sample_ids is None:
-        sample = f"episode {batch.episode_indices[sequence]} of the step"
-    else:
-        sample = f"sample {batch.sample_ids[sequence]}"
     raise NonFiniteError(
-        f"prompt {int(batch.group_ids[sequence])}, {sample}: {quantity} of the token with id "
+        f"{batch.members[int(batch.sequence_ids[position])].name}: {quantity} of the token with id "
         f"{int(batch.labels[position])} (packed position {position}) is {value}. {REMEDY}"
     )

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.types import Episode, Metric
-
-from torchtitan_rl.run.errors import expect
 from torchtitan_rl.metrics.summary import describe, same_everywhere
+from torchtitan_rl.run.errors import expect
+from torchtitan_rl.types import Completion, Episode, Group, Metric
 
 
 def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:
@@ -28,8 +27,16 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
     return -math.fsum(share * math.log(share) for share in shares)
 
 
+def logprob_mean(completion: Completion) -> float:
+    """l_i over the tokens that the policy sampled; 0 for a completion without any."""
+    return math.fsum(completion.sampled_logprobs.tolist()) / max(completion.num_sampled, 1)
+
+
 class SeedGrpo(Configurable):
-    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G, H the group's semantic entropy. arXiv 2505.12346."""
+    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G, H the entropy of the group's G answers that have a reward.
+
+    SEED-GRPO, arXiv 2505.12346, as its released code computes it (docs/algorithms.md says what the paper writes).
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -42,33 +49,31 @@ class SeedGrpo(Configurable):
     def __init__(self, config: Config) -> None:
         self.alpha = config.alpha
 
-    def entropy(self, group: list[Episode]) -> float:
-        """The group's semantic entropy, in nats.
+    def entropy(self, members: list[Episode]) -> float:
+        """The members' semantic entropy, in nats."""
+        return semantic_entropy([m.scored.answer for m in members], [logprob_mean(m.completion) for m in members])
 
-        A completion without tokens has l = 0; one whose log-probabilities are not finite is left out.
-        """
-        means = [math.fsum(episode.sampler_logprobs) / max(len(episode.sampler_logprobs), 1) for episode in group]
-        known = [(episode.answer, mean) for episode, mean in zip(group, means, strict=True) if math.isfinite(mean)]
-        return semantic_entropy([answer for answer, _ in known], [mean for _, mean in known]) if known else 0.0
+    def scale(self, group: Group[Episode]) -> float:
+        """The factor on the group's advantages, in (0, 1]; 1 for a group of fewer than two."""
+        members = compared(group)
+        return 1.0 if len(members) < 2 else 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
 
-    def effective_alpha(self, group_size: int) -> float:
-        """alpha / log G, for G >= 2."""
-        return self.alpha / math.log(group_size)
+    def _effective_alpha(self, size: int) -> float:
+        return self.alpha / math.log(size)
 
-    def scale(self, group: list[Episode]) -> float:
-        """The factor on the group's advantages, in (0, 1]; 1 for a group of one."""
-        if len(group) < 2:
-            return 1.0
-        return 1 / (1 + self.effective_alpha(len(group)) * self.entropy(group))
-
-    def metrics(self, groups: list[list[Episode]]) -> dict[str, Metric]:
+    def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """`semantic_entropy/...` over groups of at least two; the maximum and alpha_eff are the largest group's."""
-        groups = [group for group in groups if len(group) > 1]
+        groups = [group for group in groups if len(compared(group)) > 1]
         if not groups:
             return {}
-        largest = max(len(group) for group in groups)
-        metrics = describe("semantic_entropy", [self.entropy(group) for group in groups])
+        largest = max(len(compared(group)) for group in groups)
+        metrics = describe("semantic_entropy", [self.entropy(compared(group)) for group in groups])
         metrics |= describe("semantic_entropy/scale", [self.scale(group) for group in groups], ("mean", "min", "max"))
-        metrics["semantic_entropy/effective_alpha"] = same_everywhere(self.effective_alpha(largest))
+        metrics["semantic_entropy/effective_alpha"] = same_everywhere(self._effective_alpha(largest))
         metrics["semantic_entropy/max_possible"] = same_everywhere(math.log(largest))
         return metrics
+
+
+def compared(group: Group[Episode]) -> list[Episode]:
+    """The completions with a finite reward and finite log-probabilities: those whose advantages are scaled."""
+    return [episode for episode in group.samples if episode.shaped_reward is not None]

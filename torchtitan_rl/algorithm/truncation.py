@@ -5,9 +5,8 @@ from typing import Literal
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.types import FinishReason
-
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.types import Completion
 
 
 class Truncation(Configurable):
@@ -35,15 +34,15 @@ class Truncation(Configurable):
         self.mode = config.mode
         self.cache_tokens = config.cache_tokens
 
-    def masks(self, finish_reason: FinishReason) -> bool:
-        """Whether a completion that ended so takes no part in the loss."""
-        return self.mode == "mask" and finish_reason == "length"
+    def masks(self, completion: Completion) -> bool:
+        """Whether the completion takes no part in the loss."""
+        return self.mode == "mask" and completion.finish_reason == "length"
 
     def penalty(self, num_tokens: int, max_completion_tokens: int) -> float:
-        """What is added to the reward of a completion of `num_tokens`: in [-1, 0].
+        """What is added to the reward of a completion of `num_tokens` sampled tokens: in [-1, 0].
 
         Raises:
-            ValueError: the cache is longer than the longest completion.
+            UserError: the cache is longer than the longest completion.
         """
         if self.mode != "penalty":
             return 0.0

@@ -12,13 +12,15 @@ from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig
-from torchtitan_rl.types import Completion, Prompt
+from torchtitan_rl.observability import record_metrics
+from torchtitan_rl.run.errors import expect
+from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import SamplingParams
+    from vllm import CompletionOutput, SamplingParams
 
 
 class Generator(Configurable):
@@ -91,22 +93,20 @@ class Generator(Configurable):
             enable_sleep_mode=self._sleeps,
             logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
             enable_prefix_caching=True,
+            disable_log_stats=False,  # for EngineStats
             seed=seed,
             **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
         )
+        self.stats = EngineStats(self.llm)
 
     @property
     def dtype(self) -> torch.dtype:
         return TORCH_DTYPE_MAP[self.config.dtype]
 
-    def share(self, num_prompts: int) -> range:
-        """The prompts that this rank's replica answers for: every num_replicas-th, so that shares differ by one at most."""
-        return range(self.replica, num_prompts, self.num_replicas)
-
     def generate(
         self, prompts: Sequence[Prompt], *, step: int = 0, round: int = 0, sampling_config: SamplingConfig | None = None
-    ) -> list[Completion]:
-        """Complete this replica's share of `prompts`; n completions each, by (prompt, sample).
+    ) -> list[Group[Completion]]:
+        """Complete this replica's share of `prompts`: every num_replicas-th, n completions each.
 
         Repeatable: the same (seed, step, round, replica, prompts, weights) give the same tokens.
 
@@ -117,7 +117,7 @@ class Generator(Configurable):
         """
         if self.policy_version < 0:
             raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
-        mine = [prompts[i] for i in self.share(len(prompts))]
+        mine = prompts[self.replica :: self.num_replicas]
         if not mine:
             return []
         # vLLM's CPU engine samples from torch's RNG and its GPU engine seeds each request from numpy's. Ranks of one replica
@@ -125,14 +125,16 @@ class Generator(Configurable):
         seed = _stable_seed(self.seed, step, round, self.replica)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
-        sampling = sampling_config or self.sampling
         outputs = self.llm.generate(
-            [{"prompt_token_ids": prompt.token_ids} for prompt in mine], self._params(sampling), use_tqdm=False
+            [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in mine],
+            self._params(sampling_config or self.sampling),
+            use_tqdm=False,
         )
+        if self.rank_in_replica == 0:
+            record_metrics(self.stats.since_last(outputs))
         return [
-            self._completion(prompt, sample)
+            Group(prompt=prompt, samples=[self._completion(sample) for sample in output.outputs])
             for prompt, output in zip(mine, outputs, strict=True)
-            for sample in output.outputs
         ]
 
     def _params(self, sampling: SamplingConfig) -> "SamplingParams":
@@ -146,35 +148,33 @@ class Generator(Configurable):
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             logprobs=0,  # the sampled token's
+            flat_logprobs=True,  # one list of numbers a completion, no object a token
             stop_token_ids=[self.tokenizer.eos_token_id],
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _completion(self, prompt: Prompt, sample: object) -> Completion:
-        token_ids = list(sample.token_ids)
+    def _completion(self, sample: "CompletionOutput") -> Completion:
         if sample.finish_reason not in ("stop", "length"):
             raise RuntimeError(
                 f"vLLM ended a completion with finish_reason {sample.finish_reason!r}; expected stop or length."
             )
         return Completion(
-            policy_version=self.policy_version,
-            prompt_idx=prompt.prompt_idx,
             sample_idx=sample.index,
-            prompt_token_ids=prompt.token_ids,
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
-            token_ids=token_ids,
-            token_logprobs=[entry[token].logprob for entry, token in zip(sample.logprobs, token_ids, strict=True)],
+            policy_version=self.policy_version,
+            token_ids=sample.token_ids,
+            logprobs=sample.logprobs.logprobs,
+            text=self.tokenizer.decode(sample.token_ids, skip_special_tokens=True),
             finish_reason=sample.finish_reason,
         )
 
-    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+    def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """log μ of token_ids[1:] given what precedes each, at temperature 1, [L - 1]: the engine's side of the sync probe."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
         output = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)[0]
-        return [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)]
+        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
         """Give the GPU's memory to the trainer: drop the weights and the KV cache. No effect on a CPU."""
@@ -210,15 +210,16 @@ def check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
     Raises:
         UserError: naming the field, the values and the remedy.
     """
-    if degree < 1 or world_size % degree:
-        raise UserError(
-            f"generator.tensor_parallel_degree is {degree}, which does not divide the {world_size} ranks; use a divisor."
-        )
-    if num_prompts < world_size // degree:
-        raise UserError(
-            f"num_prompts_per_step is {num_prompts}, fewer than the {world_size // degree} generator replicas "
-            f"({world_size} ranks / generator.tensor_parallel_degree {degree}); raise it to at least that."
-        )
+    expect(
+        degree >= 1 and world_size % degree == 0, "generator.tensor_parallel_degree", degree,
+        f"a divisor of the {world_size} ranks", "Change it, or NGPU.",
+    )  # fmt: skip
+    replicas = world_size // degree
+    expect(
+        num_prompts >= replicas, "num_prompts_per_step", num_prompts,
+        f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
+        "Raise it.",
+    )  # fmt: skip
 
 
 def _stable_seed(*parts: int) -> int:

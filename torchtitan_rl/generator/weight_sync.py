@@ -1,13 +1,15 @@
 """Copy the policy's weights into the engine, in process, and check that both then say the same."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 from torchtitan.config import Configurable
 
-from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.run.errors import TrainingStopped
+from torchtitan_rl.types import FloatArray, IntArray
 
 Weights = Iterable[tuple[str, Tensor]]
 
@@ -51,8 +53,8 @@ class WeightSync(Configurable):
         generator: Generator,
         *,
         policy_version: int,
-        probe: Sequence[int],
-        trainer_logprobs: Callable[[Sequence[int]], list[float]],
+        probe: IntArray,
+        trainer_logprobs: Callable[[IntArray], FloatArray],
     ) -> SyncReport:
         """Load every weight into the engine; collective, like the iterator.
 
@@ -74,8 +76,9 @@ class WeightSync(Configurable):
         self._num_pushes += 1
         return report
 
-    def _check(self, engine: list[float], trainer: list[float]) -> None:
-        diff = max(abs(a - b) for a, b in zip(engine, trainer, strict=True))
+    def _check(self, engine: FloatArray, trainer: FloatArray) -> None:
+        """Both [L - 1]."""
+        diff = float(np.abs(engine - trainer).max(initial=0.0))
         if not diff <= self.config.max_diff:
             raise WeightSyncError(
                 f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "

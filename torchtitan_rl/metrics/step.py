@@ -1,79 +1,84 @@
-"""What a step and an evaluation leave behind in metrics and sample tables."""
+"""What a step and an evaluation leave behind in metrics and sample tables.
 
-from collections.abc import Callable, Mapping, Sequence
+Every rank holds the same groups. What it computes from them alike, every rank records, and the lowest rank's value is kept; rows and
+distributions each rank records for its own share of the groups, so that flattening is spread and each row is offered once.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
-from torchtitan_rl.evaluation import EvaluationPass
-from torchtitan_rl.observability import (
-    Reduce,
-    completion_metrics,
-    diversity_metrics,
-    episode_rows,
-    evaluation_metrics,
-    optimizer_metrics,
-    perf_metrics,
-    record_metric,
-    record_metrics,
+from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics, evaluation_metrics
+from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.metrics.rewards import (
+    Groups,
+    advantage_metrics,
+    finite_rewards,
+    group_metrics,
+    participation_metrics,
+    reward_metrics,
 )
-from torchtitan_rl.run.state import RunState
-from torchtitan_rl.trainer.trainer import UpdateReport
-from torchtitan_rl.types import Episode
+from torchtitan_rl.observability import Reduce, episode_rows, record_metric, record_metrics
+from torchtitan_rl.types import flat
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm import Algorithm
+    from torchtitan_rl.evaluation import EvaluationPass
+    from torchtitan_rl.run.state import RunState
+    from torchtitan_rl.trainer.trainer import UpdateReport
 
 
 def record_step(
-    episodes: Sequence[Episode],
-    update: UpdateReport,
+    groups: Groups,
+    update: "UpdateReport",
     *,
-    state: RunState,
-    algorithm: Algorithm,
+    state: "RunState",
+    algorithm: "Algorithm",
     seconds: Mapping[str, float],
 ) -> None:
-    """Record the step's metrics and samples. What is equal on every rank is recorded by rank 0 alone.
+    """Record the step's metrics and samples; called on every rank.
 
     Args:
-        seconds: of "rollout" (sampling and grading), "train" and the whole "step".
+        groups: all of the step, the same on every rank.
+        state: with the step counted already: `state.step - 1` is the one whose weights sampled.
+        seconds: of "generate", "train" and the whole "step", on this rank.
     """
-    record_metric("perf/peak_memory_gib", peak_memory_bytes() / 2**30, Reduce.MAX)
-    total = update.trained_tokens + update.padding_tokens
-    record_metric("perf/padding_fraction", update.padding_tokens / max(total, 1), weight=total)
-    if dist.get_rank() != 0:
-        return
-    record_metrics(algorithm.episode_metrics(list(episodes)))
-    record_metrics(completion_metrics(episodes))
-    record_metrics(diversity_metrics(episodes))
-    record_metrics(
-        optimizer_metrics(
-            grad_norm=update.grad_norm,
-            learning_rate=update.learning_rate,
-            optimizer_step=state.optimizer_steps,
-            prompts_seen=state.prompts_seen,
-            tokens_seen=state.tokens_seen,
-        )
-    )
+    rank, world_size = _rank_and_size()
+    record_metrics(reward_metrics(groups))
+    record_metrics(group_metrics(groups))
+    record_metrics(advantage_metrics(groups))
+    record_metrics(participation_metrics(groups))
+    record_metrics(algorithm.group_metrics(groups))
+    record_metrics(completion_metrics(groups))
+    record_metrics(diversity_metrics(groups))
+    record_metrics(optimizer_metrics(update, state))
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(
-            generated_tokens=sum(len(e.token_ids) for e in episodes),
-            trained_tokens=sum(len(e.prompt_token_ids) + len(e.token_ids) for e in episodes if e.in_loss),
-            generate_seconds=seconds["rollout"],
-            update_seconds=seconds["train"],
-            step_seconds=seconds["step"],
-            rank_tokens=update.rank_tokens,
-            flops_per_token=update.flops_per_token,
-            peak_flops=peak and peak * dist.get_world_size(),
+            update,
+            generated_tokens=sum(episode.completion.num_sampled for episode in flat(groups)),
+            seconds=seconds,
+            peak_flops=peak and peak * world_size,
+            peak_memory_bytes=peak_memory_bytes(),
         )
     )
-    record_metric("rollout/samples", episode_rows(episodes, step=state.step, split="train"), Reduce.TABLE)
+    mine = groups[rank::world_size]
+    episodes = flat(mine)
+    record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
+    record_metric("completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION)
+    rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
+    record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
-def record_evaluation(
-    episodes: Sequence[Episode], one: EvaluationPass, *, is_correct: Callable[[Episode], bool], step: int
-) -> None:
-    """Record the metrics and samples of one pass over the held-out prompts, from rank 0."""
-    if dist.get_rank() != 0:
-        return
-    record_metrics(evaluation_metrics(episodes, prefix=one.prefix, correct=is_correct))
-    record_metric(f"{one.prefix}/samples", episode_rows(episodes, step=step, split=one.split), Reduce.TABLE)
+def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> None:
+    """Record the metrics and samples of one pass over the held-out prompts, after `step`; called on every rank."""
+    rank, world_size = _rank_and_size()
+    record_metrics(evaluation_metrics(groups, one.prefix))
+    rows = episode_rows(groups[rank::world_size], step=step, split=one.split, policy_step=step)
+    record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
+
+
+def _rank_and_size() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -1,6 +1,9 @@
 """Summaries of plain lists that are the same on every rank."""
 
-import math
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
 
 from torchtitan_rl.types import Metric
 
@@ -8,38 +11,41 @@ QUANTILES = (5, 25, 50, 75, 95)
 
 
 def same_everywhere(value: float) -> Metric:
-    """A number every rank computed from the same episodes: "last" keeps it as it is however many ranks report it."""
+    """A number every rank computed from the same episodes: every rank records it, and the lowest rank's is kept."""
     return Metric(value=value, reduction="last")
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """Arithmetic mean of at least one number."""
-    return sum(values) / len(values)
+    return fmean(values)
 
 
-def std(values: list[float]) -> float:
+def std(values: Sequence[float]) -> float:
     """Standard deviation with N (a description of these values, not an estimate)."""
-    center = mean(values)
-    return math.sqrt(sum((value - center) * (value - center) for value in values) / len(values))
+    return float(np.std(values))
 
 
-def quantile(values: list[float], percent: float) -> float:
+def quantile(values: Sequence[float], percent: float) -> float:
     """Linear interpolation between the closest ranks. Example: quantile([0.0, 1.0], 25) == 0.25."""
-    ordered = sorted(values)
-    position = percent / 100 * (len(ordered) - 1)
-    lower = math.floor(position)
-    upper = min(lower + 1, len(ordered) - 1)
-    return ordered[lower] + (position - lower) * (ordered[upper] - ordered[lower])
+    return float(np.percentile(values, percent))
 
 
 def describe(
-    prefix: str, values: list[float], parts: tuple[str, ...] = ("mean", "std", "min", "max")
+    prefix: str, values: Sequence[float], parts: Sequence[str] = ("mean", "std", "min", "max")
 ) -> dict[str, Metric]:
-    """`<prefix>/<part>` for each part: mean, std, min, max, and "quantiles" for p05 to p95. No values, no keys."""
+    """`<prefix>/<part>` for each part: mean, std, min, max, p50 and the like; "quantiles" for p05 to p95. No values, no keys."""
     if not values:
         return {}
     simple = {"mean": mean, "std": std, "min": min, "max": max}
-    metrics = {f"{prefix}/{part}": same_everywhere(simple[part](values)) for part in parts if part in simple}
-    if "quantiles" in parts:
-        metrics |= {f"{prefix}/p{percent:02d}": same_everywhere(quantile(values, percent)) for percent in QUANTILES}
-    return metrics
+    names = [name for part in parts for name in ([f"p{q:02d}" for q in QUANTILES] if part == "quantiles" else [part])]
+    return {
+        f"{prefix}/{name}": same_everywhere(
+            simple[name](values) if name in simple else quantile(values, float(name[1:]))
+        )
+        for name in names
+    }
+
+
+def fraction(where: Sequence[bool]) -> Metric:
+    """The share that is true of at least one."""
+    return same_everywhere(sum(where) / len(where))

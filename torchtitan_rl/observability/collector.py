@@ -1,29 +1,30 @@
 """Where recorded values wait for the step's flush, and how the ranks' collections become one."""
 
+import functools
 import logging
 import math
 import os
 import sys
 import threading
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Quantiles, Reduce
-from torchtitan_rl.observability.rows import Row, plain
-from torchtitan_rl.observability.table import SelectedTable
+from torchtitan_rl.observability.reduce import ACCUMULATORS, Accumulator, Distribution, Reduce
+from torchtitan_rl.observability.rows import Row, has_score, plain, plain_row
+from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.text import utf8
 
 logger = logging.getLogger(__name__)
 
 _PACKAGE = os.path.dirname(__file__)
 _MAX_WAITING = 8192
-"""Recorded values that may wait before they are folded into accumulators, so that memory is bounded between flushes."""
+"""Recorded values, and rows of a table, that may wait before they are reduced: memory is bounded between flushes."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,8 @@ class Collection:
     """All of one step: what a rank sends in its one gather, and what the merge of all ranks is."""
 
     series: dict[str, Series] = field(default_factory=dict)
-    tables: dict[str, SelectedTable] = field(default_factory=dict)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    """Of each table the rows that a selection over all ranks may need."""
 
     def merge(self, other: "Collection", warn: Callable[[str, str], None]) -> None:
         """Takes in a higher rank's collection. `warn(topic, message)` hears of keys with two reductions."""
@@ -56,14 +58,11 @@ class Collection:
                 continue
             ours.accumulator.merge(theirs.accumulator.get_state())
             ours.non_finite += theirs.non_finite
-        for key, table in other.tables.items():
-            if key in self.tables:
-                self.tables[key].merge(table)
-            else:
-                self.tables[key] = table
+        for key, rows in other.tables.items():
+            self.tables.setdefault(key, []).extend(rows)
 
     def values(self) -> dict[str, float]:
-        """Every series as one number (quantiles: one each, as `key/p50`); keys without a finite value are left out."""
+        """Every series as one number (a distribution: one each, as `key/p50`); those without a finite value left out."""
         found: dict[str, float] = {}
         for key, series in self.series.items():
             value = series.accumulator.get_value()
@@ -75,13 +74,10 @@ class Collection:
                 found[f"{key}/non_finite"] = float(series.non_finite)
         return found
 
-    def distributions(self) -> dict[str, array]:
-        """All finite values of each key recorded with Reduce.QUANTILES."""
-        return {
-            key: series.accumulator.values
-            for key, series in self.series.items()
-            if isinstance(series.accumulator, Quantiles)
-        }
+    def distributions(self) -> dict[str, np.ndarray]:
+        """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them."""
+        accumulators = {key: series.accumulator for key, series in self.series.items()}
+        return {key: a.get_state()[0] for key, a in accumulators.items() if isinstance(a, Distribution)}
 
 
 def two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:
@@ -95,16 +91,15 @@ def two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, sec
 class Collector:
     """Takes values from any thread; `drain` folds what waited into a Collection and starts the next one."""
 
-    def __init__(self, new_table: Callable[[], SelectedTable] = SelectedTable) -> None:
-        self._new_table = new_table
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
         self._first_use: dict[str, tuple[Reduce, str]] = {}
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
-        self.seconds = 0.0
-        """Time spent in `record` since the last drain."""
+        self._seconds = 0.0
         self.rejected = 0
         """Values that were no number (or no row)."""
         self.listeners: list[Callable[[str, Any], None]] = []
@@ -122,12 +117,12 @@ class Collector:
             if Reduce.TABLE in (first, reduction):
                 self.rejected += 1
                 return
-        value = _rows(value) if first is Reduce.TABLE else _number(value)
+        value = _rows(value) if first is Reduce.TABLE else _numbers(value, first)
         with self._lock:
             self._waiting.append((key, first, value, weight))
             if len(self._waiting) > _MAX_WAITING:
                 self._fold()
-            self.seconds += time.perf_counter() - started
+            self._seconds += time.perf_counter() - started
         for listener in self.listeners:
             listener(key, value)
 
@@ -139,14 +134,15 @@ class Collector:
     def drain(self) -> tuple[Collection, float]:
         """This rank's collection since the last drain, and the seconds that recording it took."""
         with self._lock:
-            for phase, seconds in self._phase_seconds.items():
+            for phase, seconds in _with_unaccounted(self._phase_seconds).items():
                 key = f"time/{phase}"
                 self._first_use.setdefault(key, (Reduce.MAX, f"timed({phase!r})"))
                 self._waiting.append((key, self._first_use[key][0], seconds, 1.0))
             self._phase_seconds.clear()
             self._fold()
             collection, self._collection = self._collection, Collection()
-            seconds, self.seconds = self.seconds, 0.0
+            seconds, self._seconds = self._seconds, 0.0
+        collection.tables = {key: self._selection.candidates(rows) for key, rows in collection.tables.items()}
         return collection, seconds
 
     def warn(self, topic: str, message: str) -> None:
@@ -164,23 +160,31 @@ class Collector:
         waiting, self._waiting = self._waiting, []
         for key, reduction, value, weight in waiting:
             try:
-                self._fold_one(key, reduction, value, weight)
+                self._fold_rows(key, value) if reduction is Reduce.TABLE else self._fold_one(
+                    key, reduction, value, weight
+                )
             except Exception as error:
                 self.reject(key, type(value).__name__, error)
 
+    def _fold_rows(self, key: str, rows: list[Row]) -> None:
+        table = self._collection.tables.setdefault(key, [])
+        table += map(plain_row, rows)
+        if not all(map(has_score, rows)):
+            self.warn(f"{key} score", f"table {key!r}: rows without a column 'score' (or 'reward') are ranked last")
+        if len(table) > _MAX_WAITING:
+            self._collection.tables[key] = self._selection.candidates(table)
+
     def _fold_one(self, key: str, reduction: Reduce, value: Any, weight: Any) -> None:
-        if reduction is Reduce.TABLE:
-            table = self._collection.tables.get(key)
-            if table is None:
-                table = self._collection.tables[key] = self._new_table()
-            table.extend(value)
-            return
         series = self._collection.series.get(key)
         if series is None:
             site = self._first_use[key][1]
             series = self._collection.series[key] = Series(reduction, site, ACCUMULATORS[reduction]())
-        number, weight = float(value), float(weight)
-        if math.isfinite(number) and math.isfinite(weight):
+        if reduction is Reduce.DISTRIBUTION:
+            values = _array(value)  # [n]
+            finite = values[np.isfinite(values)]
+            series.non_finite += len(values) - len(finite)
+            series.accumulator.append(finite, 1.0)
+        elif math.isfinite(number := float(value)) and math.isfinite(weight := float(weight)):
             series.accumulator.append(number, weight)
         else:
             series.non_finite += 1
@@ -194,12 +198,37 @@ def call_site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _number(value: Any) -> float | Tensor:
+def _with_unaccounted(seconds: Mapping[str, float]) -> dict[str, float]:
+    """This rank's phases and what of its "step" none of them holds: "train/forward" is a part of its phase."""
+    if "step" not in seconds:
+        return dict(seconds)
+    accounted = sum(value for phase, value in seconds.items() if phase != "step" and "/" not in phase)
+    return {**seconds, "unaccounted": max(0.0, seconds["step"] - accounted)}
+
+
+def _numbers(value: Any, reduction: Reduce) -> float | np.ndarray | Tensor:
+    """A number, or for a distribution any shape up to [n]; device tensors as a copy on their device."""
+    most = 1 if reduction is Reduce.DISTRIBUTION else 0
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"expected a number or a 0-d tensor, got a tensor of shape {tuple(value.shape)}")
-        return value.detach().clone() if value.device.type != "cpu" else float(value.detach())
-    return float(value)
+        if value.ndim > most and value.numel() != 1:
+            raise ValueError(
+                f"expected {'up to one' if most else 'no'} dimension, got a tensor of shape {tuple(value.shape)}"
+            )
+        value = value.detach().reshape(-1) if most else value.detach().reshape(())
+        if value.device.type != "cpu":
+            return value.clone()
+    if not most:
+        return float(value)
+    values = _array(value)
+    if values.ndim != 1:
+        raise ValueError(f"expected a number, a list of numbers or a 1-D tensor, got an array of shape {values.shape}")
+    return values
+
+
+def _array(value: Any) -> np.ndarray:
+    """A float64 copy, [n]."""
+    value = value.double().cpu().numpy() if isinstance(value, Tensor) else value
+    return np.atleast_1d(np.array(value, dtype=np.float64))
 
 
 def _rows(value: Any) -> list[Row]:
@@ -211,7 +240,7 @@ def _rows(value: Any) -> list[Row]:
 
 
 _active: Collector | None = None
-_silenced: set[str] = set()
+"""What `record_metric` feeds: a global, so that any function may record without being handed a recorder."""
 
 
 def activate(collector: Collector | None) -> None:
@@ -225,25 +254,36 @@ def active() -> Collector | None:
     return _active
 
 
+@functools.cache
+def _warn_inactive() -> None:
+    logger.warning("metrics recorded from here on are dropped: no Recorder is running, or metrics are off")
+
+
 def record_metric(key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
     """Records a value under `key` for this step's flush; on any rank, in any thread; never communicates or raises.
 
     Args:
         key: such as "reward/mean".
-        value: a number or a 0-d tensor; for Reduce.TABLE a dict or a list of dicts, each one row.
+        value: a number or a 0-d tensor; for Reduce.DISTRIBUTION also a list or a 1-D tensor of numbers; for Reduce.TABLE a
+            dict or a list of dicts, each one row.
         reduction: how values of the key are merged over calls and ranks; one key has one reduction.
         weight: of a mean or a standard deviation: how many units (tokens, sequences) the value stands for.
 
-    What is replicated on every rank must be recorded on one rank alone where it is summed. Values recorded before a
-    Recorder exists, or with metrics off, are dropped with one warning; so are values that are no number.
+    What every rank knows alike, every rank records with Reduce.LAST; a distribution or a table each rank gives its own share
+    of. Values recorded before a Recorder exists, or with metrics off, are dropped with one warning; so are values that are no
+    number.
     """
     collector = _active
     if collector is None:
-        if "inactive" not in _silenced:
-            _silenced.add("inactive")
-            logger.warning(f"metric {key!r} and those after it are dropped: no Recorder is running, or metrics are off")
+        _warn_inactive()
         return
     try:
         collector.record(key, value, reduction, weight)
     except Exception as error:
         collector.reject(plain(key), f"{type(value).__name__} at {call_site()}", error)
+
+
+def record_metrics(metrics: Mapping[str, Any]) -> None:
+    """Records each `types.Metric` under its key."""
+    for key, metric in metrics.items():
+        record_metric(key, metric.value, metric.reduction, metric.weight)

@@ -18,9 +18,9 @@ RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
 """The budget of one sample: longer text shows its head and tail."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
-_BELOW = ("expected_answer", "answer", "reward", "score", "advantage", "weight", "response_tokens", "finish_reason",
-          "logprob_mean", "logprob_diff_max", "staleness")  # fmt: skip
-_ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "policy_version", "group_size",
+_BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "left_out", "response_tokens",
+          "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max", "staleness")  # fmt: skip
+_ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "policy_version", "group_size", "episode_id",
               "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", *_IN_TITLE, *_BELOW}  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
         title.append_text(safe(f" · prompt {row['prompt_idx']} sample {row.get('sample_idx')}", console))
     title.stylize("bold")
     reward = row.get("reward", row.get("score"))
-    good = isinstance(reward, (int, float)) and reward > 0
+    good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
     return Panel(Group(*parts), title=title, title_align="left", border_style="green" if good else "yellow")
 
 

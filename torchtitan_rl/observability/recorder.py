@@ -1,6 +1,7 @@
 """The step's flush: one gather, one merge, and the records that sinks are handed."""
 
 import atexit
+import functools
 import logging
 import os
 import time
@@ -15,12 +16,11 @@ from torchtitan.config import Configurable
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
-from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.schema import Schema
-from torchtitan_rl.observability.select import parse_selector
-from torchtitan_rl.observability.sinks import Sink, SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observability.select import Selection
+from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Slim
-from torchtitan_rl.observability.table import SelectedTable
+from torchtitan_rl.run.errors import expect
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
 
 CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "groups/*", "advantage/std", "completions/length/*", "completions/clipped_fraction",
+    "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*", "completions/clipped_fraction",
     "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3", "ratio/clip_fraction",
     "sampler/logprob_diff/*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
     "optimizer/grad_norm", "optimizer/learning_rate", "time/[a-z]*[a-z]", "perf/*", "evaluation/*", "obs/overhead_ms",
@@ -56,8 +56,9 @@ class Recorder(Configurable):
         A mode may follow, as in "jsonl:per_rank_reduce": global_reduce (the default: one merged value, from rank 0),
         per_rank_reduce (each rank its own), per_rank_no_reduce (each value as it is recorded)."""
 
-        slim: bool = False
-        """Leave out the series that are constant, or equal to another, for 10 steps."""
+        slim: bool = True
+        """Leave series out of charts (TensorBoard, W&B, Trackio) while they are constant, or equal to another, for 10 steps;
+        those of console_metrics stay. metrics.jsonl has every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
@@ -88,7 +89,7 @@ class Recorder(Configurable):
         """online needs `wandb login`; offline writes to the run folder, for `wandb sync`."""
 
         max_traces_per_step: int = 16
-        """Rollouts logged to Trackio as traces, a training step; 0: none."""
+        """Rollouts of each split logged to Trackio as traces, a training step; 0: none."""
 
         trace_key: str = "rollout/traces"
         """The traces' key on Trackio."""
@@ -110,8 +111,8 @@ class Recorder(Configurable):
             gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
                 Called exactly once a flush, on every rank. None: there is one process.
 
-        Raises: ValueError or ImportError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on
-        the ranks that have sinks, for a run folder that cannot be written.
+        Raises: UserError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on the ranks that
+        have sinks, for a run folder that cannot be written.
         """
         self.config = config
         self._rank = rank
@@ -120,21 +121,21 @@ class Recorder(Configurable):
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
-        for text in config.select:
-            parse_selector(text, config.seed)
-        if config.queue_size < 1:
-            raise ValueError(f"recorder.queue_size: {config.queue_size}; expected at least 1 step")
+        expect(config.queue_size >= 1, "metrics.queue_size", config.queue_size, "at least 1 step", "64 is usual.")
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
-        self._with_traces = any(name == "trackio" for name in chosen)
-        self._slim = Slim()
-        self._collector = Collector(self._new_table)
+        num_traces = config.max_traces_per_step if "trackio" in chosen else 0
+        self._selection = Selection(
+            config.select, seed=config.seed, keep_all=config.keep_all_rows, num_traces=num_traces
+        )
+        self._slim = Slim(always=config.console_metrics)
+        self._collector = Collector(self._selection)
         self._schema = Schema(self._collector.warn)
         self._guards: dict[str, Guard] = {}
         self._merged_sinks: list[Guard] = []
         self._rank_sinks: list[Guard] = []
         collecting.activate(self._collector if self._enabled else None)
         if self._enabled:
-            self._start(chosen, run_folder, run_name, run_config, total_steps)
+            self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
@@ -144,20 +145,17 @@ class Recorder(Configurable):
         """
         started = time.perf_counter()
         collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
-        local_values = self._guarded("reducing", collection.values, {}) if self._rank_sinks else {}
-        gather_started = time.perf_counter()
+        started -= seconds
+        if self._rank_sinks:
+            self._guarded("reducing", lambda: self._write(step, collection, self._rank_sinks, started), {})
+        waiting = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
             gathered = self._guarded("gathering", lambda: self._gather(collection), [collection])
-        waited = time.perf_counter() - gather_started
+        started += time.perf_counter() - waiting
         values: dict[str, float] = {}
         if self._enabled and gathered is not None and self._rank == 0:
-            spent_s = seconds - waited - started
-            values = self._guarded("merging", lambda: self._merge_and_write(step, gathered, spent_s), {})
-        if self._rank_sinks:
-            record = StepRecord(step=step, time_s=time.time(), values=local_values)
-            for guard in self._rank_sinks:
-                guard.submit(record)
+            values = self._guarded("merging", lambda: self._merge_and_write(step, gathered, started), {})
         self._next_step = step + 1
         return values
 
@@ -189,31 +187,15 @@ class Recorder(Configurable):
         for guard in self._guards.values():
             guard.close(max(0.1, deadline - time.monotonic()))
 
-    def _start(
-        self,
-        chosen: dict[str, tuple[type[Sink], Any]],
-        run_folder: Path,
-        run_name: str,
-        run_config: dict[str, Any],
-        total_steps: int,
-    ) -> None:
+    def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
+        """Builds this rank's sinks, each behind a guard."""
         mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
-        if not mine:
-            return
-        run_id = _run_id(run_folder)
+        run_id = _run_id(run_folder) if mine else ""
         for name, (sink, mode) in mine.items():
             context = SinkContext(
-                config=self.config,
-                mode=mode,
-                run_folder=run_folder,
-                run_name=run_name,
-                run_id=run_id,
-                run_config=run_config,
-                total_steps=total_steps,
-                rank=self._rank,
+                config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank, **run
             )
-            guard = Guard(name, lambda sink=sink, context=context: sink(context), self.config.queue_size)
-            self._guards[name] = guard
+            guard = self._guards[name] = Guard(name, functools.partial(sink, context), self.config.queue_size)
             if mode == "global_reduce":
                 self._merged_sinks.append(guard)
             elif mode == "per_rank_reduce":
@@ -223,46 +205,33 @@ class Recorder(Configurable):
                     lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
                 )
 
-    def _merge_and_write(self, step: int, gathered: list[Collection], spent_s: float) -> dict[str, float]:
-        """`spent_s`: the training thread's seconds so far, less the present moment's perf_counter."""
+    def _merge_and_write(self, step: int, gathered: list[Collection], started: float) -> dict[str, float]:
         merged = gathered[0]
         for collection in gathered[1:]:
             merged.merge(collection, self._collector.warn)
-        rows = {key: self._schema.fit(key, self._rows(key, table, step), step) for key, table in merged.tables.items()}
-        traces = _traces(merged.tables) if self._with_traces else []
-        values = merged.values()
-        _add_unaccounted_time(values)
+        return self._write(step, merged, self._merged_sinks, started)
+
+    def _write(self, step: int, collection: Collection, guards: list[Guard], started: float) -> dict[str, float]:
+        """Hands a step to sinks; its values. `started`: the moment from which on all time was spent on this step's metrics."""
+        selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
+        values = collection.values()
         values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))
         values["obs/sink_errors"] = float(sum(guard.errors for guard in self._guards.values()))
         values["obs/rejected_values"] = float(self._collector.rejected)
-        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() + spent_s)
+        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
         record = StepRecord(
             step=step,
             time_s=time.time(),
-            values=self._slim(values) if self.config.slim else values,
-            tables=rows,
-            kept=merged.tables,
-            traces=traces,
-            distributions=merged.distributions(),
+            values=values,
+            charts=self._slim(values) if self.config.slim and guards is self._merged_sinks else values,
+            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items()},
+            kept={key: table.kept for key, table in selected.items()},
+            traces=[row for table in selected.values() for row in table.traces],
+            distributions={key: numbers for key, numbers in collection.distributions().items() if len(numbers)},
         )
-        for guard in self._merged_sinks:
+        for guard in guards:
             guard.submit(record)
         return dict(values)
-
-    def _rows(self, key: str, table: SelectedTable, step: int) -> list[Row]:
-        if table.num_without_score:
-            self._collector.warn(
-                f"{key} score", f"table {key!r}: rows without a column 'score' (or 'reward') are ranked last"
-            )
-        return [{**row, "step": step} for row in table.rows()]
-
-    def _new_table(self) -> SelectedTable:
-        return SelectedTable(
-            self.config.select,
-            seed=self.config.seed,
-            keep_all=self.config.keep_all_rows,
-            num_traces=self.config.max_traces_per_step if self._with_traces else 0,
-        )
 
     def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """The call's result, or `otherwise` after an error, which is logged whole the first time."""
@@ -274,19 +243,6 @@ class Recorder(Configurable):
                 self._failed.add(f"flush {doing}")
                 logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete and training goes on")
             return otherwise
-
-
-def _traces(tables: dict[str, SelectedTable]) -> list[Row]:
-    """Rollouts to trace, evaluation's last: they share max_traces_per_step with training's."""
-    keys = sorted(tables, key=lambda key: key.startswith("evaluation/"))
-    return [row for key in keys for row in tables[key].traces()]
-
-
-def _add_unaccounted_time(values: dict[str, float]) -> None:
-    """Adds time/unaccounted: the step's seconds that no phase holds. "time/update/forward" is a part of its phase."""
-    if "time/step" in values:
-        phases = [key for key in values if key.startswith("time/") and key.count("/") == 1 and key != "time/step"]
-        values.setdefault("time/unaccounted", values["time/step"] - sum(values[key] for key in phases))
 
 
 def _run_id(run_folder: Path) -> str:

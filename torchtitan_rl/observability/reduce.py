@@ -6,7 +6,6 @@ two ranks' means of [1, 1, 1] and [0] would be 0.5, their merged states give 0.7
 
 import math
 import operator
-from array import array
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -14,6 +13,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+MAX_SAMPLE = 8192
+"""Values of a distribution that are kept: with more, a quantile is off by about half a percent of the values."""
 
 
 class Reduce(StrEnum):
@@ -26,21 +27,22 @@ class Reduce(StrEnum):
     MIN = "min"
     STD = "std"
     """Population standard deviation, weighted."""
-    QUANTILES = "quantiles"
-    """Exact p05, p25, p50, p75 and p95 of all values, as `key/p05` and so on."""
+    DISTRIBUTION = "distribution"
+    """p05, p25, p50, p75 and p95 of all values, as `key/p05` and so on, and a histogram. A value may be a list or a 1-D
+    tensor of numbers."""
     LAST = "last"
-    """The latest value of the lowest rank that recorded one."""
+    """The latest value of the lowest rank that recorded one: for what every rank knows alike."""
     TABLE = "table"
     """A dict or a list of dicts: rows of a sample table."""
 
 
 class Accumulator(Protocol):
-    """What a reduction is. Values are finite floats; non-finite ones are counted before they get here."""
+    """What a reduction is. Values are finite; others are counted before they get here."""
 
-    def append(self, value: float, weight: float) -> None: ...
+    def append(self, value: Any, weight: float) -> None: ...
 
     def get_value(self) -> float | dict[str, float] | None:
-        """The reduced value, a dict of suffix to value for quantiles, or None when empty."""
+        """The reduced value, a dict of suffix to value for a distribution, or None when empty."""
 
     def get_state(self) -> Any:
         """A picklable state for `merge`; sharing nothing with this accumulator."""
@@ -48,16 +50,13 @@ class Accumulator(Protocol):
     def merge(self, state: Any) -> None:
         """Takes in another rank's state, which comes after this one's own values."""
 
-    def reset(self) -> None: ...
-
 
 class Mean:
     def __init__(self) -> None:
-        self.reset()
+        self.total = self.weight = 0.0
 
     def append(self, value: float, weight: float) -> None:
-        self.total += value * weight
-        self.weight += weight
+        self.merge((value * weight, weight))
 
     def get_value(self) -> float | None:
         return self.total / self.weight if self.weight else None
@@ -69,9 +68,6 @@ class Mean:
         self.total += state[0]
         self.weight += state[1]
 
-    def reset(self) -> None:
-        self.total = self.weight = 0.0
-
 
 class Folded:
     """One number that `choose` folds the values into, two at a time; None while empty."""
@@ -79,7 +75,7 @@ class Folded:
     choose: ClassVar[Callable[[float, float], float]]
 
     def __init__(self) -> None:
-        self.reset()
+        self.value: float | None = None
 
     def append(self, value: float, weight: float) -> None:
         self.value = value if self.value is None else self.choose(self.value, value)
@@ -87,15 +83,11 @@ class Folded:
     def get_value(self) -> float | None:
         return self.value
 
-    def get_state(self) -> float | None:
-        return self.value
+    get_state = get_value
 
     def merge(self, state: float | None) -> None:
         if state is not None:
             self.append(state, 1.0)
-
-    def reset(self) -> None:
-        self.value: float | None = None
 
 
 class Sum(Folded):
@@ -124,7 +116,7 @@ class Std:
     """Welford's running variance, merged by Chan's formula: [1e8, 1e8 + 1, 1e8 + 2] gives 0.816, not 0."""
 
     def __init__(self) -> None:
-        self.reset()
+        self.weight = self.mean = self.squares = 0.0
 
     def append(self, value: float, weight: float) -> None:
         self.merge((weight, value, 0.0))
@@ -145,33 +137,59 @@ class Std:
         self.mean += delta * weight / total
         self.weight = total
 
-    def reset(self) -> None:
-        self.weight = self.mean = self.squares = 0.0
 
+class Distribution:
+    """All values, or of more than MAX_SAMPLE a uniform sample: those of the smallest random priorities.
 
-class Quantiles:
-    """Every value is kept (8 bytes each), so that quantiles over ranks are exact and histograms can be drawn."""
+    The smallest of several ranks' smallest are the smallest of all, so ranks' samples merge into a sample of the pooled values.
+    The seed is fixed: the same values give the same sample.
+    """
 
     def __init__(self) -> None:
-        self.reset()
+        self.values = np.empty(0)  # [n] float64
+        self._priorities = np.empty(0)  # [n] float64
+        self._bound = 1.0
+        """Priorities from here on cannot be among the smallest."""
+        self._random = np.random.default_rng(0)
+        self._new: list[tuple[np.ndarray, np.ndarray]] = []
+        self._num_new = 0
 
-    def append(self, value: float, weight: float) -> None:
-        self.values.append(value)
+    def append(self, value: float | np.ndarray, weight: float) -> None:
+        values = np.atleast_1d(value)  # [m]
+        if self._bound < 1.0:  # draw how many fall below the bound, and which, in place of a priority for each
+            count = self._random.binomial(len(values), self._bound)
+            values = values[np.sort(self._random.choice(len(values), count, replace=False, shuffle=False))]
+        self._add(values, self._bound * self._random.random(len(values)))
 
     def get_value(self) -> dict[str, float] | None:
-        if not self.values:
+        self._fold()
+        if not len(self.values):
             return None
-        found = np.quantile(np.asarray(self.values), list(QUANTILES.values()))
-        return dict(zip(QUANTILES, found.tolist(), strict=True))
+        return dict(zip(QUANTILES, np.quantile(self.values, list(QUANTILES.values())).tolist(), strict=True))
 
-    def get_state(self) -> array:
-        return self.values[:]
+    def get_state(self) -> tuple[np.ndarray, np.ndarray]:
+        self._fold()
+        return self.values.copy(), self._priorities.copy()
 
-    def merge(self, state: array) -> None:
-        self.values.extend(state)
+    def merge(self, state: tuple[np.ndarray, np.ndarray]) -> None:
+        self._add(*state)
 
-    def reset(self) -> None:
-        self.values = array("d")
+    def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
+        self._new.append((values, priorities))
+        self._num_new += len(values)
+        if self._num_new > MAX_SAMPLE:
+            self._fold()
+
+    def _fold(self) -> None:
+        if not self._new:
+            return
+        self.values = np.concatenate([self.values, *(values for values, _ in self._new)])
+        self._priorities = np.concatenate([self._priorities, *(priorities for _, priorities in self._new)])
+        self._new, self._num_new = [], 0
+        if len(self.values) > MAX_SAMPLE:
+            kept = np.argsort(self._priorities, kind="stable")[:MAX_SAMPLE]
+            self.values, self._priorities = self.values[kept], self._priorities[kept]
+            self._bound = float(self._priorities[-1])
 
 
 ACCUMULATORS: dict[Reduce, type[Accumulator]] = {
@@ -180,6 +198,6 @@ ACCUMULATORS: dict[Reduce, type[Accumulator]] = {
     Reduce.MAX: Max,
     Reduce.MIN: Min,
     Reduce.STD: Std,
-    Reduce.QUANTILES: Quantiles,
+    Reduce.DISTRIBUTION: Distribution,
     Reduce.LAST: Last,
 }

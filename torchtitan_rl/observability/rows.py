@@ -1,47 +1,20 @@
-"""Rows of sample tables: plain cells, and the columns of an episode."""
+"""Rows of sample tables: plain cells, and the one place where groups of episodes are flattened into rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torchtitan_rl.observability.text import utf8
 
 if TYPE_CHECKING:
-    from torchtitan_rl.types import Episode
+    from torchtitan_rl.types import Episode, Group, Prompt
 
 Row = dict[str, Any]
 
-MISSING = object()
-"""A row without a score, as opposed to a score of None."""
-
-EPISODE_COLUMNS = [
-    "step",
-    "policy_version",
-    "staleness",
-    "split",
-    "prompt_idx",
-    "sample_idx",
-    "group_size",
-    "rank_in_group",
-    "select_reason",
-    "prompt",
-    "response",
-    "expected_answer",
-    "answer",
-    "reward",
-    "score",
-    "advantage",
-    "weight",
-    "in_loss",
-    "prompt_tokens",
-    "response_tokens",
-    "finish_reason",
-    "logprob_mean",
-    "logprob_diff_mean",
-    "logprob_diff_max",
-    "messages",
-]
-"""The columns every episode row may have; then come reward/<function> and extra/<name>."""
+TRAINED_SPLIT = "train"
+"""The split whose rows have an advantage; the others are only looked at."""
 
 _PLAIN = (str, bool, float, type(None))
 
@@ -70,82 +43,87 @@ def plain(cell: Any) -> Any:
 
 
 def plain_row(row: Row) -> Row:
-    """A copy of the row with plain cells. What `Episode.to_dict` returns becomes the columns of an episode row."""
-    if "reward_breakdown" in row and "response" in row:
-        row = _episode_columns(dict(row))
+    """A copy of the row with plain cells."""
     return {utf8(str(column)): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
 
 
-def score_of(row: Row) -> Any:
-    """What the row is ranked by: a finite or infinite float, None for NaN, None and text, MISSING without a score.
-
-    A row without the column "score" is ranked by its reward, if it has one.
-    """
-    score = row["score"] if "score" in row else row.get("reward", MISSING)
-    if score is MISSING:
-        return MISSING
-    if not isinstance(score, (int, float)) or math.isnan(score):
-        return None
-    return float(score)
+def has_score(row: Row) -> bool:
+    """Whether the row says what it is ranked by."""
+    return "score" in row or "reward" in row
 
 
-def episode_row(
-    episode: "Episode", *, step: int, split: str, trainer_version: int | None = None, rank_in_group: int | None = None
-) -> Row:
-    """The episode as one row of a sample table.
+def score_of(row: Row) -> float | None:
+    """What the row is ranked by: its "score", else its reward; finite or infinite. None for NaN, None, text and nothing."""
+    score = row["score"] if "score" in row else row.get("reward")
+    return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
+
+
+def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:
+    """Every episode as one row of a sample table.
 
     Args:
-        step: the training step it belongs to.
-        split: such as "train", "eval_greedy".
-        trainer_version: optimizer steps behind the weights being trained; staleness is its distance to the version
-            that sampled the episode. None: the same weights, staleness 0.
-        rank_in_group: 0 for the best of its group; `episode_rows` fills it in.
+        step: of the controller, that the rows belong to.
+        split: such as "train", "eval_greedy". Only "train" has an advantage.
+        policy_step: the step after which the weights in use were made (`step - 1` while it trains, `step` after it).
+            A row's staleness is how many steps older the weights are that sampled it.
     """
-    fields = {name: getattr(episode, name) for name in episode.__slots__}
-    row = _episode_columns(fields)
-    row["step"], row["split"], row["rank_in_group"] = step, split, rank_in_group
-    row["staleness"] = 0 if trainer_version is None else trainer_version - episode.policy_version
-    return row
-
-
-def episode_rows(
-    episodes: "Sequence[Episode]", *, step: int, split: str, trainer_version: int | None = None
-) -> list[Row]:
-    """`episode_row` of each, ranked in its group by reward: 0 is the best; None where there is no reward."""
-    groups: dict[int, list[tuple[float, int, int]]] = {}
-    for place, episode in enumerate(episodes):
-        if episode.reward is not None and not math.isnan(episode.reward):
-            groups.setdefault(episode.prompt_idx, []).append((-episode.reward, episode.sample_idx, place))
-    ranks: dict[int, int] = {}
-    for members in groups.values():
-        ranks.update({place: rank for rank, (_, _, place) in enumerate(sorted(members))})
     return [
-        episode_row(episode, step=step, split=split, trainer_version=trainer_version, rank_in_group=ranks.get(place))
-        for place, episode in enumerate(episodes)
+        _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step)
+        for group in groups
+        for episode, rank in zip(group.samples, _ranks(group.samples), strict=True)
     ]
 
 
-def _episode_columns(fields: dict[str, Any]) -> Row:
-    """An episode's fields as columns, in EPISODE_COLUMNS' order; fields that were excluded give no column."""
-    tokens = fields.get("token_ids")
-    logprobs = fields.get("sampler_logprobs")
-    fields["score"] = fields.get("reward")
-    if tokens is not None:
-        fields["response_tokens"] = len(tokens)
-    if fields.get("prompt_token_ids") is not None:
-        fields["prompt_tokens"] = len(fields["prompt_token_ids"])
-    if logprobs is not None:
-        fields["logprob_mean"] = sum(logprobs) / len(logprobs) if len(logprobs) else None
-    row = {}
-    for column in EPISODE_COLUMNS:
-        if column in fields:
-            row[column] = fields[column]
-        elif column in ("step", "staleness", "split", "rank_in_group"):
-            row[column] = None
-    if row.get("messages") is None:
-        row.pop("messages", None)
-    for function, reward in (fields.get("reward_breakdown") or {}).items():
-        row[f"reward/{function}"] = reward
-    for name, cell in (fields.get("extra") or {}).items():
-        row[f"extra/{name}"] = cell
+def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
+    """Each one's place in its group by reward: 0 is the best; None where there is no reward."""
+    rewards = [-math.inf if e.reward is None or math.isnan(e.reward) else e.reward for e in episodes]
+    order = sorted(range(len(episodes)), key=lambda i: (-rewards[i], episodes[i].completion.sample_idx))
+    rank_of = {place: rank for rank, place in enumerate(order)}
+    return (None if e.reward is None or math.isnan(e.reward) else rank_of[i] for i, e in enumerate(episodes))
+
+
+def _row(
+    prompt: "Prompt", episode: "Episode", group_size: int, rank: int | None, *, step: int, split: str, policy_step: int
+) -> Row:
+    scored, completion = episode.scored, episode.completion
+    trained = split == TRAINED_SPLIT
+    sampled = completion.sampled_logprobs  # [num_sampled]
+    row = {
+        "step": step,
+        "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
+        "policy_version": completion.policy_version,
+        "staleness": policy_step - completion.policy_version,
+        "split": split,
+        "prompt_idx": prompt.prompt_idx,
+        "sample_idx": completion.sample_idx,
+        "group_size": group_size,
+        "rank_in_group": rank,
+        "select_reason": "",
+        "prompt": prompt.text,
+        "response": completion.text,
+        "expected_answer": prompt.expected_answer,
+        "answer": scored.answer,
+        "correct": scored.correct,
+        "reward": scored.reward,
+        "score": scored.reward,
+        "advantage": episode.advantage if trained else None,
+        "in_loss": trained and episode.in_loss,
+        "left_out": episode.left_out,
+        "prompt_tokens": len(prompt.token_ids),
+        "response_tokens": len(sampled),
+        "finish_reason": completion.finish_reason,
+        "logprob_mean": float(sampled.mean(dtype=np.float64)) if len(sampled) else None,
+        "logprob_diff_mean": episode.logprob_diff_mean,
+        "logprob_diff_max": episode.logprob_diff_max,
+    }
+    if episode.mass is not None:
+        row["mass"] = episode.mass
+    if episode.reference_logprobs is not None and len(sampled):
+        row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean(dtype=np.float64))
+    if observed := len(completion.token_ids) - len(sampled):
+        row["observed_tokens"] = observed
+    if prompt.messages is not None:
+        row["messages"] = prompt.messages
+    for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
+        row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
     return row

@@ -1,286 +1,243 @@
-"""Which rows of a table are shown: small named selectors, composed, and exact over ranks.
+"""Which rows of a table are shown: a selector is a function of rows, named in the config and composed with others.
 
-Every selector keeps only candidates. Merging two ranks offers one's candidates to the other, so that the result equals
-a selection over the pooled rows: they are re-selected, never concatenated. Rows equal in every column are one row.
+Ranks send only what their own selectors chose; the same selectors over all ranks' candidates give what they would have chosen
+from the pooled rows. Rows equal in every column are one row.
 """
 
 import difflib
 import hashlib
 import heapq
-from collections.abc import Callable
-from typing import Any
-
-from torchtitan_rl.observability.rows import MISSING, Row, score_of
-
-Place = tuple[Any, ...]
-"""What breaks ties: prompt_idx, sample_idx, split; rows without them come later, by their content."""
-
-
-class Entry:
-    """A row with what selectors ask of it. Entries compare by content, as the last tie-break of all."""
-
-    __slots__ = ("row", "score", "lacks_score", "place", "_digest")
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        score = score_of(row)
-        self.lacks_score = score is MISSING
-        self.score: float | None = None if self.lacks_score else score
-        self._digest: str | None = None
-        prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
-        if isinstance(prompt_idx, int) and isinstance(sample_idx, int):
-            self.place: Place = (0, prompt_idx, sample_idx, str(row.get("split")))
-        else:
-            self.place = (1, self.digest)
-
-    @property
-    def digest(self) -> str:
-        """Of all the row's columns, in any order."""
-        if self._digest is None:
-            content = repr(sorted(self.row.items())).encode("utf-8", "backslashreplace")
-            self._digest = hashlib.blake2b(content, digest_size=12).hexdigest()
-        return self._digest
-
-    @property
-    def scored(self) -> bool:
-        """Whether it takes part in rankings by score."""
-        return self.score is not None
-
-    @property
-    def group(self) -> Place | None:
-        """Its prompt's group; None for rows that are in none."""
-        return (self.row["prompt_idx"], str(self.row.get("split"))) if "prompt_idx" in self.row else None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and self.digest == other.digest
-
-    def __lt__(self, other: "Entry") -> bool:
-        return self.digest < other.digest
-
-    __hash__ = None
-
-
-class _Kept:
-    """An entry in a heap whose root is the worst of those kept."""
-
-    __slots__ = ("key", "entry")
-
-    def __init__(self, key: tuple, entry: Entry) -> None:
-        self.key, self.entry = key, entry
-
-    def __lt__(self, other: "_Kept") -> bool:
-        return other.key < self.key
-
-
-class Best:
-    """The k entries of smallest `key` that `takes` accepts, ties by place: O(log k) an entry. k = 0 keeps none."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self._heap: list[_Kept] = []
-        self._by_place: dict[Place, list[Entry]] = {}
-
-    def takes(self, entry: Entry) -> bool:
-        """Whether this selector considers the entry at all."""
-        return True
-
-    def key(self, entry: Entry) -> Any:
-        """What entries are ordered by, before their places."""
-        return 0
-
-    def add(self, entry: Entry) -> None:
-        """Offers one entry."""
-        if self.k <= 0 or not self.takes(entry):
-            return
-        key = (self.key(entry), entry.place, entry)
-        full = len(self._heap) >= self.k
-        if full and not key < self._heap[0].key:
-            return
-        if entry in self._by_place.get(entry.place, ()):
-            return
-        kept = _Kept(key, entry)
-        if full:
-            gone = heapq.heapreplace(self._heap, kept).entry
-            self._by_place[gone.place].remove(gone)
-            if not self._by_place[gone.place]:
-                del self._by_place[gone.place]
-        else:
-            heapq.heappush(self._heap, kept)
-        self._by_place.setdefault(entry.place, []).append(entry)
-
-    def entries(self) -> list[Entry]:
-        """The selected entries, best first."""
-        return [kept.entry for kept in sorted(self._heap, key=lambda kept: kept.key)]
-
-    def candidates(self) -> list[Entry]:
-        """What another rank's selector needs of this one to select over both."""
-        return self.entries()
-
-
-class Top(Best):
-    """Highest score."""
-
-    def takes(self, entry: Entry) -> bool:
-        return entry.scored
-
-    def key(self, entry: Entry) -> float:
-        return -entry.score
-
-
-class Bottom(Top):
-    """Lowest score."""
-
-    def key(self, entry: Entry) -> float:
-        return entry.score
-
-
-class Unscored(Best):
-    """Rows whose score is None, NaN, no number or absent: shown, never ranked."""
-
-    def takes(self, entry: Entry) -> bool:
-        return not entry.scored
-
-
-class Random(Best):
-    """A seeded sample: by a hash of seed, step and place, so that it is the same for any number of ranks."""
-
-    def __init__(self, k: int, seed: int = 0) -> None:
-        super().__init__(k)
-        self.seed = seed
-
-    def key(self, entry: Entry) -> bytes:
-        when = entry.row["step"] if entry.row.get("step") is not None else entry.digest
-        text = f"{self.seed}:{when}:{entry.place}"
-        return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()
-
-
-class Longest(Best):
-    """Most response tokens; characters for rows that do not count tokens."""
-
-    def takes(self, entry: Entry) -> bool:
-        return "response" in entry.row or "response_tokens" in entry.row
-
-    def key(self, entry: Entry) -> float:
-        tokens = entry.row.get("response_tokens")
-        return -(tokens if isinstance(tokens, (int, float)) else len(str(entry.row.get("response", ""))))
-
-
-class Truncated(Best):
-    """Stopped by the length limit."""
-
-    def takes(self, entry: Entry) -> bool:
-        return entry.row.get("finish_reason") == "length"
-
-
-class Failed(Best):
-    """No answer could be extracted."""
-
-    def takes(self, entry: Entry) -> bool:
-        return entry.row.get("answer", MISSING) is None
-
-
-class Pinned(Best):
-    """Every row, up to 64 a step, of the prompts that hold a given text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(64)
-        self.text = text
-
-    def takes(self, entry: Entry) -> bool:
-        return self.text in str(entry.row.get("prompt", ""))
-
-
-class EachGroup:
-    """A selector of its own for each group."""
-
-    def __init__(self, new: Callable[[int], Best], k: int) -> None:
-        self.new, self.k = new, k
-        self._groups: dict[Place, Best] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Offers one entry to its group's selector."""
-        if entry.group is not None and self.k > 0:
-            if entry.group not in self._groups:
-                self._groups[entry.group] = self.new(self.k)
-            self._groups[entry.group].add(entry)
-
-    def entries(self) -> list[Entry]:
-        """The selected entries of all groups."""
-        return [entry for group in self._groups.values() for entry in group.entries()]
-
-    def candidates(self) -> list[Entry]:
-        """What another rank's selector needs of this one."""
-        return self.entries()
-
-
-class ZeroVariance:
-    """The first row of each of the first k groups of two or more rows with one and the same reward."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self._ends: dict[Place, tuple[tuple, tuple]] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Keeps each group's first and last row by reward and place: equal rewards there are equal everywhere."""
-        if entry.group is None or self.k <= 0 or not entry.scored:
-            return
-        reward = entry.row.get("reward", entry.score)
-        if not isinstance(reward, (int, float)):
-            return
-        member = (reward, entry.place, entry)
-        first, last = self._ends.get(entry.group, (member, member))
-        self._ends[entry.group] = (min(first, member), max(last, member))
-
-    def entries(self) -> list[Entry]:
-        """One row of each group without variance."""
-        alike = [first for first, last in self._ends.values() if first[0] == last[0] and first[2] != last[2]]
-        return [entry for _, _, entry in sorted(alike, key=lambda member: member[1])[: self.k]]
-
-    def candidates(self) -> list[Entry]:
-        """Both ends of every group."""
-        return [member[2] for ends in self._ends.values() for member in ends]
-
-
-Selector = Best | EachGroup | ZeroVariance
-
-SELECTORS: dict[str, Callable[..., Selector]] = {
-    "top": Top,
-    "bottom": Bottom,
-    "random": Random,
-    "longest": Longest,
-    "truncated": Truncated,
-    "failed": Failed,
-    "unscored": Unscored,
-    "zero_variance": ZeroVariance,
-    "group_best": lambda k: EachGroup(Top, k),
-    "group_worst": lambda k: EachGroup(Bottom, k),
-    "pinned": Pinned,
-}
-"""What `select` may name; each takes k, and `pinned` the text of a prompt."""
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torchtitan_rl.observability.rows import Row, score_of
+from torchtitan_rl.run.errors import expect
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score that are shown of each step, where the config does not name another number."""
+PINNED_SHOWN = 64
+"""Most rows of pinned prompts in a step."""
 
 
-def parse_selector(text: str, seed: int) -> tuple[str, Selector]:
+class Candidate(NamedTuple):
+    """A row with what selectors ask of it."""
+
+    row: Row
+    score: float | None
+    """What it is ranked by; None: it is not."""
+    place: tuple[Any, ...]
+    """prompt_idx and sample_idx; rows without them come later, by their content."""
+    idle: bool
+    """It moves nothing (advantage 0, or out of the loss): of rows with equal scores the others are shown first."""
+    turn: bytes
+    """Breaks ties: another order in every step and for every seed, and the same in every run and on every rank."""
+
+    @property
+    def group(self) -> int | None:
+        """The prompt's index; None for rows that have none."""
+        prompt_idx = self.row.get("prompt_idx")
+        return prompt_idx if isinstance(prompt_idx, int) else None
+
+
+Choose = Callable[[list[Candidate]], list[Candidate]]
+
+
+def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True) -> Choose:
+    """The k candidates of smallest `key` among those that `takes` accepts: O(log k) a row."""
+    return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.turn))
+
+
+def top(k: int) -> Choose:
+    """Highest score."""
+    return first(k, lambda c: -c.score, lambda c: c.score is not None)
+
+
+def bottom(k: int) -> Choose:
+    """Lowest score."""
+    return first(k, lambda c: c.score, lambda c: c.score is not None)
+
+
+def random(k: int) -> Choose:
+    """A seeded sample."""
+    return first(k, lambda c: c.turn[::-1])
+
+
+def longest(k: int) -> Choose:
+    """Most response tokens; characters for rows that do not count tokens."""
+
+    def length(c: Candidate) -> float:
+        tokens = c.row.get("response_tokens")
+        return tokens if isinstance(tokens, (int, float)) else len(str(c.row.get("response", "")))
+
+    return first(k, lambda c: -length(c), lambda c: "response" in c.row or "response_tokens" in c.row)
+
+
+def each_group(choose: Choose) -> Choose:
+    """What `choose` takes from each prompt's rows."""
+    return lambda rows: [c for group in _groups(rows) for c in choose(group)]
+
+
+def zero_variance(k: int) -> Choose:
+    """One row of each of k groups whose rewards are all equal, two or more."""
+
+    def choose(rows: list[Candidate]) -> list[Candidate]:
+        ends = [_reward_ends(group) for group in _groups(rows)]
+        alike = [pair[0] for pair in ends if len(pair) == 2 and _reward(pair[0]) == _reward(pair[1])]
+        return heapq.nsmallest(k, alike, key=lambda c: c.turn)
+
+    return choose
+
+
+def _groups(rows: Iterable[Candidate]) -> list[list[Candidate]]:
+    groups: dict[int, list[Candidate]] = {}
+    for c in rows:
+        if c.group is not None:
+            groups.setdefault(c.group, []).append(c)
+    return list(groups.values())
+
+
+def _reward(c: Candidate) -> float | None:
+    reward = c.row.get("reward", c.score)
+    return reward if isinstance(reward, (int, float)) and c.score is not None else None
+
+
+def _reward_ends(group: list[Candidate]) -> list[Candidate]:
+    """The rows of lowest and highest reward: enough to know that all are equal, and on which rank is the first."""
+    members = sorted((c for c in group if _reward(c) is not None), key=lambda c: (_reward(c), c.turn))
+    return [members[0], members[-1]] if len(members) > 1 else members
+
+
+SELECTORS: dict[str, Callable[..., Choose]] = {
+    "top": top,
+    "bottom": bottom,
+    "random": random,
+    "longest": longest,
+    "truncated": lambda k: first(k, lambda c: 0, lambda c: c.row.get("finish_reason") == "length"),
+    "failed": lambda k: first(k, lambda c: 0, lambda c: c.row.get("answer", "absent") is None),
+    "unscored": lambda k: first(k, lambda c: 0, lambda c: c.score is None),
+    "zero_variance": zero_variance,
+    "group_best": lambda k: each_group(top(k)),
+    "group_worst": lambda k: each_group(bottom(k)),
+    "pinned": lambda text: first(PINNED_SHOWN, lambda c: 0, lambda c: text in str(c.row.get("prompt", ""))),
+}
+"""What `select` may name; each takes k, and `pinned` the text of a prompt."""
+
+
+class Selector(NamedTuple):
+    """One entry of the config's list."""
+
+    reason: str
+    """As `select_reason` shows it."""
+    choose: Choose
+    candidates: Choose
+    """What another rank must know of this one's rows to choose over both: for most, what this one chooses."""
+
+
+def parse_selector(text: str) -> Selector:
     """A selector from "name:k", such as "top:2"; k is 1 where it is left out. Also "pinned:TEXT".
 
-    Returns: its reason, as `select_reason` shows it, and the selector.
-    Raises: ValueError for an unknown name or a k that is no number from 0 up.
+    Raises: UserError for an unknown name or a k that is no number from 0 up.
     """
     name, _, argument = text.partition(":")
-    if name not in SELECTORS:
-        near = difflib.get_close_matches(name, SELECTORS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"recorder.select: unknown selector {name!r} in {text!r}; known: {', '.join(SELECTORS)}.{hint}"
-        )
-    reason = name.replace("_", " ")
+    near = difflib.get_close_matches(name, SELECTORS, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
+    expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
-        if not argument:
-            raise ValueError("recorder.select: 'pinned' needs a text of the prompt, as in 'pinned:What is 12'")
-        return reason, Pinned(argument)
-    if argument and not argument.isdecimal():
-        raise ValueError(f"recorder.select: {text!r}: expected a number of rows from 0 up after the colon")
-    k = int(argument) if argument else 1
-    return reason, Random(k, seed) if name == "random" else SELECTORS[name](k)
+        expect(argument, "metrics.select", text, "a text of the prompt after the colon", "As in 'pinned:What is 12'.")
+    else:
+        fits = not argument or argument.isdecimal()
+        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "As in 'top:2'.")
+    choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
+    candidates = _all_reward_ends if name == "zero_variance" else choose
+    return Selector(name.replace("_", " "), choose, candidates)
+
+
+def _all_reward_ends(rows: list[Candidate]) -> list[Candidate]:
+    return each_group(_reward_ends)(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What is left of a table's rows, each with its `select_reason`: by split, in each the highest score first."""
+
+    shown: list[Row]
+    kept: list[Row]
+    """Every row with `keep_all` (`select_reason` "" where no selector took it), else those shown."""
+    traces: list[Row]
+    """Rows to be shown as conversations: those shown first, then a seeded sample, `num_traces` of each split."""
+
+
+class Selection:
+    """All of the config's selectors. Rows of different splits never compete."""
+
+    def __init__(self, select: Sequence[str], *, seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
+        """Raises: UserError for a selector that cannot be."""
+        self._selectors = [parse_selector(text) for text in select]
+        if not any(selector.reason == "unscored" for selector in self._selectors):
+            self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
+        self._seed, self._keep_all, self._num_traces = seed, keep_all, max(0, num_traces)
+
+    def candidates(self, rows: list[Row]) -> list[Row]:
+        """The rows of this rank that the selection over all ranks may need."""
+        if self._keep_all:
+            return rows
+        found: dict[int, Row] = {}
+        for members in self._splits(rows):
+            chosen = [c for selector in self._selectors for c in selector.candidates(members)]
+            found.update({id(c.row): c.row for c in [*chosen, *random(self._num_traces)(members)]})
+        return list(found.values())
+
+    def select(self, rows: list[Row], step: int) -> Selected:
+        """Selects from the candidates of all ranks."""
+        selected = Selected([], [], [])
+        for members in self._splits(rows):
+            reasons: dict[int, list[str]] = {id(c): [] for c in members}
+            for selector in self._selectors:
+                for c in selector.choose(members):
+                    reasons[id(c)].append(selector.reason)
+            members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
+            named = [(c, {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}) for c in members]
+            shown = [row for c, row in named if reasons[id(c)]]
+            sampled = {id(c) for c in random(self._num_traces)(members)}
+            others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
+            selected.shown.extend(shown)
+            selected.kept.extend([row for _, row in named] if self._keep_all else shown)
+            selected.traces.extend([*shown, *others][: self._num_traces])
+        return selected
+
+    def _splits(self, rows: list[Row]) -> list[list[Candidate]]:
+        splits: dict[str, list[Candidate]] = {}
+        for row in rows:
+            splits.setdefault(str(row.get("split")), []).append(self._candidate(row))
+        return [_distinct(members) for _, members in sorted(splits.items())]
+
+    def _candidate(self, row: Row) -> Candidate:
+        prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
+        known = isinstance(prompt_idx, int) and isinstance(sample_idx, int)
+        place = (0, prompt_idx, sample_idx) if known else (1, _digest(_content(row)))
+        idle = "advantage" in row and not (row["advantage"] and row.get("in_loss", True))
+        return Candidate(row, score_of(row), place, idle, _digest(f"{self._seed}:{row.get('step')}:{place}"))
+
+
+def _distinct(candidates: list[Candidate]) -> list[Candidate]:
+    """Each row once, rows of one place by their content."""
+    places: dict[tuple[Any, ...], list[Candidate]] = {}
+    for c in candidates:
+        places.setdefault(c.place, []).append(c)
+    found: list[Candidate] = []
+    for twins in places.values():
+        if len(twins) > 1:  # only now, because a content is thousands of characters
+            contents = {_content(c.row): c for c in twins}
+            twins = [contents[content] for content in sorted(contents)]
+        found += twins
+    return found
+
+
+def _content(row: Row) -> str:
+    """All columns in any order, as text."""
+    return repr(sorted(row.items()))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=12).digest()

@@ -1,27 +1,34 @@
-"""Leaves out the series that tell nothing: those that never change, and those equal to another."""
+"""Leaves out of charts the series that tell nothing: those that never change, and those equal to another."""
 
+import fnmatch
 from collections import deque
+from collections.abc import Sequence
 
 WINDOW = 10
 """Steps that a series must stay constant, or equal to another, before it is left out."""
 
 
 class Slim:
-    """Drops constant and duplicate series; one that changes comes back at that step."""
+    """Drops constant and duplicate series, but none that `always` matches; one that changes comes back at that step."""
 
-    def __init__(self) -> None:
+    def __init__(self, always: Sequence[str] = ()) -> None:
+        self._always = tuple(always)
         self._recent: dict[str, deque[float]] = {}
+        self._protected: dict[str, bool] = {}
 
     def __call__(self, values: dict[str, float]) -> dict[str, float]:
         """The values of the series worth showing this step. Of equal series the first by name stays."""
         for key, value in values.items():
-            self._recent.setdefault(key, deque(maxlen=WINDOW)).append(value)
-        kept: dict[str, float] = {}
+            if key not in self._recent:
+                self._recent[key] = deque(maxlen=WINDOW)
+                self._protected[key] = any(fnmatch.fnmatchcase(key, pattern) for pattern in self._always)
+            self._recent[key].append(value)
+        kept: set[str] = set()
         seen: set[tuple[float, ...]] = set()
-        for key in sorted(values):
+        for key in sorted(values, key=lambda key: (not self._protected[key], key)):
             recent = tuple(self._recent[key])
-            if len(recent) == WINDOW and (len(set(recent)) == 1 or recent in seen):
-                continue
-            seen.add(recent)
-            kept[key] = values[key]
+            tells_nothing = len(recent) == WINDOW and (len(set(recent)) == 1 or recent in seen)
+            if self._protected[key] or not tells_nothing:
+                seen.add(recent)
+                kept.add(key)
         return {key: value for key, value in values.items() if key in kept}

@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.checkpoint.stateful import Stateful
 
 from torchtitan_rl.trainer.trainer import UpdateReport
-from torchtitan_rl.types import Episode, Group, flat
+from torchtitan_rl.types import Episode, Group
 
 
 class RunState(Stateful):
@@ -23,10 +23,10 @@ class RunState(Stateful):
         self.parts = parts
 
     def count(self, groups: Sequence[Group[Episode]], update: UpdateReport) -> None:
-        """Add a step's work to the counters: its prompts, and the sampled tokens that took part in the loss, once."""
+        """Add a step's work to the counters."""
         self.optimizer_steps += update.optimizer_steps
         self.prompts_seen += len(groups)
-        self.tokens_seen += sum(episode.completion.num_sampled for episode in flat(groups) if episode.in_loss)
+        self.tokens_seen += update.trained_tokens
 
     def state_dict(self) -> dict[str, Any]:
         counters = {name: getattr(self, name) for name in self.COUNTERS}

@@ -1,12 +1,64 @@
-"""Attention over packed sequences in any dtype and on any device: torchtitan's varlen is bfloat16 on CUDA alone."""
+"""Attention over packed sequences: FlashAttention for bfloat16 on a GPU, PyTorch's SDPA for any other dtype or device."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
+
+from torchtitan_rl.device import ON_CPU, compute_capability
+
+# What torch takes besides its own FlashAttention 2, by the major compute capability that the kernels are written for, and
+# the module that it imports them from. No pinned wheel has either module.
+FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
+
+
+def attention_config(*, float32: bool) -> VarlenAttention.Config:
+    """The attention for this device: FlashAttention rounds to bfloat16 whatever it is given, and runs on GPUs alone."""
+    return PackedSDPA.Config() if float32 or ON_CPU else FlashVarlen.Config()
+
+
+def describe_attention(config: VarlenAttention.Config) -> str:
+    """One line for the user: which attention the policy has, and why not a faster one."""
+    if not isinstance(config, FlashVarlen.Config):
+        return "attention: PyTorch's SDPA over the padded pack"
+    name, missing = flash_attention()
+    remark = f" ({missing} cannot be imported)" if missing else ""
+    return f"attention: {name} over the packed sequences{remark}"
+
+
+@cache
+def flash_attention() -> tuple[str, str]:
+    """Activate the best FlashAttention that this process can import, once: its name and the module that a better one needs.
+
+    ("FA3", "") on Hopper and ("FA4", "") on Blackwell where their packages are installed; otherwise PyTorch's own "FA2",
+    which runs on every GPU since Ampere, and the missing module, or "" where there is no better one.
+    """
+    name, module = FLASH_KERNELS.get(compute_capability()[0], ("FA2", ""))
+    if name == "FA2":
+        return name, ""
+    try:
+        activate_flash_attention_impl(name)
+    except (ImportError, OSError, RuntimeError):  # absent, built for another torch, or without a backward pass
+        return "FA2", module
+    return name, ""
+
+
+class FlashVarlen(VarlenAttention):
+    """torchtitan's varlen attention, which itself insists on FA3 on Hopper and FA4 on Blackwell and dies without them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        Module.__init__(self)
+        self.window_size = config.window_size
+        flash_attention()
 
 
 class PackedSDPA(VarlenAttention):

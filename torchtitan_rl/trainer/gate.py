@@ -1,14 +1,14 @@
 """What the sampler sampled is what the optimizer sees: measured on every token, and a reason to stop."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 from torchtitan.config import Configurable
 
 from torchtitan_rl.run.errors import TrainingStopped
-from torchtitan_rl.types import Episode, TrainBatch
+from torchtitan_rl.types import TrainBatch
 
 
 class LogprobGateError(TrainingStopped):
@@ -39,23 +39,19 @@ class LogprobGate(Configurable):
         )
 
 
-def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, episodes: Sequence[Episode]) -> float:
+def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> float:
     """Set `logprob_diff_mean` and `_max` of the batch's episodes; the batch's largest difference (infinite if any is NaN).
 
     Args:
         logprobs: [T] log π of the policy that sampled.
-        episodes: the list that `batch.episode_indices` refers to.
     """
-    diff = ((logprobs - batch.sampler_logprobs).abs() * batch.loss_mask).tolist()  # [T]
-    mask, owner = batch.loss_mask.tolist(), batch.sequence_ids.tolist()
-    found: dict[int, list[float]] = {}
-    for value, counted, sequence in zip(diff, mask, owner, strict=True):
-        if counted:
-            found.setdefault(sequence, []).append(value)
+    counted = batch.loss_mask.cpu().numpy() > 0  # [T]
+    diff = (logprobs - batch.sampler_logprobs).abs().cpu().numpy()[counted]  # [loss tokens]
+    lengths = np.bincount(batch.sequence_ids.cpu().numpy()[counted], minlength=len(batch.members))  # [S]
     largest = 0.0
-    for sequence, values in found.items():
-        episode = episodes[batch.episode_indices[sequence]]
-        episode.logprob_diff_mean = sum(values) / len(values)
-        episode.logprob_diff_max = max(values, key=lambda v: (v != v, v))  # NaN counts as the largest
-        largest = max(largest, math.inf if math.isnan(episode.logprob_diff_max) else episode.logprob_diff_max)
+    for member, values in zip(batch.members, np.split(diff, np.cumsum(lengths)[:-1]), strict=True):
+        if len(values):
+            member.episode.logprob_diff_mean = float(values.mean(dtype=np.float64))
+            member.episode.logprob_diff_max = float(values.max())  # NaN counts as the largest
+            largest = max(largest, math.inf if np.isnan(values).any() else member.episode.logprob_diff_max)
     return largest

@@ -1,6 +1,7 @@
 """Between the sharded policy and Hugging Face's layout: load a folder, yield full weights block by block."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -45,13 +46,36 @@ def hf_weights(model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype
     """
     for prefix, block in _blocks(model):
         state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
-        for name, module in block.named_modules():
-            if isinstance(module, FusedQKVLinear):  # torchtitan's own hook, which otherwise gathers in the master dtype
-                FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
-        weights = adapter.to_hf(state)
-        if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
-            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        yield from weights.items()
+        yield from _to_hf(model, adapter, prefix, block, state)
+
+
+@torch.no_grad()
+def stored_hf_weights(
+    model: Decoder, adapter: BaseStateDictAdapter, checkpoint: Path, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """As `hf_weights`, from a run's checkpoint folder, in one process: one block is in memory at a time.
+
+    Args:
+        model: of the checkpoint's architecture; its own weights are not read and may be on the meta device.
+    """
+    stored = dcp.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+    for prefix, block in _blocks(model):
+        names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
+        state = {n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype) for n in names if n in stored}
+        dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+        yield from _to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})
+
+
+def _to_hf(
+    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    for name, module in block.named_modules():
+        if isinstance(module, FusedQKVLinear):  # torchtitan's own hook, which otherwise gathers in the master dtype
+            FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
+    weights = adapter.to_hf(state)
+    if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    yield from weights.items()
 
 
 def _blocks(model: Decoder) -> Iterator[tuple[str, nn.Module]]:

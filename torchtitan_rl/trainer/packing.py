@@ -3,128 +3,131 @@
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.types import Episode, Normalizers, TrainBatch
+from torchtitan_rl.types import Episode, Group, Member, Normalizers, TrainBatch
+
+Atom = list[Member]
+"""What must not be split over micro-batches: one sequence, or a whole group of them."""
+
+
+def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Atom]:
+    """Each episode in the loss, or each group of them. One without sampled tokens has nothing to score and is left out."""
+    members = [
+        [Member(group.prompt, e) for e in group.samples if e.in_loss and e.completion.loss_mask.any()]
+        for group in groups
+    ]
+    return [group for group in members if group] if whole_groups else [[one] for group in members for one in group]
+
+
+def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
+    """Mini-batches of whole groups, as equal in groups as they can be; groups without a loss are in none.
+
+    Fewer parts where there are fewer groups; one empty part where there are none.
+    """
+    learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
+    num_parts = max(1, min(num_parts, len(learning)))
+    return [learning[part::num_parts] for part in range(num_parts)]
 
 
 def plan_microbatches(
-    sizes: Sequence[Sequence[int]], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
-) -> list[list[list[int]]]:
-    """Deal atoms (a sequence, or a whole group of them) to ranks and cut each rank's share into micro-batches.
+    atoms: Sequence[Atom], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
+) -> list[list[list[Member]]]:
+    """Deal atoms to ranks and cut each rank's share into micro-batches.
 
     Args:
-        sizes: for each atom, the token counts of its sequences.
         max_tokens: budget of one micro-batch; a larger atom gets one of its own.
         attention_cost: work of attending to one token, in units of one token's other work, for the balance.
 
     Returns:
-        [rank][micro-batch] -> atom indices. Every rank has the same number of micro-batches, so that collectives match;
-        a rank with too few atoms gets empty ones.
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match; a rank with
+        too few atoms gets empty ones.
 
     Longest-first greedy dealing to the least loaded rank is within 4/3 of the best balance (Graham, 1969).
     """
-    cost = [sum(n + attention_cost * n * n / 2 for n in atom) for atom in sizes]
-    tokens = [sum(atom) for atom in sizes]
-    order = sorted(range(len(sizes)), key=lambda i: (-cost[i], i))
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    costs = [sum(n + attention_cost * n * n / 2 for n in (member.num_tokens for member in atom)) for atom in atoms]
+    ranks: list[list[Atom]] = [[] for _ in range(num_ranks)]
     load = [(0.0, rank) for rank in range(num_ranks)]
-    for atom in order:
+    for i in sorted(range(len(atoms)), key=lambda i: (-costs[i], i)):
         used, rank = heapq.heappop(load)
-        ranks[rank].append(atom)
-        heapq.heappush(load, (used + cost[atom], rank))
-    plans = [_first_fit(share, tokens, max_tokens) for share in ranks]
+        ranks[rank].append(atoms[i])
+        heapq.heappush(load, (used + costs[i], rank))
+    plans = [_first_fit(share, max_tokens) for share in ranks]
     width = max(1, max(len(plan) for plan in plans))
-    for plan in plans:
-        plan.extend([] for _ in range(width - len(plan)))
-    return plans
+    return [plan + [[] for _ in range(width - len(plan))] for plan in plans]
 
 
-def _first_fit(atoms: list[int], tokens: list[int], max_tokens: int) -> list[list[int]]:
+def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
     """First-fit decreasing: each atom goes into the first micro-batch with room for it."""
-    bins: list[list[int]] = []
+    bins: list[list[Member]] = []
     used: list[int] = []
-    for atom in sorted(atoms, key=lambda i: (-tokens[i], i)):
-        for i, taken in enumerate(used):
-            if taken + tokens[atom] <= max_tokens:
-                bins[i].append(atom)
-                used[i] += tokens[atom]
-                break
-        else:
-            bins.append([atom])
-            used.append(tokens[atom])
+    for atom in sorted(atoms, key=_num_tokens, reverse=True):  # stable: equal ones stay in order
+        size = _num_tokens(atom)
+        place = next((i for i, taken in enumerate(used) if taken + size <= max_tokens), len(bins))
+        if place == len(bins):
+            bins.append([])
+            used.append(0)
+        bins[place] += atom
+        used[place] += size
     return bins
 
 
-def atoms_of(episodes: Sequence[Episode], *, whole_groups: bool) -> list[list[int]]:
-    """The units that must not be split over micro-batches: each episode in the loss, or each group of them.
-
-    An episode without completion tokens has nothing to score and is left out.
-    """
-    indices = [i for i, e in enumerate(episodes) if e.in_loss and e.token_ids]
-    if not whole_groups:
-        return [[i] for i in indices]
-    groups: dict[int, list[int]] = {}
-    for i in indices:
-        groups.setdefault(episodes[i].prompt_idx, []).append(i)
-    return list(groups.values())
+def _num_tokens(atom: Atom) -> int:
+    return sum(member.num_tokens for member in atom)
 
 
-def num_tokens(episode: Episode) -> int:
-    """Tokens of prompt and completion."""
-    return len(episode.prompt_token_ids) + len(episode.token_ids)
-
-
-def split_groups(episodes: Sequence[Episode], num_parts: int) -> list[list[Episode]]:
-    """Mini-batches of whole prompt groups, as equal in groups as they can be; fewer parts where there are fewer groups."""
-    groups: dict[int, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.prompt_idx, []).append(episode)
-    parts: list[list[Episode]] = [[] for _ in range(max(1, min(num_parts, len(groups))))]
-    for i, group in enumerate(groups.values()):
-        parts[i % len(parts)].extend(group)
-    return parts
-
-
-def pack(episodes: Sequence[Episode], indices: Sequence[int], *, normalizers: Normalizers, multiple: int) -> TrainBatch:
-    """One micro-batch of `episodes[i] for i in indices`, padded to a multiple of `multiple` tokens (at least one).
+def pack(members: Sequence[Member], *, normalizers: Normalizers, multiple: int) -> TrainBatch:
+    """One micro-batch, padded to a multiple of `multiple` tokens (at least one).
 
     Padding is a sequence of its own, with no loss: it is attended by nobody, and an empty micro-batch is nothing else.
     """
-    chosen = [episodes[i] for i in indices]
-    lengths = [num_tokens(e) for e in chosen]
-    filled = sum(lengths)
+    episodes = [member.episode for member in members]
+    completions = [episode.completion for episode in episodes]
+    lengths = np.array([member.num_tokens for member in members], dtype=np.int64)  # [S]
+    prompt_lengths = [len(member.prompt.token_ids) for member in members]
+    filled = int(lengths.sum())
     padding = -filled % multiple if filled else multiple
-    T, S = filled + padding, len(chosen)
 
-    def column(values: list[list[float]], dtype: torch.dtype, fill: float = 0) -> Tensor:
-        flat = [x for row in values for x in row]
-        return torch.tensor(flat + [fill] * (T - len(flat)), dtype=dtype, device=DEVICE_TYPE)  # [T]
+    def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
+        return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
 
-    def at_labels(rows: list[list[float]]) -> Tensor:
-        """Per-completion-token values [Lc] moved to the position that predicts each token, 0 elsewhere."""
-        return column([_at_labels(e, row) for e, row in zip(chosen, rows)], torch.float32)
+    def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of completion tokens, each at the position that predicts the token, 0 elsewhere."""
+        spread = [
+            np.concatenate([np.zeros(n), row]) for n, row in zip(prompt_lengths, rows, strict=True)
+        ]  # [Lp + L] each
+        return _on_device(_shifted(column(spread, np.float32), lengths))
 
-    references = [e.reference_logprobs for e in chosen]
+    token_ids = column([ids for m in members for ids in (m.prompt.token_ids, m.episode.completion.token_ids)], np.int64)
+    masks = [c.loss_mask for c in completions]
+    references = [e.reference_logprobs for e in episodes]
     return TrainBatch(
-        token_ids=column([e.prompt_token_ids + e.token_ids for e in chosen], torch.int64),
-        labels=column([(e.prompt_token_ids + e.token_ids)[1:] + [0] for e in chosen], torch.int64),
-        positions=torch.cat([torch.arange(n, device=DEVICE_TYPE) for n in [*lengths, padding]]),  # [T]
-        loss_mask=at_labels([[1.0] * len(e.token_ids) for e in chosen]),
-        sampler_logprobs=at_labels([e.sampler_logprobs for e in chosen]),
-        advantages=at_labels([[e.advantage] * len(e.token_ids) for e in chosen]),
-        sequence_ids=column([[i] * n for i, n in enumerate(lengths)], torch.int64, fill=S),
-        group_ids=torch.tensor([e.prompt_idx for e in chosen], dtype=torch.int64, device=DEVICE_TYPE),  # [S]
-        sample_ids=[e.sample_idx for e in chosen],
-        weights=torch.tensor([e.weight for e in chosen], dtype=torch.float32, device=DEVICE_TYPE),  # [S]
-        episode_indices=list(indices),
+        token_ids=_on_device(token_ids),
+        labels=_on_device(_shifted(token_ids, lengths)),
+        positions=_on_device(np.concatenate([np.arange(n) for n in [*lengths, padding]])),
+        loss_mask=at_labels(masks),
+        sampler_logprobs=at_labels([c.logprobs for c in completions]),
+        advantages=at_labels([e.advantage * mask for e, mask in zip(episodes, masks, strict=True)]),
+        sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
+        group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
+        mass=_on_device(np.array([e.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
+        anchored=_on_device(np.array([e.anchored for e in episodes], dtype=np.float32)),  # [S]
+        members=list(members),
         normalizers=normalizers,
-        reference_logprobs=at_labels(references) if chosen and None not in references else None,
+        reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,
     )
 
 
-def _at_labels(episode: Episode, values: list[float]) -> list[float]:
-    """[Lp + Lc] with values[j] at the position before completion token j."""
-    return [0.0] * (len(episode.prompt_token_ids) - 1) + list(values) + [0.0]
+def _shifted(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[T] -> [T]: each token's successor in its own sequence, 0 at each sequence's last token and on padding."""
+    shifted = np.append(values[1:], 0).astype(values.dtype)
+    shifted[np.cumsum(lengths) - 1] = 0
+    shifted[int(lengths.sum()) :] = 0
+    return shifted
+
+
+def _on_device(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(DEVICE_TYPE)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +11,16 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.common.attention import VarlenAttention
+from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
-from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp
+from torchtitan_rl.device import DEVICE_TYPE, adapt_fsdp, check_environment
+from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.trainer.attention import PackedSDPA
+from torchtitan_rl.trainer.attention import attention_config, describe_attention
 from torchtitan_rl.trainer.logprobs import LogprobHead
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
@@ -49,9 +51,11 @@ def build_policy(
         training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
         activation_checkpoint: a key of AC_CLASSES.
     """
-    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens)
+    check_environment()
+    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
+    progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
         model,
@@ -70,20 +74,31 @@ def build_policy(
     return model
 
 
+def meta_model(model_spec: ModelSpec) -> Decoder:
+    """The model without weights and for no device, in one process: for its names, shapes and modules."""
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
+    with torch.device("meta"):
+        return _model_config(model_spec, parallelism, training, 1, False).build()
+
+
 def _model_config(
-    model_spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig, logprob_chunk_tokens: int
+    model_spec: ModelSpec,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    logprob_chunk_tokens: int,
+    compile_head: bool,
 ) -> Decoder.Config:
     """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
+    inner = attention_config(float32=training.mixed_precision_param == "float32")
     for layer in layers:
-        # torchtitan's varlen attention computes in bfloat16 whatever it is given.
-        exact = ON_CPU or training.mixed_precision_param == "float32"
-        inner = PackedSDPA.Config() if exact else VarlenAttention.Config()
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
-    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens)
+    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
     config.update_from_config(config=_ModelRuntime(parallelism, training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
@@ -110,7 +125,7 @@ def score(
 
 
 def check_hf_folder(hf_assets_path: str, model_spec: ModelSpec) -> None:
-    """Check that a checkpoint folder is complete and of the configured architecture.
+    """Check that a checkpoint folder is complete and of the configured architecture; each node for itself.
 
     Raises:
         UserError: naming `hf_assets_path`, what differs and the remedy.
@@ -118,12 +133,12 @@ def check_hf_folder(hf_assets_path: str, model_spec: ModelSpec) -> None:
     folder = Path(hf_assets_path)
     if not folder.is_dir():
         raise UserError(
-            f"hf_assets_path: no folder at {folder}. Expected a Hugging Face checkpoint folder (config.json, tokenizer "
-            "files, *.safetensors): download one there, or pass --hf-assets-path FOLDER."
+            f"hf_assets_path: no folder at {folder} on node {socket.gethostname()}. Expected a Hugging Face checkpoint folder (config.json, tokenizer "
+            "files, *.safetensors) on every node: download one there, or pass --hf-assets-path FOLDER."
         )
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"hf_assets_path: {folder} has no config.json or no *.safetensors file. Expected a complete Hugging Face "
+            f"hf_assets_path: {folder} on node {socket.gethostname()} has no config.json or no *.safetensors file. Expected a complete Hugging Face "
             "checkpoint; download it again."
         )
     found = json.loads((folder / "config.json").read_text())

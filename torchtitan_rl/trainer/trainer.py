@@ -1,14 +1,13 @@
 """Turn a step's episodes into an update of the sharded policy."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
 from torchtitan.config import CompileConfig, Configurable, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -19,13 +18,17 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.observability import record_metric
+from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.trainer.packing import atoms_of, num_tokens, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.norms import update_and_weight_norm
+from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
 from torchtitan_rl.trainer.policy import build_policy, score
-from torchtitan_rl.types import Episode, Metric, TrainBatch
+from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
+
+Plan = list[list[list[Member]]]
+"""[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
 
 
 class NonFiniteLossError(TrainingStopped):
@@ -34,10 +37,14 @@ class NonFiniteLossError(TrainingStopped):
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What one call of `Trainer.update` did; tokens are this data-parallel rank's."""
+    """What one call of `Trainer.update` did; the same on every rank but for the two counts that say otherwise."""
 
     grad_norm: float
-    """Of the last optimizer step, before clipping; the same on every rank."""
+    """Of the last optimizer step, before clipping."""
+    clipped_fraction: float
+    """Share of the optimizer steps whose gradient norm was over `max_norm`."""
+    update_ratio: float
+    """‖update‖ / ‖weights‖ of the last optimizer step, without weight decay."""
     learning_rate: float
     optimizer_steps: int
     flops_per_token: float
@@ -45,7 +52,11 @@ class UpdateReport:
     rank_tokens: list[int]
     """Tokens of each data-parallel rank in one pass."""
     trained_tokens: int
+    """Tokens that went through forward and backward, in all passes and on all data-parallel ranks together."""
+    packed_tokens: int
+    """Places in this rank's micro-batches, padding included."""
     padding_tokens: int
+    """Those of them that held no token."""
 
 
 class _StepResult(NamedTuple):
@@ -186,93 +197,99 @@ class Trainer(Configurable):
         """The current policy for the generator: see `trainer.hf.hf_weights`."""
         return hf_weights(self.model, self.adapter, dtype)
 
-    def update(self, episodes: Sequence[Episode]) -> UpdateReport:
+    def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps, move the schedule and the algorithm's controllers, record the metrics.
 
         Raises:
             NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
         """
         config = self.config
-        minibatches = split_groups([e for e in episodes if e.in_loss and e.token_ids], config.num_minibatches)
-        plans = [self._microbatches(minibatch) for minibatch in minibatches]
-        one_step = config.num_epochs * len(plans) == 1
+        minibatches = split_groups(groups, config.num_minibatches)
+        plans = [self._plan(minibatch) for minibatch in minibatches]
+        batches = [self._pack(plan, minibatch) for plan, minibatch in zip(plans, minibatches, strict=True)]
+        one_step = config.num_epochs * len(batches) == 1
         if not one_step:
-            self._keep_old_logprobs(plans, minibatches)
-        metrics: list[dict[str, Metric]] = []
-        for _ in range(config.num_epochs):
-            for plan, minibatch in zip(plans, minibatches, strict=True):
-                result = self._optimizer_step(plan, minibatch if one_step else None)
-                metrics += result.metrics
-        self._check_weights()
+            self._keep_old_logprobs(batches)
+        results = [self._optimizer_step(mine, samples=one_step) for _ in range(config.num_epochs) for mine in batches]
+        metrics = [metrics for result in results for metrics in result.metrics]
+        update_ratio = self._check_weights()
         self._record(metrics)
-        controllers = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
-        self._record([controllers])
+        self._record([self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))])
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        self._share_logprob_diffs(episodes)
-        tokens, padding = _count_tokens(plans)
+        self._share(groups, _logprob_diff, _set_logprob_diff)
+        rank_tokens = [sum(_num_tokens(plan[rank]) for plan in plans) for rank in range(self.dp_size)]
+        packed = sum(batch.token_ids.numel() for mine in batches for batch in mine)
         return UpdateReport(
-            grad_norm=result.grad_norm,
+            grad_norm=results[-1].grad_norm,
+            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / len(results),
+            update_ratio=update_ratio,
             learning_rate=learning_rate,
-            optimizer_steps=config.num_epochs * len(plans),
-            flops_per_token=self._flops_per_token(episodes),
-            rank_tokens=self._rank_tokens(minibatches),
-            trained_tokens=config.num_epochs * tokens,
-            padding_tokens=config.num_epochs * padding,
+            optimizer_steps=len(results),
+            flops_per_token=self._flops_per_token(groups),
+            rank_tokens=rank_tokens,
+            trained_tokens=config.num_epochs * sum(rank_tokens),
+            packed_tokens=packed,
+            padding_tokens=packed - rank_tokens[self.dp_rank],
         )
 
-    def _keep_old_logprobs(self, plans: list[list[TrainBatch]], minibatches: list[list[Episode]]) -> None:
+    def _keep_old_logprobs(self, batches: list[list[TrainBatch]]) -> None:
         """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
         max_diff = 0.0
-        for plan, episodes in zip(plans, minibatches, strict=True):
-            for batch in plan:
-                batch.old_logprobs = self._score(self.model, batch)  # [T]
-                max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs, episodes))
+        for batch in (batch for mine in batches for batch in mine):
+            batch.old_logprobs = self._score(self.model, batch)  # [T]
+            max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs))
         self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
 
-    def _optimizer_step(self, plan: list[TrainBatch], episodes: Sequence[Episode] | None) -> "_StepResult":
+    def _optimizer_step(self, batches: list[TrainBatch], *, samples: bool) -> "_StepResult":
         """One forward and backward over a mini-batch's micro-batches, then the optimizer.
 
         Args:
-            episodes: given while the policy is still the one that sampled: their logprob_diff is filled in and gated.
+            samples: the policy is still the one that sampled: logprob_diff is filled in and gated.
         """
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
         max_diff = 0.0
         metrics: list[dict[str, Metric]] = []
-        for batch in plan:
+        for batch in batches:
             logprobs, entropy = score(self.model, batch.token_ids, batch.positions, batch.labels, self.temperature)
             out = self.algorithm.loss(batch, logprobs, entropy)
             out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)
-            if episodes is not None:
-                max_diff = max(max_diff, fill_logprob_diff(batch, logprobs.detach(), episodes))
-        if episodes is not None:
+            if samples:
+                max_diff = max(max_diff, fill_logprob_diff(batch, logprobs.detach()))
+        if samples:
             self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
             raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
-        if plan[0].normalizers.num_tokens:  # an empty mini-batch must not move the policy by momentum alone
+        if batches[0].normalizers.num_tokens:  # an empty mini-batch must not move the policy by momentum alone
             self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
 
-    def _check_weights(self) -> None:
-        """Raise NonFiniteLossError on every rank when an update has left NaN or infinity: before a checkpoint holds it."""
-        parameters = (p.to_local() if isinstance(p, DTensor) else p for p in self.model.parameters())
-        broken = sum((~torch.isfinite(p)).sum() for p in parameters)  # one number on the device, one transfer
-        if comm.any_rank(bool(broken)):
+    def _check_weights(self) -> float:
+        """‖update‖ / ‖weights‖ of the last optimizer step.
+
+        Raises NonFiniteLossError on every rank when it has left NaN or infinity: before a checkpoint holds it.
+        """
+        update, weights = update_and_weight_norm(self.optimizer)
+        if not math.isfinite(weights):
             raise NonFiniteLossError(
                 "the update left weights that are not finite. The last checkpoint is good: resume from it with a lower "
                 "trainer.optimizer.lr."
             )
+        return update / weights if weights else 0.0
 
-    def _flops_per_token(self, episodes: Sequence[Episode]) -> float:
+    def _flops_per_token(self, groups: Sequence[Group[Episode]]) -> float:
         """torchtitan's count for this model: 6 a parameter, and attention at the mean length of a sequence."""
-        lengths = [num_tokens(episode) for episode in episodes]
-        mean_length = sum(lengths) // max(len(lengths), 1)
-        return self._model_spec.model.get_nparams_and_flops(self.model, mean_length)[1]
+        lengths = [Member(group.prompt, episode).num_tokens for group in groups for episode in group.samples]
+        return self._model_flops(sum(lengths) // max(len(lengths), 1))
+
+    def _model_flops(self, length: int) -> float:
+        """FLOPs a token of forward and backward in sequences of `length` tokens."""
+        return self._model_spec.model.get_nparams_and_flops(self.model, length)[1]
 
     def restore_learning_rate(self) -> None:
         """After a checkpoint is loaded: this config's schedule, where the stored optimizer state has the former run's."""
@@ -297,71 +314,52 @@ class Trainer(Configurable):
         for key, metric in (item for found in metrics for item in found.items()):
             record_metric(key, metric.value, metric.reduction, weight=metric.weight)
 
-    def _share_logprob_diffs(self, episodes: Sequence[Episode]) -> None:
-        """Give every rank the diffs of the episodes that other data-parallel ranks trained on."""
-        mine = {
-            i: (e.logprob_diff_mean, e.logprob_diff_max)
-            for i, e in enumerate(episodes)
-            if e.logprob_diff_max is not None
-        }
-        for i, (mean, largest) in self._gathered(mine).items():
-            episodes[i].logprob_diff_mean, episodes[i].logprob_diff_max = mean, largest
-
-    def reference_logprobs(self, episodes: Sequence[Episode]) -> list[list[float]]:
-        """log π_ref of every completion token, [Lc] for each episode, the same on every rank."""
-        mine: dict[int, list[float]] = {}
-        for batch in self._microbatches(episodes):
-            logprobs = self._score(self.reference, batch)  # [T]
-            for s, index in enumerate(batch.episode_indices):
-                chosen = (batch.sequence_ids == s) & (batch.loss_mask > 0)  # [T]
-                mine[index] = logprobs[chosen].tolist()
-        merged = self._gathered(mine)
-        return [merged.get(i, []) for i in range(len(episodes))]
+    def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set `reference_logprobs` of every episode to log π_ref of its tokens, [L], the same on every rank. Collective."""
+        for batch in self._pack(self._plan(groups), groups):
+            logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
+            begin = 0
+            for member in batch.members:
+                first = begin + len(member.prompt.token_ids) - 1  # predicts the first completion token
+                begin += member.num_tokens
+                member.episode.reference_logprobs = logprobs[first : begin - 1].copy()  # [L]
+        self._share(groups, lambda episode: episode.reference_logprobs, _set_reference)
 
     @torch.no_grad()
-    def token_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+    def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
         logprobs, _ = score(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
-        return logprobs[: len(token_ids) - 1].tolist()
+        return logprobs[: len(token_ids) - 1].cpu().numpy()
 
-    def _gathered(self, mine: dict[int, Any]) -> dict[int, Any]:
-        """The union of every data-parallel rank's entries."""
-        if self.dp_group is None:
-            return mine
-        shares: list[dict[int, Any]] = [{}] * self.dp_size
-        dist.all_gather_object(shares, mine, group=self.dp_group)
-        return {index: value for share in shares for index, value in share.items()}
+    def _share(
+        self, groups: Sequence[Group[Episode]], read: Callable[[Episode], Any], write: Callable[[Episode, Any], None]
+    ) -> None:
+        """Give every rank what the data-parallel ranks found out about their episodes (None: nothing)."""
+        episodes = flat(groups)
+        mine = [(i, found) for i, episode in enumerate(episodes) if (found := read(episode)) is not None]
+        for i, found in comm.all_gather_lists(mine if self._records else []):
+            write(episodes[i], found)
 
     @torch.no_grad()
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
         return score(model, batch.token_ids, batch.positions, batch.labels, self.temperature)[0]  # [T]
 
-    def _microbatches(self, episodes: Sequence[Episode]) -> list[TrainBatch]:
+    def _plan(self, groups: Sequence[Group[Episode]]) -> Plan:
+        flops = self._model_flops(0), self._model_flops(1)
+        return plan_microbatches(
+            atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups),
+            num_ranks=self.dp_size,
+            max_tokens=self.config.max_tokens_per_microbatch,
+            attention_cost=flops[1] / flops[0] - 1,
+        )
+
+    def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """This rank's micro-batches; every data-parallel rank has the same number."""
-        plans = self._plan(episodes)
-        normalizers = self.algorithm.normalizers(episodes, max_completion_tokens=self.max_completion_tokens)
-        return [
-            pack(episodes, indices, normalizers=normalizers, multiple=self.pad_multiple)
-            for indices in plans[self.dp_rank]
-        ]
-
-    def _plan(self, episodes: Sequence[Episode]) -> list[list[list[int]]]:
-        """[data-parallel rank][micro-batch] -> indices of episodes; the same on every rank."""
-        atoms = atoms_of(episodes, whole_groups=self.algorithm.requires_whole_groups)
-        sizes = [[num_tokens(episodes[i]) for i in atom] for atom in atoms]
-        plans = plan_microbatches(sizes, num_ranks=self.dp_size, max_tokens=self.config.max_tokens_per_microbatch)
-        return [[[i for atom in batch for i in atoms[atom]] for batch in plan] for plan in plans]
-
-    def _rank_tokens(self, minibatches: Sequence[Sequence[Episode]]) -> list[int]:
-        """Tokens of each data-parallel rank in one pass over the mini-batches."""
-        tokens = [0] * self.dp_size
-        for episodes in minibatches:
-            for rank, plan in enumerate(self._plan(episodes)):
-                tokens[rank] += sum(num_tokens(episodes[i]) for batch in plan for i in batch)
-        return tokens
+        normalizers = self.algorithm.normalizers(groups, max_completion_tokens=self.max_completion_tokens)
+        return [pack(members, normalizers=normalizers, multiple=self.pad_multiple) for members in plan[self.dp_rank]]
 
     def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
         if self.dp_group is None:
@@ -371,11 +369,17 @@ class Trainer(Configurable):
         return float(tensor)
 
 
-def _count_tokens(plans: list[list[TrainBatch]]) -> tuple[int, int]:
-    """(tokens, padding) of all micro-batches."""
-    total = padding = 0
-    for batch in (batch for plan in plans for batch in plan):
-        filled = int((batch.sequence_ids < len(batch.group_ids)).sum())
-        total += filled
-        padding += batch.sequence_ids.numel() - filled
-    return total, padding
+def _num_tokens(batches: list[list[Member]]) -> int:
+    return sum(member.num_tokens for members in batches for member in members)
+
+
+def _logprob_diff(episode: Episode) -> tuple[float, float] | None:
+    return None if episode.logprob_diff_max is None else (episode.logprob_diff_mean, episode.logprob_diff_max)
+
+
+def _set_logprob_diff(episode: Episode, found: tuple[float, float]) -> None:
+    episode.logprob_diff_mean, episode.logprob_diff_max = found
+
+
+def _set_reference(episode: Episode, found: FloatArray) -> None:
+    episode.reference_logprobs = found

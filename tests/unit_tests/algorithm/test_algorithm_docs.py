@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.unit_tests.algorithm.algorithm_builders import (
-    MAX_TOKENS,
     episodes_of,
     group,
     loss_inputs,
+    normalizers_of,
     pack,
     policy_like,
     run_loss,
@@ -46,7 +46,7 @@ def test_the_example_of_a_new_loss_runs(examples):
     losses = algorithm.policy_loss(loss_inputs(logprobs, advantages=[2.0, -2.0], sequence_ids=[0, 1]))
     assert losses.tolist() == [2.0, -1.0]  # -2 * -1, and 0.25 * 2 * -2
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = policy_like(episodes)
     loss, metrics = run_loss(algorithm, episodes, values, batch)
     loss.backward()
@@ -87,14 +87,15 @@ def emitted() -> dict[str, str]:
     for config in configs:
         algorithm = config.build()
         lengths = [2, 40, 70, 130, 260]
-        columns = {"breakdown": [{"correct": 1.0}] * 5, "answer": ["1", "2", "1", None, None]}
+        columns = {"answer": ["1", "2", "1", None, None]}
         completions = group(0, [1.0, 0.0, 0.5, 0.0, 1.0], logprobs=[(-1.0,) * n for n in lengths], **columns)
         reference = [[-2.0] * n for n in lengths]
-        episodes = episodes_of(algorithm, completions, reference_logprobs=reference, max_completion_tokens=300)
-        batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=300), reference=reference)
+        episodes = episodes_of(algorithm, completions, reference=reference, max_completion_tokens=300)
+        batch = pack(episodes, normalizers_of(algorithm, episodes, 300), reference=reference)
         metrics = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics
-        metrics |= algorithm.episode_metrics(episodes)
-        metrics |= algorithm.after_update({key: metrics[key].value for key in algorithm.controller_inputs})
+        metrics |= algorithm.group_metrics(episodes.groups)
+        for _ in range(2):  # the first step of a tau controller moves nothing
+            metrics |= algorithm.after_update({key: metrics[key].value for key in algorithm.controller_inputs})
         found |= {key: metric.reduction for key, metric in metrics.items()}
     return found
 

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, scored
+from tests.unit_tests.algorithm.algorithm_builders import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    group_of,
+    normalizers_of,
+    scored,
+)
 from torchtitan_rl.algorithm import Algorithm, GroupMean, SeedGrpo, Truncation
 from torchtitan_rl.algorithm.seed_grpo import semantic_entropy
 
@@ -21,9 +28,9 @@ def test_truncated_completions_are_kept_by_default():
 def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5], finish_reason=["stop", "length", "stop"]))
-    assert [episode.in_loss for episode in episodes] == [True, False, True]
+    assert [episode.left_out for episode in episodes] == [None, "truncated", None]
     assert [episode.advantage for episode in episodes] == [0.5, -0.5, 0.0]
-    assert algorithm.normalizers(episodes, max_completion_tokens=8).num_sequences == 2
+    assert normalizers_of(algorithm, episodes, 8).num_sequences == 2
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,9 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
     assert [episode.in_loss for episode in episodes] == [in_loss] * 3 + [True] * 2
     assert [episode.advantage for episode in episodes[:3]] == [0.0] * 3
-    assert [episode.weight for episode in episodes] == [0.0] * 3 + [1.0] * 2
+    assert [episode.left_out for episode in episodes[:3]] == [None if in_loss else "zero variance"] * 3
+    assert [episode.anchored for episode in episodes] == [False] * 3 + [True] * 2
+    assert all(episode.mass is None for episode in episodes)  # only a listwise loss has one
 
 
 def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
@@ -76,8 +85,8 @@ def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
 
 def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
-    episodes = episodes_of(algorithm, [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0, logprobs=())])
-    assert [episode.in_loss for episode in episodes] == [True, False, False]
+    episodes = episodes_of(algorithm, group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0, logprobs=())))
+    assert [episode.left_out for episode in episodes] == [None, "no reward", "no tokens"]
     assert [episode.advantage for episode in episodes] == [0.5, 0.0, -0.5]  # the empty one's reward is in the baseline
 
 
@@ -129,3 +138,25 @@ def test_seed_grpo_at_its_extremes():
     assert disagree[0].advantage == pytest.approx(0.25, abs=1e-15)
     with pytest.raises(ValueError, match=r"seed_grpo\.alpha = -1"):
         SeedGrpo.Config(alpha=-1)
+
+
+def test_seed_grpo_leaves_out_completions_without_a_reward():
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build()
+    episodes = episodes_of(seed, group(0, [1.0, 0.0, None, None], answer=["4", "5", "6", "6"]))
+    # two answers of equal mass among the two that have a reward: H = log 2, alpha_eff = 1 / log 2
+    assert [episode.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)
+    assert seed.group_metrics(episodes.groups)["semantic_entropy/max_possible"].value == math.log(2)
+
+
+def test_only_sampled_tokens_have_a_length_and_a_likelihood():
+    algorithm = Algorithm.Config(
+        advantage=GroupMean.Config(),
+        seed_grpo=SeedGrpo.Config(alpha=1.0),
+        truncation=Truncation.Config(mode="penalty", cache_tokens=8),
+    ).build()
+    tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
+    lists = {"logprobs": [tokens(12), tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
+    assert [episode.shaped_reward for episode in episodes] == [1.0, 0.0]
+    assert episodes[0].advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
+    assert normalizers_of(algorithm, episodes).num_tokens == 4

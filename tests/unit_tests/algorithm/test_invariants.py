@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.unit_tests.algorithm.algorithm_builders import (
-    MAX_TOKENS,
     episodes_of,
     group,
     merge,
+    normalizers_of,
     pack,
     policy_like,
     run_loss,
@@ -59,16 +59,17 @@ def ragged_step(algorithm: Algorithm):
         lengths = [1 + (4 * prompt_idx + 3 * i) % 9 for i in range(3)]
         logprobs = [tuple(-0.5 - 0.1 * ((t + i) % 4) for t in range(n)) for i, n in enumerate(lengths)]
         groups.append(group(prompt_idx, row, logprobs=logprobs, answer=["4", "5", "4"]))
-    return episodes_of(algorithm, *groups)
+    reference = [[lp - 0.3 for lp in one.completion.logprobs.tolist()] for g in groups for one in g.samples]
+    return episodes_of(algorithm, *groups, reference=reference)
 
 
 def gradients(algorithm: Algorithm, episodes, layouts: list[dict], *, on_policy: bool = False):
     """Loss, gradients and merged metrics of a step cut into the given micro-batches."""
     values = policy_like(episodes, 0.2)
-    normalizers = algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS)
-    extra = {"reference": [[lp - 0.3 for lp in episode.sampler_logprobs] for episode in episodes]}
+    normalizers = normalizers_of(algorithm, episodes)
+    extra = {"reference": [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]}
     if not on_policy:
-        extra["old"] = [[lp + 0.1 for lp in episode.sampler_logprobs] for episode in episodes]
+        extra["old"] = [(episode.completion.logprobs + 0.1).tolist() for episode in episodes]
     outputs = [
         run_loss(algorithm, episodes, values, pack(episodes, normalizers, **layout, **extra)) for layout in layouts
     ]
@@ -114,7 +115,7 @@ def test_equal_rewards_give_zero_gradient(name):
     if config.entropy_coef:
         config = Algorithm.Config(kl=config.kl, mismatch=config.mismatch)  # an entropy bonus pulls by itself, by design
     algorithm = config.build()
-    episodes = episodes_of(algorithm, *(group(i, [0.1] * 3) for i in range(2)))
+    episodes = episodes_of(algorithm, *(group(i, [0.1] * 3) for i in range(2)), reference=[[-1.3, -1.3]] * 6)
     loss, grads, _ = gradients(algorithm, episodes, [{}])
     assert loss == 0.0
     assert all(not grad.any() for grad in grads)
@@ -134,12 +135,12 @@ def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
     algorithm = ALGORITHMS[name].build()
     episodes = ragged_step(algorithm)
     for episode in episodes:
-        episode.in_loss = False
+        episode.left_out = "for this test"
     values = policy_like(episodes)
     batch = pack(
         episodes,
-        algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS),
-        reference=[episode.sampler_logprobs for episode in episodes],
+        normalizers_of(algorithm, episodes),
+        reference=[episode.completion.logprobs.tolist() for episode in episodes],
     )
     loss = run_loss(algorithm, episodes, values, batch).loss
     loss.backward()
@@ -171,7 +172,7 @@ def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> 
     log_policy = torch.log_softmax(logits, 0)
     logprobs = [(log_policy[arm].item(),) for arm in arms]
     episodes = episodes_of(algorithm, group(0, [ARM_REWARDS[arm] for arm in arms], logprobs=logprobs))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=1))
+    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
     return run_loss(algorithm, episodes, [log_policy[arm : arm + 1] for arm in arms], batch).loss
 
 
@@ -218,7 +219,7 @@ def test_the_best_arm_wins(name):
 def test_an_entropy_bonus_raises_the_entropy():
     algorithm = Algorithm.Config(entropy_coef=0.5).build()
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=1))
+    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
     logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
     log_policy = torch.log_softmax(logits, 0)
     entropy = -(log_policy.exp() * log_policy).sum()
@@ -232,8 +233,8 @@ def test_an_entropy_bonus_raises_the_entropy():
 def test_float32_agrees_with_float64():
     algorithm = ALGORITHMS["kl"].build()
     episodes = ragged_step(algorithm)
-    normalizers = algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS)
-    reference = [[lp - 0.3 for lp in episode.sampler_logprobs] for episode in episodes]
+    normalizers = normalizers_of(algorithm, episodes)
+    reference = [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]
     losses = []
     for dtype in (torch.float32, torch.float64):
         values = [value.detach().to(dtype) for value in policy_like(episodes, 0.2)]

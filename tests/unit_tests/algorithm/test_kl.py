@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.unit_tests.algorithm.algorithm_builders import (
-    MAX_TOKENS,
     episodes_of,
     group,
+    normalizers_of,
     pack,
     policy_like,
     run_loss,
@@ -26,8 +26,8 @@ from torchtitan_rl.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenMean, 
         ("k2", -3.0, 4.5),
         ("k3", math.log(2), 0.5 + math.log(2) - 1),
         ("k3", -math.log(2), 2 - math.log(2) - 1),
-        ("k3", -100.0, math.expm1(60.0) - 100.0),
-        ("k3", 100.0, 99.0),
+        ("k3", -100.0, math.expm1(60.0) - 60.0),
+        ("k3", 100.0, 59.0),
     ],
 )
 def test_closed_form(estimator, log_ratio, expected):
@@ -40,6 +40,34 @@ def test_k3_keeps_its_digits_at_small_ratios_in_float32():
     # k3(d) = d^2 / 2 - d^3 / 6 + ...: exp(-d) - 1 in float32 would be wrong in its first digit here
     assert kl_estimate(torch.tensor(1e-3), "k3").item() == pytest.approx(5e-7 - 1e-9 / 6, rel=1e-3)
     assert kl_estimate(torch.tensor(0.0), "k3").item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "expected"),
+    [
+        (-59.0, 1 - math.exp(59)),
+        (-60.0, 1 - math.exp(60)),
+        (-61.0, 1 - math.exp(60)),
+        (-1e9, 1 - math.exp(60)),
+        (61.0, 1.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k3_pulls_to_the_reference_however_far_away_it_is(log_ratio, expected, dtype):
+    start = torch.tensor(log_ratio, dtype=dtype, requires_grad=True)
+    value = kl_estimate(start, "k3")
+    value.backward()
+    assert torch.isfinite(value)
+    assert start.grad.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_in_the_reward_only_sampled_tokens_count():
+    algorithm = Algorithm.Config(
+        advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
+    ).build()
+    scored = group(0, [1.0, 0.0], logprobs=[(-1.0, 0.0, -1.0), (-2.0,)], loss_mask=[(1, 0, 1), (1,)])
+    episodes = episodes_of(algorithm, scored, reference=[[-3.0, -50.0, -1.0], [-2.0]])
+    assert [episode.shaped_reward for episode in episodes] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -59,13 +87,10 @@ def test_gradient_agrees_with_finite_differences(estimator):
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_reference_equal_to_the_policy_gives_no_divergence_at_all(estimator):
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.1, estimator=estimator)).build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-    values = policy_like(episodes, 0.3)
-    batch = pack(
-        episodes,
-        algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS),
-        reference=[value.tolist() for value in values],
-    )
+    reference = [[-1.0, -1.5], [-0.7, -1.1]]
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=reference)
+    values = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in reference]
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
     metrics = run_loss(algorithm, episodes, values, batch).metrics
     for key in ("loss/kl", "loss/kl_weighted", "reference/kl_k1", "reference/kl_k2", "reference/kl_k3"):
         assert metrics[key].value == 0.0
@@ -75,8 +100,9 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.1, estimator="k2")
     ).build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=4), reference=[[-2.0, -1.0], [-4.0]])
+    reference = [[-2.0, -1.0], [-4.0]]
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]), reference=reference)
+    batch = pack(episodes, normalizers_of(algorithm, episodes, 4), reference=reference)
     values = policy_like(episodes)
     loss, metrics = run_loss(algorithm, episodes, values, batch)
     # policy part: mean over sequences of -A = -(0.5 - 0.5) / 2 = 0. k2: (0.5 + 0) / 2 and 2; their mean 1.125
@@ -87,12 +113,9 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
 
 def test_a_group_without_preference_gets_no_kl_term_on_its_own():
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.1)).build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]), group(1, [1.0, 0.0]))
-    batch = pack(
-        episodes,
-        algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS),
-        reference=[[-3.0, -3.0]] * 4,
-    )
+    reference = [[-3.0, -3.0]] * 4
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]), group(1, [1.0, 0.0]), reference=reference)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
     values = policy_like(episodes, 0.2)
     run_loss(algorithm, episodes, values, batch).loss.backward()
     assert all(not value.grad.any() for value in values[:2])
@@ -103,10 +126,10 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
     ).build()
-    scored = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]) + group(1, [1.0, 1.0])
+    scored = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]), group(1, [1.0, 1.0])
     # sum of k1: (-1 + 3) + 0 = 2 and 0, so the rewards become 0 and 0 - 0
     reference = [[-3.0, -1.0], [-2.0], [-5.0, -5.0], [-1.0, -1.0]]
-    episodes = episodes_of(algorithm, scored, reference_logprobs=reference)
+    episodes = episodes_of(algorithm, *scored, reference=reference)
     assert [episode.shaped_reward for episode in episodes] == [0.0, 0.0, 1.0, 1.0]
     assert [episode.reward for episode in episodes] == [1.0, 0.0, 1.0, 1.0]
     assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0, 0.0]
@@ -115,12 +138,12 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
 
 
 def test_a_missing_reference_is_an_error_that_says_what_to_do():
-    reward = Algorithm.Config(kl=KL.Config(coef=0.5, placement="reward")).build()
-    with pytest.raises(ValueError, match="reference_logprobs = None"):
-        episodes_of(reward, group(0, [1.0, 0.0]))
     loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
-    episodes = episodes_of(loss, group(0, [1.0, 0.0]))
-    batch = pack(episodes, loss.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+    for algorithm in (loss, Algorithm.Config(kl=KL.Config(coef=0.5, placement="reward")).build()):
+        with pytest.raises(ValueError, match="prompt 0, sample 0: reference_logprobs = None"):
+            episodes_of(algorithm, group(0, [1.0, 0.0]))
+    episodes = episodes_of(loss, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
+    batch = pack(episodes, normalizers_of(loss, episodes))
     values = spread_logprobs(batch, episodes, policy_like(episodes))
     with pytest.raises(ValueError, match="Load a reference model"):
         loss.loss(batch, values, torch.zeros_like(values))
@@ -128,9 +151,9 @@ def test_a_missing_reference_is_an_error_that_says_what_to_do():
 
 def test_an_idle_micro_batch_needs_no_reference():
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
     values = policy_like(episodes)
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS), order=[], padding=4)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), order=[], padding=4)
     loss = run_loss(algorithm, episodes, values, batch).loss
     loss.backward()
     assert loss.item() == 0.0

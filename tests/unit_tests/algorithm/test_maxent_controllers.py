@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, pack, policy_like, run_loss
+from tests.unit_tests.algorithm.algorithm_builders import (
+    episodes_of,
+    group,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+)
 from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"
@@ -24,6 +31,8 @@ def state(algorithm) -> dict:
 
 def test_tau_follows_the_smoothed_entropy_in_log_space():
     algorithm = algorithm_with(tau=2.0, tau_controller=TauController.Config(target=1.0, learning_rate=0.1))
+    algorithm.after_update({ENTROPY: 9.0})  # step 0 moves nothing and is not smoothed
+    assert state(algorithm) == {"tau": 2.0, "beta": 0.0, "weight_entropy_ema": None, "step": 1}
     first = values(algorithm.after_update({ENTROPY: 0.5}))  # H~ = 0.5: log tau += 0.1 * 0.5
     assert state(algorithm)["tau"] == pytest.approx(2 * math.exp(0.05), abs=1e-12)
     assert first["maxent/tau_delta"] == pytest.approx(2 * math.exp(0.05) - 2, abs=1e-12)
@@ -38,7 +47,7 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
     algorithm = algorithm_with(tau=0.1, tau_controller=TauController.Config(target=0.65, learning_rate=0.5))
     for _ in range(200):
         episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-        batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+        batch = pack(episodes, normalizers_of(algorithm, episodes))
         measured = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics[ENTROPY].value
         algorithm.after_update({ENTROPY: measured})
     assert measured == pytest.approx(0.65, abs=1e-3)
@@ -48,17 +57,22 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
 def test_tau_stays_in_its_range(entropy, expected):
     controller = TauController.Config(target=1.0, learning_rate=10.0, min_tau=0.25, max_tau=4.0)
     algorithm = algorithm_with(tau=1.0, tau_controller=controller)
-    algorithm.after_update({ENTROPY: entropy})
+    for _ in range(2):
+        algorithm.after_update({ENTROPY: entropy})
     assert state(algorithm)["tau"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_tau_is_still_during_the_warm_up_while_the_entropy_is_smoothed():
-    algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0, warmup_steps=2))
-    for expected_active in (0.0, 0.0, 1.0):
-        metrics = values(algorithm.after_update({ENTROPY: 0.5}))
-        assert metrics["maxent/tau_active"] == expected_active
-        assert (metrics["maxent/tau_delta"] > 0) == (expected_active == 1.0)
-        assert metrics["maxent/weight_entropy/ema"] == 0.5
+@pytest.mark.parametrize(("warmup_steps", "first_move"), [(0, 1), (2, 3)])
+def test_tau_and_its_entropy_stand_through_the_warm_up_and_the_first_step(warmup_steps, first_move):
+    algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0, warmup_steps=warmup_steps))
+    for step in range(first_move):
+        metrics = values(algorithm.after_update({ENTROPY: 9.0 + step}))
+        assert (metrics["maxent/tau_active"], metrics["maxent/tau_delta"]) == (0.0, 0.0)
+        assert "maxent/weight_entropy/ema" not in metrics
+    metrics = values(algorithm.after_update({ENTROPY: 0.5}))
+    assert metrics["maxent/tau_active"] == 1.0
+    assert metrics["maxent/tau_delta"] > 0
+    assert metrics["maxent/weight_entropy/ema"] == 0.5  # its first value: nothing of the warm-up is in it
 
 
 def test_the_target_moves_linearly_to_its_final_value():
@@ -82,9 +96,15 @@ def test_beta_follows_the_relative_error_of_the_kl(kl, expected):
     assert metrics["maxent/beta_active"] == 1.0
 
 
-def test_beta_does_not_become_negative():
-    controller = BetaController.Config(target=0.1, horizon=0.1, max_step=0.5).build()
-    assert controller.move(0.5, 0.0).value == 0.0
+def test_no_single_step_takes_beta_to_0_where_it_would_stay():
+    algorithm = algorithm_with(beta=0.5, beta_controller=BetaController.Config(target=0.1, horizon=0.1, max_step=0.5))
+    algorithm.after_update({KL: 0.0})
+    assert state(algorithm)["beta"] == 0.5e-6
+    algorithm.after_update({KL: 0.2})
+    assert state(algorithm)["beta"] == pytest.approx(3e-6)  # 1 + 0.5 / 0.1
+
+
+def test_the_meta_controllers_beta_does_not_become_negative():
     meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0).build()
     assert meta.move_beta(0.5, 0.0).value == 0.0
 

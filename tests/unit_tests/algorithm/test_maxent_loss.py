@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.unit_tests.algorithm.algorithm_builders import (
-    MAX_TOKENS,
     episodes_of,
     group,
+    group_of,
     merge,
+    normalizers_of,
     pack,
     policy_like,
     run_loss,
@@ -36,12 +37,12 @@ def maxent(**kwargs) -> Algorithm:
 
 
 def packed(algorithm, episodes, **kwargs):
-    return pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS), **kwargs)
+    return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
 
 
 def test_weights_and_advantages_of_a_group():
     episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
-    assert [episode.weight for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
+    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
     assert [episode.advantage for episode in episodes] == pytest.approx([SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12)
 
 
@@ -80,7 +81,7 @@ def test_length_normalisation_divides_the_sequence_log_probability():
 def test_gradient_agrees_with_finite_differences():
     algorithm = maxent(clip_coef=0.3, tau=0.5)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
-    batch = packed(algorithm, episodes, old=[episode.sampler_logprobs for episode in episodes])
+    batch = packed(algorithm, episodes, old=[episode.completion.logprobs for episode in episodes])
     values = [value.detach().requires_grad_() for value in policy_like(episodes, 0.1)]
 
     def function(*values):
@@ -107,21 +108,21 @@ def test_the_clip_loss_is_added_with_the_weights_as_advantages():
 def test_the_reference_enters_by_its_log_probability_per_token():
     scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
     reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
-    by_length = episodes_of(maxent(beta=1.0), scored_group, reference_logprobs=reference)
-    assert by_length[0].weight == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
-    in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference_logprobs=reference)
-    assert in_sum[0].weight == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
+    by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
+    assert by_length[0].mass == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
+    in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
+    assert in_sum[0].mass == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
     assert maxent(beta=1.0).needs_reference
     assert not maxent().needs_reference
-    with pytest.raises(ValueError, match="reference_logprobs = None"):
+    with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
         episodes_of(maxent(beta=1.0), scored_group)
 
 
 def test_equal_rewards_have_no_gradient_unless_asked_for():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
-    assert [episode.weight for episode in episodes[:3]] == [1 / 3] * 3
-    assert [episode.in_loss for episode in episodes] == [False] * 3 + [True] * 2
+    assert [episode.mass for episode in episodes[:3]] == [1 / 3] * 3
+    assert [episode.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
     values = policy_like(episodes, 0.5)
     run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
     assert all(not value.grad.any() for value in values[:3])
@@ -134,15 +135,15 @@ def test_equal_rewards_have_no_gradient_unless_asked_for():
 
 def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one():
     episodes = episodes_of(
-        maxent(), [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0), scored(0, 3, 5.0, logprobs=())]
+        maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
     )
-    assert [episode.weight for episode in episodes] == pytest.approx([SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12)
+    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12)
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
 
 def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax():
     algorithm = maxent()
-    first = [scored(0, 0, 1.0), scored(0, 1, None), scored(0, 2, 0.0)]
+    first = group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0))
     with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
     values = policy_like(with_none, 0.4)
     beside = run_loss(algorithm, with_none, values, packed(algorithm, with_none))
@@ -163,7 +164,7 @@ def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
     assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-12)
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
     assert algorithm.requires_whole_groups
-    with pytest.raises(ValueError, match=r"prompt 1: its weights sum to 0\.\d+ in this micro-batch, expected 1"):
+    with pytest.raises(ValueError, match=r"prompt 1: its masses sum to 0\.\d+ in this micro-batch, expected 1"):
         run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=[0, 1, 2]))
 
 
@@ -180,8 +181,8 @@ def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with the MaxEnt loss"),
-        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with the MaxEnt loss"),
+        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with a listwise loss"),
+        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
         ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*leave the field out"),
         ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
     ],
@@ -216,7 +217,7 @@ def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
 def test_metrics_of_the_weights():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
-    metrics = {key: metric.value for key, metric in algorithm.episode_metrics(episodes).items()}
+    metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
     h = -(SIGMOID_1 * math.log(SIGMOID_1) + (1 - SIGMOID_1) * math.log(1 - SIGMOID_1))
     expected = {
         "maxent/tau": 1.0,
@@ -231,3 +232,60 @@ def test_metrics_of_the_weights():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_clip_loss_of_sequences_is_summed_over_the_group():
+    clip = {"clip_coef": 0.5, "clip": Clip.Config(eps_high=0.1)}
+    listwise, both = maxent(), maxent(clip_ratio="sequence", **clip)
+    groups = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,)] * 2)
+    episodes = episodes_of(both, *groups)
+    old = [[-1.0, -1.0], [-1.0], [-1.0], [-1.0]]
+    # sequence ratios 1.2 * 1.25 = 1.5 (clipped at 1.1), 0.9, and 1 in the second group
+    rows = [[1.2, 1.25], [0.9], [1.0], [1.0]]
+    values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in rows]
+    outputs = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)) for algorithm in (listwise, both)
+    ]
+    advantage = SIGMOID_1 - 0.5
+    clip_loss = 0.5 * (-1.1 * advantage + 0.9 * advantage) / 2  # of two groups; the second sums to 0
+    assert outputs[1].loss.item() - outputs[0].loss.item() == pytest.approx(clip_loss, abs=1e-12)
+    metrics = outputs[1].metrics
+    assert metrics["loss/clip"].value == pytest.approx(clip_loss, abs=1e-12)
+    assert metrics["loss/listwise"].value == pytest.approx(outputs[0].loss.item(), abs=1e-12)
+    assert metrics["ratio/max"].value == pytest.approx(1.5, abs=1e-12)
+    (outputs[1].loss - outputs[0].loss).backward()
+    assert values[0].grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)
+
+
+def test_the_clip_part_is_reported_apart_and_only_where_there_is_one():
+    both, alone = maxent(clip_coef=0.5), maxent()
+    episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
+    values = policy_like(episodes, 0.1)
+    metrics = run_loss(both, episodes, values, packed(both, episodes)).metrics
+    parts = metrics["loss/listwise"].value + metrics["loss/clip"].value
+    assert metrics["loss/policy"].value == pytest.approx(parts, abs=1e-15)
+    plain = run_loss(alone, episodes, values, packed(alone, episodes)).metrics
+    assert not {"loss/listwise", "loss/clip", "ratio/clip_fraction", "ratio/overflow_fraction"} & plain.keys()
+
+
+def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
+    episodes = episodes_of(
+        maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
+    )
+    assert [e.q_mass for e in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12)
+    assert episodes[0].mass > episodes[0].q_mass
+
+
+def test_the_tasks_own_judgement_says_what_is_incorrect():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], correct=[False, True]))  # a format bonus for a wrong answer
+    mass = algorithm.group_metrics(episodes.groups)["groups/incorrect_mass"].value
+    assert mass == pytest.approx(SIGMOID_1, abs=1e-12)
+
+
+def test_only_sampled_tokens_weigh_in_the_reference():
+    columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
+    reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
+    episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)
+    assert episodes[0].mass == pytest.approx(0.5, abs=1e-12)

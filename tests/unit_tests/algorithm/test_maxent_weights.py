@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from torchtitan_rl.algorithm.maxent import entropy, is_neutral, listwise_weights, reward_distribution
+from torchtitan_rl.algorithm.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
 
 E = math.e
 

@@ -5,68 +5,23 @@ import math
 import pytest
 import torch
 
-from tests.unit_tests.algorithm.algorithm_builders import MAX_TOKENS, episodes_of, group, merge, pack, run_loss, scored
-from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, GroupMean, Reinforce, SeedGrpo, Truncation
-from torchtitan_rl.algorithm.metrics.loss_metrics import LENGTH_BUCKETS, bucket_name
-from torchtitan_rl.algorithm.metrics.summary import describe, quantile
-from torchtitan_rl.algorithm.metrics.tally import Tally
-
-
-def numbers(metrics) -> dict[str, float]:
-    return {key: metric.value for key, metric in metrics.items()}
-
-
-def test_rewards_groups_and_advantages():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
-    breakdown = [{"correct": 1.0, "format": None}, {"correct": 0.0, "format": 0.5}]
-    episodes = episodes_of(
-        algorithm,
-        group(0, [1.0, 0.0], breakdown=breakdown),
-        group(1, [0.0, 0.0]),
-        group(2, [2.0, 1.0]),
-        group(3, [None, None]),
-    )
-    metrics = numbers(algorithm.episode_metrics(episodes))
-    rewards = [1.0, 0.0, 0.0, 0.0, 2.0, 1.0]
-    expected = {
-        "reward/mean": 4 / 6,
-        "reward/std": math.sqrt(6 / 6 - (4 / 6) ** 2),
-        "reward/min": 0.0,
-        "reward/max": 2.0,
-        "reward/p50": 0.5,
-        "reward/p95": 1.75,  # rank 4.75 of 0..5: 1 + 0.75 * (2 - 1)
-        "reward/correct/mean": 0.5,
-        "reward/format/mean": 0.5,  # None is no value
-        "reward/shaped/mean": 4 / 6,
-        "groups/zero_variance_fraction": 1 / 3,  # the group without rewards is not one of three
-        "groups/all_wrong_fraction": 1 / 3,
-        "groups/all_right_fraction": 1 / 3,
-        "groups/mixed_fraction": 1 / 3,
-        "advantage/mean": 0.0,
-        "advantage/std": math.sqrt(4 * 0.25 / 6),
-        "advantage/min": -0.5,
-        "advantage/max": 0.5,
-        "advantage/positive_fraction": 2 / 6,
-        "loss/completion_fraction": 6 / 8,
-        "nonfinite/completions": 0.0,
-    }
-    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
-    assert quantile(rewards, 50) == 0.5
+from tests.unit_tests.algorithm.algorithm_builders import (
+    episodes_of,
+    group,
+    merge,
+    normalizers_of,
+    numbers,
+    pack,
+    run_loss,
+)
+from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, GroupMean, Gspo, Reinforce, SeedGrpo
+from torchtitan_rl.algorithm.loss_metrics import LENGTH_BUCKETS, MAX_DISTRIBUTION_VALUES, Tally, bucket_name
 
 
 def test_merging_the_copies_of_several_ranks_changes_nothing():
     algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(), entropy_coef=0.1).build()
-    metrics = algorithm.episode_metrics(episodes_of(algorithm, group(0, [1.0, 0.0])))
+    metrics = algorithm.group_metrics(episodes_of(algorithm, group(0, [1.0, 0.0])).groups)
     assert merge([metrics] * 4) == merge([metrics])
-
-
-def test_shaping_and_the_entropy_bonus_show_beside_the_plain_reward():
-    algorithm = Algorithm.Config(entropy_coef=0.5, truncation=Truncation.Config(mode="penalty", cache_tokens=8)).build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,) * 12, (-2.0, -4.0)]))
-    metrics = numbers(algorithm.episode_metrics(episodes))
-    assert metrics["reward/mean"] == 0.5
-    assert metrics["reward/shaped/mean"] == 0.25  # 1 - 0.5 and 0
-    assert metrics["reward/with_entropy/mean"] == pytest.approx((0.5 + 0.5 * 1 + 0.0 + 0.5 * 3) / 2)
 
 
 def test_semantic_entropy():
@@ -83,13 +38,12 @@ def test_semantic_entropy():
         "semantic_entropy/effective_alpha": 0.5 / math.log(2),
         "semantic_entropy/max_possible": math.log(2),
     }
-    metrics = numbers(algorithm.episode_metrics(episodes))
+    metrics = numbers(algorithm.group_metrics(episodes.groups))
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_episodes_no_keys():
-    assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build().episode_metrics([]) == {}
-    assert describe("x", []) == {}
+    assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build().group_metrics([]) == {}
 
 
 def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewards: list[float]) -> dict[str, float]:
@@ -98,7 +52,7 @@ def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewa
     episodes = episodes_of(algorithm, group(0, rewards, logprobs=logprobs))
     batch = pack(
         episodes,
-        algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS),
+        normalizers_of(algorithm, episodes),
         old=[[-1.0] * len(row) for row in ratios],
     )
     values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in ratios]
@@ -133,8 +87,25 @@ def test_ratio_and_clip_fractions():
 def test_cispo_counts_what_its_cap_bounds_and_reinforce_clips_nothing():
     cispo = off_policy_metrics(Algorithm.Config(loss=Cispo.Config(cap=1.2)), [[1.5, 1.0], [1.5, 0.5]], [1.0, 0.0])
     assert (cispo["ratio/clip_fraction_high"], cispo["ratio/clip_fraction_low"]) == (0.5, 0.0)
+    floor = Algorithm.Config(loss=Cispo.Config(cap=1.2, floor=0.8))
+    assert off_policy_metrics(floor, [[1.5, 1.0], [0.5, 0.7]], [1.0, 0.0])["ratio/clip_fraction_low"] == 0.5
     reinforce = off_policy_metrics(Algorithm.Config(loss=Reinforce.Config()), [[1.5], [1.5]], [1.0, 0.0])
     assert "ratio/clip_fraction" not in reinforce
+    assert "ratio/overflow_fraction" not in reinforce  # no ratio in its loss
+
+
+def test_dual_clipped_tokens_are_clipped_tokens():
+    # sequence 0 has A > 0, sequence 1 A < 0: 1.5 is clipped above in the first, bounded by the dual clip in the second
+    config = Algorithm.Config(loss=Clip.Config(dual_clip=1.4))
+    metrics = off_policy_metrics(config, [[1.5, 1.0], [1.5, 0.5, 1.3]], [1.0, 0.0])
+    assert metrics["ratio/clip_fraction"] == 3 / 5
+    assert [metrics[f"ratio/clip_fraction_{side}"] for side in ("low", "high", "dual")] == [1 / 5] * 3
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(Clip.Config(), 1.0), (Gspo.Config(), 0.0)])
+def test_only_what_a_loss_clamps_overflows(loss, expected):
+    ratios = [[math.exp(25), math.exp(-25)], [math.exp(25), math.exp(-25)]]  # a sequence's mean log ratio is 0
+    assert off_policy_metrics(Algorithm.Config(loss=loss), ratios, [1.0, 0.0])["ratio/overflow_fraction"] == expected
 
 
 def test_losses_are_reported_with_their_sign_and_add_up():
@@ -158,14 +129,6 @@ def test_kl_by_completion_length(length, name):
     assert present == {f"policy/kl_k3/length_{name}", "policy/kl_k3/length_33-64"}
 
 
-def test_tokens_by_completion_length_count_what_is_in_the_loss():
-    algorithm = Algorithm.Config().build()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0,) * 40, (-1.0,) * 2, (-1.0,) * 50]))
-    metrics = numbers(algorithm.episode_metrics(episodes))
-    tokens = {key: value for key, value in metrics.items() if key.endswith("/tokens")}
-    assert tokens == {"policy/kl_k3/length_0-32/tokens": 2.0, "policy/kl_k3/length_33-64/tokens": 40.0}
-
-
 def test_the_buckets_hold_every_length_once():
     assert [bucket_name(bucket) for bucket in LENGTH_BUCKETS] == ["0-32", "33-64", "65-128", "129-256", "257+"]
     for length in range(1000):
@@ -185,8 +148,41 @@ def test_a_mean_over_two_ranks_weighs_by_count():
 
 def test_all_values_are_plain_floats():
     algorithm = Algorithm.Config().build()
-    episodes = episodes_of(algorithm, [scored(0, 0, 1.0), scored(0, 1, 0.0)])
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [torch.tensor([-1.0, -1.0], requires_grad=True) for _ in episodes]
-    metrics = algorithm.episode_metrics(episodes) | run_loss(algorithm, episodes, values, batch).metrics
-    assert all(type(metric.value) is float and isinstance(metric.weight, float) for metric in metrics.values())
+    metrics = run_loss(algorithm, episodes, values, batch).metrics
+    assert all(type(value) is float for value in numbers(metrics).values())
+    assert all(type(metric.weight) is float for metric in metrics.values())
+
+
+def test_entropies_and_logprob_diffs_come_as_distributions_of_the_loss_tokens():
+    algorithm = Algorithm.Config().build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0, -2.0), (-3.0,), (-4.0,)]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
+    values = [torch.tensor(v, dtype=torch.float64) for v in ([-1.5, -2.0], [-3.25], [-9.0])]
+    metrics = run_loss(algorithm, episodes, values, batch).metrics
+    diffs, entropies = metrics["sampler/logprob_diff/distribution"], metrics["policy/entropy/distribution"]
+    assert diffs.reduction == entropies.reduction == "distribution"
+    assert diffs.value.tolist() == [0.5, 0.0, 0.25]
+    assert entropies.value.tolist() == pytest.approx([0.7] * 3)
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1024, 1024), (1025, 513), (5000, 1000)])
+def test_a_distribution_is_thinned_evenly(count, kept):
+    tally = Tally()
+    tally.distribution("x", torch.arange(count), torch.ones(count))
+    tally.sum("y", torch.zeros(()))
+    values = tally.to_metrics()["x"].value
+    assert len(values) == kept <= MAX_DISTRIBUTION_VALUES
+    assert len(values.diff().unique()) == 1
+
+
+def test_the_effective_sample_size_is_a_share_of_the_tokens():
+    algorithm = Algorithm.Config().build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes), padding=5)
+    values = [torch.tensor([-1 + math.log(w) for w in row], dtype=torch.float64) for row in ([1.0, 2.0], [3.0])]
+    metric = run_loss(algorithm, episodes, values, batch).metrics["sampler/effective_sample_size"]
+    assert metric.value == pytest.approx((1 + 2 + 3) ** 2 / (3 * (1 + 4 + 9)), abs=1e-12)
+    assert (metric.reduction, metric.weight) == ("mean", 3.0)

@@ -6,26 +6,25 @@ import pytest
 import torch
 
 from tests.unit_tests.algorithm.algorithm_builders import (
-    MAX_TOKENS,
     episodes_of,
     group,
+    group_of,
+    normalizers_of,
+    numbers,
     pack,
     policy_like,
     run_loss,
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Gspo, MaxEnt, NonFiniteError, SeedGrpo
+from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Gspo, MaxEnt, NonFiniteError, SeedGrpo
 
 NAN, INF = math.nan, math.inf
 
 
 def with_bad_reward(value: float):
-    return [
-        scored(0, 0, 1.0),
-        scored(0, 1, value, breakdown={"format": 0.5, "correct": value}),
-        scored(0, 2, 0.0),
-    ]
+    bad = scored(1, value, breakdown={"format": 0.5, "correct": value})
+    return group_of(0, scored(0, 1.0), bad, scored(2, 0.0))
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -36,7 +35,7 @@ def test_a_reward_names_prompt_sample_and_function(value):
 
 def test_a_total_that_no_function_explains_is_named_as_such():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 0: the total reward is inf"):
-        episodes_of(Algorithm.Config().build(), [scored(0, 0, INF, breakdown={"correct": 1.0}), scored(0, 1, 0.0)])
+        episodes_of(Algorithm.Config().build(), group_of(0, scored(0, INF, breakdown={"correct": 1.0}), scored(1, 0.0)))
 
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
@@ -44,19 +43,15 @@ def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
     config = {} if isinstance(loss, MaxEnt.Config) else {"advantage": GroupMean.Config()}
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build()
     episodes = episodes_of(algorithm, with_bad_reward(NAN))
-    clean = episodes_of(algorithm, [scored(0, 0, 1.0), scored(0, 1, 0.0)])
+    clean = episodes_of(algorithm, group(0, [1.0, 0.0]))
     assert [episodes[0].advantage, episodes[2].advantage] == [episode.advantage for episode in clean]
-    assert (episodes[1].advantage, episodes[1].in_loss, episodes[1].weight) == (0.0, False, 0.0)
+    assert (episodes[1].advantage, bool(episodes[1].mass)) == (0.0, False)
+    assert episodes[1].left_out == "not finite: reward function 'correct' returned nan"
     assert math.isnan(episodes[1].reward)
-    metrics = algorithm.episode_metrics(episodes)
-    assert metrics["nonfinite/completions"].value == 1
-    assert metrics["reward/mean"].value == 0.5
-    assert metrics["reward/format/mean"].value == 0.5
-    assert "reward/correct/mean" not in metrics
 
 
 def test_a_samplers_log_probability_is_named_or_masked():
-    completions = [scored(0, 0, 1.0, logprobs=(-1.0, -INF)), scored(0, 1, 0.0)]
+    completions = group_of(0, scored(0, 1.0, logprobs=(-1.0, -INF)), scored(1, 0.0))
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the sampler's log-probability of token 1 is -inf"):
         episodes_of(Algorithm.Config().build(), completions)
     algorithm = Algorithm.Config(nonfinite="mask", seed_grpo=SeedGrpo.Config()).build()
@@ -65,22 +60,29 @@ def test_a_samplers_log_probability_is_named_or_masked():
 
 def test_a_references_log_probability_is_named():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 1: the reference's log-probability of token 0 is nan"):
-        episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0]), reference_logprobs=[[-1.0, -1.0], [NAN, -1.0]])
+        episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0]), reference=[[-1.0, -1.0], [NAN, -1.0]])
 
 
-def test_advantages_that_overflow_are_named_or_masked():
-    rewards = [1.7e308, 1.7e308, 0.0]
-    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is"):
-        episodes_of(Algorithm.Config().build(), group(0, rewards))
-    episodes = episodes_of(Algorithm.Config(nonfinite="mask", advantage=BatchStd.Config()).build(), group(0, rewards))
-    assert [(episode.advantage, episode.in_loss) for episode in episodes] == [(0.0, False)] * 3
-    assert all(math.isfinite(weight) for weight in (episode.weight for episode in episodes))
+@pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
+@pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
+def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewards, advantage):
+    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, for the rewards overflow"):
+        episodes_of(Algorithm.Config(advantage=advantage).build(), group(0, rewards))
+    episodes = episodes_of(Algorithm.Config(nonfinite="mask", advantage=advantage).build(), group(0, rewards))
+    assert [episode.advantage for episode in episodes] == [0.0] * 3
+    assert all(episode.left_out.startswith("not finite: the advantage is") for episode in episodes)
+
+
+def test_what_the_policy_did_not_sample_may_have_any_number():
+    completions = group(0, [1.0, 0.0], logprobs=[(-1.0, NAN), (-1.0, -1.0)], loss_mask=[(1, 0), (1, 1)])
+    episodes = episodes_of(Algorithm.Config().build(), completions)
+    assert all(episode.in_loss for episode in episodes)
 
 
 def prepared(nonfinite: str, **kwargs):
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs).build()
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS), old=[[-1.0, -1.0]] * 4)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), old=[[-1.0, -1.0]] * 4)
     return algorithm, episodes, batch
 
 
@@ -94,9 +96,6 @@ def test_a_bad_token_in_the_batch_is_named(field, quantity, value):
     place = (batch.sequence_ids == 3).nonzero()[2]  # the second completion token of prompt 5, sample 1
     getattr(batch, field)[place] = value
     with pytest.raises(NonFiniteError, match=rf"prompt 5, sample 1: {quantity} of the token with id 4 .* is {value}"):
-        run_loss(algorithm, episodes, policy_like(episodes), batch)
-    batch.sample_ids = None
-    with pytest.raises(NonFiniteError, match="prompt 5, episode 3 of the step"):
         run_loss(algorithm, episodes, policy_like(episodes), batch)
 
 
@@ -113,7 +112,7 @@ def test_a_bad_log_probability_of_the_policy_is_named():
 def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build()
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
-    batch = pack(episodes, algorithm.normalizers(episodes, max_completion_tokens=MAX_TOKENS))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [
         torch.tensor([-1.0, value if i == 1 else -1.0], dtype=torch.float64, requires_grad=True) for i in range(4)
     ]
@@ -124,7 +123,7 @@ def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
     assert all(torch.isfinite(value.grad).all() for value in values)
     assert values[1].grad[1] == 0.0
     assert metrics["nonfinite/tokens"].value == 1
-    assert all(math.isfinite(metric.value) for metric in metrics.values())
+    assert all(math.isfinite(value) for value in numbers(metrics).values())
 
 
 def test_what_lies_outside_the_mask_is_never_looked_at():
@@ -138,7 +137,7 @@ def test_what_lies_outside_the_mask_is_never_looked_at():
         batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF)
     )
     assert torch.equal(clean.loss, dirty.loss)
-    assert clean.metrics == dirty.metrics
+    assert numbers(clean.metrics) == numbers(dirty.metrics)
 
 
 def test_a_ratio_that_overflows_is_clamped_and_counted():

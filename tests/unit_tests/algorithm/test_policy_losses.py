@@ -32,6 +32,13 @@ def at_ratios(ratios: list[float], advantages: list[float], **kwargs):
         (Clip.Config(dual_clip=3.0), [10.0, 2.0, 10.0], [-2.0, -2.0, 2.0], [6.0, 4.0, -2.4]),
         # -min(rho, cap) A log pi
         (Cispo.Config(cap=2.0), [0.5, 4.0], [1.0, -1.0], [-0.5 * (OLD + math.log(0.5)), 2.0 * (OLD + math.log(4))]),
+        # both sides, as verl and slime bound it
+        (
+            Cispo.Config(cap=1.2, floor=0.8),
+            [0.5, 4.0],
+            [1.0, -1.0],
+            [-0.8 * (OLD + math.log(0.5)), 1.2 * (OLD + math.log(4))],
+        ),
         (Reinforce.Config(), [0.5, 4.0], [1.0, -2.0], [-(OLD + math.log(0.5)), 2 * (OLD + math.log(4))]),
     ],
 )
@@ -153,6 +160,7 @@ def test_an_overflowing_ratio_stays_finite_in_float32(config, log_ratio):
         (lambda: Clip.Config(eps_high=float("nan")), r"loss\.eps_high = nan"),
         (lambda: Clip.Config(dual_clip=1.0), r"loss\.dual_clip = 1\.0: expected None or a number > 1"),
         (lambda: Cispo.Config(cap=-1.0), r"loss\.cap = -1\.0"),
+        (lambda: Cispo.Config(cap=1.2, floor=1.3), r"loss\.floor = 1\.3: expected None or a number in \[0, cap \(1\.2"),
     ],
 )
 def test_impossible_values_are_refused(make, message):

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.policy import build_policy, score
-from torchtitan_rl.types import Prompt
+from torchtitan_rl.types import Completion, Prompt, flat
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -62,18 +63,23 @@ class Pair:
     def weights(self):
         return hf_weights(self.model, self.adapter, torch.float32)
 
-    def logprobs(self, ids) -> list[float]:
+    def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
         with torch.no_grad():
             positions = torch.arange(len(tokens), device=DEVICE_TYPE)
-            return score(self.model, tokens, positions, tokens.roll(-1), 1.0)[0][:-1].tolist()
+            return score(self.model, tokens, positions, tokens.roll(-1), temperature)[0][:-1].cpu().numpy()
+
+    def of_completion(self, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+        """The policy's log-probabilities of a completion's tokens, [L]."""
+        whole = np.concatenate([prompt.token_ids, completion.token_ids])
+        return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
 
     def sync(self, weights=None) -> None:
         WeightSync.Config(check_interval=1).build().push(
             self.weights() if weights is None else weights,
             self.generator,
             policy_version=1,
-            probe=SEQUENCES[0],
+            probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,
         )
 
@@ -106,7 +112,7 @@ def test_a_changed_policy_arrives_whole(pair):
     pair.change()
     pair.sync()
     for sequence in SEQUENCES:
-        assert pair.generator.prompt_logprobs(sequence) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
+        assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
 def test_the_probe_sees_an_engine_that_kept_its_old_weights(pair):
@@ -137,15 +143,13 @@ def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
     pair.generator.generate([prompt])
     pair.change()
     pair.sync()
-    for completion in pair.generator.generate([prompt]):
-        whole = completion.prompt_token_ids + completion.token_ids
-        mine = pair.logprobs(whole)[len(completion.prompt_token_ids) - 1 :]
-        assert completion.token_logprobs == pytest.approx(mine, abs=1e-4)
+    for completion in pair.generator.generate([prompt])[0].samples:
+        assert completion.logprobs == pytest.approx(pair.of_completion(prompt, completion), abs=1e-4)
 
 
 def test_sampling_is_repeatable_by_seed_step_and_round(pair):
     def tokens(**at):
-        return [c.token_ids for c in pair.generator.generate(PROMPTS, **at)]
+        return [c.token_ids.tolist() for c in flat(pair.generator.generate(PROMPTS, **at))]
 
     assert tokens(step=3) == tokens(step=3)
     assert tokens(step=3) != tokens(step=4)
@@ -154,19 +158,16 @@ def test_sampling_is_repeatable_by_seed_step_and_round(pair):
 
 def test_logprobs_are_at_the_sampling_temperature(pair):
     hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
-    completion = pair.generator.generate(PROMPTS[:1], sampling_config=hot)[0]
-    tokens = torch.tensor(completion.prompt_token_ids + completion.token_ids, device=DEVICE_TYPE)
-    positions = torch.arange(len(tokens), device=DEVICE_TYPE)
-    with torch.no_grad():
-        scored = score(pair.model, tokens, positions, tokens.roll(-1), 2.0)[0]
-    assert completion.token_logprobs[0] == pytest.approx(float(scored[-2]), abs=1e-4)
+    completion = pair.generator.generate(PROMPTS[:1], sampling_config=hot)[0].samples[0]
+    scored = pair.of_completion(PROMPTS[0], completion, temperature=2.0)
+    assert completion.logprobs == pytest.approx(scored, abs=1e-4)
 
 
-def test_completions_carry_their_group_and_version(pair):
-    completions = pair.generator.generate(PROMPTS)
-    assert [(c.prompt_idx, c.sample_idx) for c in completions] == [
-        (i, j) for i in range(len(PROMPTS)) for j in range(4)
-    ]
+def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pair):
+    groups = pair.generator.generate(PROMPTS)
+    assert [group.prompt for group in groups] == PROMPTS
+    assert [[c.sample_idx for c in group.samples] for group in groups] == [[0, 1, 2, 3]] * len(PROMPTS)
+    completions = flat(groups)
     assert {c.policy_version for c in completions} == {1}
-    assert all(len(c.token_ids) == len(c.token_logprobs) for c in completions)
+    assert all(c.loss_mask.all() for c in completions)
     assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)

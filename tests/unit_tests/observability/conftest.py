@@ -12,7 +12,7 @@ from torchtitan_rl.observability import Recorder, collector
 def fresh_collector():
     """No recorder, and every one-time warning still to come."""
     collector.activate(None)
-    collector._silenced.clear()
+    collector._warn_inactive.cache_clear()
     logging.getLogger("torchtitan_rl").propagate = True
     yield
     collector.activate(None)

@@ -1,8 +1,9 @@
-"""Parts the room's tests share: an episode, the worst of model outputs, and forked processes."""
+"""Parts the room's tests share: groups of episodes, the worst of model outputs, and forked processes."""
 
 import multiprocessing
 
-from torchtitan_rl.types import Episode
+from torchtitan_rl.observability import episode_rows
+from torchtitan_rl.types import Completion, Episode, Group, Prompt, ScoredCompletion
 
 FORK = multiprocessing.get_context("fork")
 """Processes that need no second import of torch."""
@@ -14,22 +15,28 @@ NASTY = (
 """A model's answer: rich markup, ANSI escapes, HTML, table bars, emoji, NUL, a lone surrogate, 100k characters."""
 
 
-def episode(prompt_idx=0, sample_idx=0, reward=1.0, **fields):
-    """An episode with three tokens and log-probabilities of -0.5."""
-    tokens = fields.pop("token_ids", [5, 6, 7])
-    values = {
-        "policy_version": 3,
-        "prompt": f"What is {prompt_idx} + 1?",
-        "response": f"[ANSWER] {prompt_idx + 1}",
-        "expected_answer": str(prompt_idx + 1),
-        "answer": str(prompt_idx + 1),
-        "prompt_token_ids": [1, 2],
-        "sampler_logprobs": [-0.5] * len(tokens),
-        "finish_reason": "stop",
-        "reward_breakdown": {"correct": reward},
-        "extra": {},
-        "group_size": 4,
-    }
-    return Episode(
-        prompt_idx=prompt_idx, sample_idx=sample_idx, reward=reward, token_ids=tokens, **{**values, **fields}
-    )
+def sample(
+    sample_idx=0, reward=1.0, *, token_ids=(5, 6, 7), text="[ANSWER]", finish_reason="stop", loss_mask=None,
+    policy_version=3, breakdown=None, extra=None, answer="1", correct=None, **episode
+):  # fmt: skip
+    """An episode of three tokens with log-probabilities of -0.5; further keywords are the Episode's own."""
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=policy_version, token_ids=list(token_ids),
+        logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
+    )  # fmt: skip
+    scored = ScoredCompletion(
+        completion=completion, reward=reward, reward_breakdown={"correct": reward} if breakdown is None else breakdown,
+        extra=extra or {}, answer=answer, correct=correct,
+    )  # fmt: skip
+    return Episode(scored=scored, **episode)
+
+
+def group(prompt_idx, *samples, **prompt):
+    """A prompt of two tokens and its samples."""
+    fields = {"text": f"What is {prompt_idx} + 1?", "expected_answer": str(prompt_idx + 1), **prompt}
+    return Group(prompt=Prompt(prompt_idx=prompt_idx, token_ids=[1, 2], **fields), samples=list(samples))
+
+
+def rows_of(*groups, step=1, split="train", policy_step=3):
+    """The groups as rows of a sample table."""
+    return episode_rows(groups, step=step, split=split, policy_step=policy_step)

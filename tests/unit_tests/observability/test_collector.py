@@ -175,7 +175,7 @@ def test_counters_maxima_and_quantiles_are_not_averaged_over_the_steps_between_t
         record_metric("tokens", 10, Reduce.SUM)
         record_metric("length/max", step, Reduce.MAX)
         record_metric("length/min", step, Reduce.MIN)
-        record_metric("q", step, Reduce.QUANTILES)
+        record_metric("q", step, Reduce.DISTRIBUTION)
         record_metric("loss", step)
     values = run.flush(3)
     assert (values["optimizer/step"], values["tokens"], values["length/max"], values["length/min"]) == (3, 30, 3, 1)

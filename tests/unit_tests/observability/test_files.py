@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
-from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_rows, read_samples, record_metric
+from tests.unit_tests.observability.observability_parts import FORK, NASTY, group, rows_of, sample
+from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 
 STEPS = 40
@@ -148,7 +148,7 @@ def test_the_byte_budget_stops_the_store_and_says_so(recorder, tmp_path, caplog)
 
 def test_the_store_is_read_back_in_one_call_into_pyarrow_and_pandas_with_the_full_text(recorder, tmp_path):
     run = recorder(keep_all_rows=True)
-    rows = episode_rows([episode(0, 0, 1.0, response=NASTY), episode(0, 1, float("nan"))], step=1, split="train")
+    rows = rows_of(group(0, sample(0, 1.0, text=NASTY), sample(1, float("nan"))))
     record_metric("rollout/samples", rows, Reduce.TABLE)
     record_metric("other", {"score": 1, "late": {"nested": [1]}, "reward": "text"}, Reduce.TABLE)
     run.flush(1)

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from tests.unit_tests.observability.observability_parts import episode
-from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+from tests.unit_tests.observability.observability_parts import group, rows_of, sample
+from torchtitan_rl.observability import Reduce, record_metric
 from torchtitan_rl.observability.guard import Guard
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord
 
@@ -77,7 +77,7 @@ def train(run):
         losses.append(loss.detach())
         if run is not None:
             record_metric("loss", loss)
-            record_metric("rollout/samples", episode_rows([episode()], step=step, split="train"), Reduce.TABLE)
+            record_metric("rollout/samples", rows_of(group(0, sample()), step=step), Reduce.TABLE)
             run.flush(step)
     return torch.stack(losses)
 
@@ -128,7 +128,7 @@ def test_a_full_disk_under_metrics_jsonl_itself_ends_that_sink_only(recorder, ca
 def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, caplog):
     run = recorder(sinks=["blocked"], queue_size=2)
     for step in range(1, 9):
-        rows = episode_rows([episode(0, s, float(s)) for s in range(3)], step=step, split="train")
+        rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
         record_metric("t", rows, Reduce.TABLE)
         values = run.flush(step)
     dropped = run._guards["blocked"].dropped_records

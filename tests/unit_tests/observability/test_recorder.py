@@ -9,9 +9,12 @@ import textwrap
 
 import pytest
 import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.unit_tests.observability.observability_parts import FORK, episode
-from torchtitan_rl.observability import Recorder, Reduce, episode_rows, read_samples, record_metric
+from tests.unit_tests.observability.observability_parts import FORK, group, rows_of, sample
+from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric
+from torchtitan_rl.observability.sinks import SINKS, Sink
+from torchtitan_rl.run.errors import UserError
 
 
 def lines(path):
@@ -40,6 +43,26 @@ def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
     assert [line["x"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [15.0]
 
 
+def test_per_rank_reduce_hands_over_tables_distributions_and_traces_too(ranks, tmp_path):
+    world = ranks(2, sinks=["tensorboard:per_rank_reduce"], select=["top:1"])
+    for rank in (0, 1):
+        world.record(rank, "reward/mean", 0.5, "last")
+        world.record(rank, "reward", [rank, rank + 1.0], Reduce.DISTRIBUTION)
+        world.record(rank, "rollout/samples", rows_of(group(rank, sample(0, float(rank)))), Reduce.TABLE)
+    world.flush(1)
+    for rank, one in enumerate(world.recorders):
+        one.close()
+        events = EventAccumulator(str(tmp_path / f"tensorboard.rank{rank}"))
+        events.Reload()
+        assert events.Scalars("reward/mean")[0].value == 0.5
+        assert events.Scalars("reward/p50")[0].value == rank + 0.5
+        assert {"obs/overhead_ms", "obs/dropped_rows"} <= set(events.Tags()["scalars"])
+        assert "reward/histogram" in events.Tags()["histograms"]
+        text = events.Tensors("rollout/samples/text_summary")[0].tensor_proto.string_val[0].decode()
+        assert f"train/1/{rank}/0" in text.replace("&#95;", "_")
+    assert {row["prompt_idx"] for row in read_samples(tmp_path).to_pylist()} == {1}
+
+
 def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_path):
     world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
     for value in range(5):
@@ -58,14 +81,14 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
 @pytest.mark.parametrize(
     ("sinks", "message"),
     [
-        (["tensorbord"], "unknown sink 'tensorbord'.*Did you mean 'tensorboard'"),
-        (["jsonl:global"], "'global' is no mode; jsonl has global_reduce"),
-        (["console:per_rank_reduce"], "a mode of another sink; console has global_reduce"),
-        (["jsonl", "jsonl:per_rank_reduce"], "named twice"),
+        (["tensorbord"], "metrics.sinks = 'tensorbord'.*Did you mean 'tensorboard'"),
+        (["jsonl:global"], "a mode of jsonl: global_reduce, per_rank_reduce"),
+        (["console:per_rank_reduce"], "a mode of console: global_reduce"),
+        (["jsonl", "jsonl:per_rank_reduce"], "each sink once"),
     ],
 )
 def test_a_sink_s_mode_is_validated_at_start_up(recorder, sinks, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         recorder(sinks=sinks)
 
 
@@ -73,14 +96,14 @@ def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder,
     from torchtitan_rl.observability.sinks.wandb import WandbSink
 
     monkeypatch.setattr(WandbSink, "requires", "library_that_is_missing")
-    with pytest.raises(ImportError, match="pip install library_that_is_missing"):
+    with pytest.raises(UserError, match="pip install library_that_is_missing"):
         recorder(sinks=["wandb"])
 
 
 def test_an_impossible_selector_or_queue_is_an_error_at_start_up(recorder):
-    with pytest.raises(ValueError, match="recorder.select"):
+    with pytest.raises(ValueError, match="metrics.select"):
         recorder(select=["best:1"])
-    with pytest.raises(ValueError, match="recorder.queue_size: 0"):
+    with pytest.raises(ValueError, match="metrics.queue_size = 0"):
         recorder(queue_size=0)
 
 
@@ -114,10 +137,10 @@ def test_the_config_builds_the_recorder_and_every_field_has_its_help(tmp_path):
 def test_evaluation_tables_stand_beside_training_ones_of_the_same_step(recorder, tmp_path):
     run = recorder()
     for step in (1, 2):
-        record_metric("rollout/samples", episode_rows([episode(0, 0, 0.5)], step=step, split="train"), Reduce.TABLE)
-        held_out = episode_rows([episode(0, 0, 0.7)], step=step, split="eval_greedy")
+        record_metric("rollout/samples", rows_of(group(0, sample(0, 0.5)), step=step), Reduce.TABLE)
+        held_out = rows_of(group(0, sample(0, 0.7)), step=step, split="eval_greedy")
         record_metric("evaluation/samples", held_out, Reduce.TABLE)
-        sampled = episode_rows([episode(0, 0, 0.7)], step=step, split="eval_sampled")
+        sampled = rows_of(group(0, sample(0, 0.7)), step=step, split="eval_sampled")
         record_metric("evaluation/samples", sampled, Reduce.TABLE)
         run.flush(step)
     run.close()
@@ -129,7 +152,7 @@ def test_evaluation_tables_stand_beside_training_ones_of_the_same_step(recorder,
 
 def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(recorder, tmp_path):
     run = recorder(keep_all_rows=True)
-    rows = episode_rows([episode(0, s, float(s)) for s in range(9)], step=4, split="train")
+    rows = rows_of(group(0, *(sample(s, float(s)) for s in range(9))), step=4)
     record_metric("t", rows, Reduce.TABLE)
     run.flush(4)
     run.close()
@@ -141,25 +164,43 @@ def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(record
     assert 2 <= len(reasons) <= 3
 
 
-def test_slim_drops_constant_and_duplicate_series_and_brings_back_what_changes(recorder, tmp_path):
-    run = recorder(slim=True)
+def test_slim_leaves_constant_and_duplicate_series_out_of_charts_and_brings_back_what_changes(recorder, monkeypatch):
+    written = []
+    monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
+    monkeypatch.setattr(ChartingSink, "written", written, raising=False)
+    run = recorder(sinks=["charting"], console_metrics=["reward/*"])
     for step in range(1, 31):
+        record_metric("reward/mean", 1.0)
         record_metric("varies", step)
         record_metric("varies/too", step)
         record_metric("constant", 5.0 if step < 25 else 6.0)
-        assert "constant" in run.flush(step)
+        run.flush(step)
     run.close()
-    found = lines(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in found if "varies" in line] == list(range(1, 31))
-    assert [line["step"] for line in found if "varies/too" in line] == list(range(1, 10))
-    assert [line["step"] for line in found if "constant" in line] == [*range(1, 10), *range(25, 31)]
+
+    def steps(key, kind):
+        return [record.step for record in written if key in getattr(record, kind)]
+
+    assert steps("varies", "charts") == list(range(1, 31))
+    assert steps("varies/too", "charts") == list(range(1, 10))
+    assert steps("constant", "charts") == [*range(1, 10), *range(25, 31)]
+    assert steps("reward/mean", "charts") == list(range(1, 31)), "what the console shows always has a chart"
+    assert steps("constant", "values") == list(range(1, 31)), "metrics.jsonl has every series"
 
 
-def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds(recorder):
-    run = recorder()
-    for key, seconds in (("step", 10.0), ("generate", 6.0), ("update", 3.0), ("update/forward", 1.0)):
-        record_metric(f"time/{key}", seconds, Reduce.MAX)
-    assert run.flush(1)["time/unaccounted"] == pytest.approx(1.0)
+class ChartingSink(Sink):
+    def write(self, record):
+        self.written.append(record)
+
+
+def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):
+    world = ranks(2)
+    slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
+    for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):
+        for phase, seconds in {"step": 10.0, **phases}.items():
+            recorder._collector.add_seconds(phase, seconds)
+    values = world.flush(1)
+    assert (values["time/generate"], values["time/train"]) == (6.0, 7.5)
+    assert values["time/unaccounted"] == pytest.approx(1.0), "after the merge it would be 10 - 13.5"
 
 
 def conditional_run(rank, folder, results):

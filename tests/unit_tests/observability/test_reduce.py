@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observability.reduce import ACCUMULATORS, Reduce
+from torchtitan_rl.observability.reduce import ACCUMULATORS, MAX_SAMPLE, Reduce
 
 SCALARS = list(ACCUMULATORS)
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
@@ -52,13 +52,11 @@ def test_last_of_several_ranks_is_the_lowest_rank_s_latest():
 
 
 @pytest.mark.parametrize("reduction", SCALARS)
-def test_empty_has_no_value_and_reset_empties(reduction):
+def test_empty_has_no_value(reduction):
     accumulator = ACCUMULATORS[reduction]()
     assert accumulator.get_value() is None
     accumulator.append(1.0, 1.0)
     assert accumulator.get_value() is not None
-    accumulator.reset()
-    assert accumulator.get_value() is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,24 +69,50 @@ def test_merged_states_equal_the_pooled_values_for_every_reduction(ranks):
         (Reduce.MIN, min),
         (Reduce.MEAN, statistics.fmean),
         (Reduce.STD, statistics.pstdev),
-        (Reduce.QUANTILES, lambda v: float(np.quantile(v, 0.5))),
+        (Reduce.DISTRIBUTION, lambda v: float(np.quantile(v, 0.5))),
     ):
         value = reduced(reduction, *map(once, ranks))
         if not pooled:
             assert value is None
             continue
-        if reduction is Reduce.QUANTILES:
+        if reduction is Reduce.DISTRIBUTION:
             value = value["p50"]
         assert value == pytest.approx(expected(pooled), rel=1e-9, abs=1e-5)
 
 
 def test_states_share_nothing_with_their_accumulator():
-    accumulator = ACCUMULATORS[Reduce.QUANTILES]()
+    accumulator = ACCUMULATORS[Reduce.DISTRIBUTION]()
     accumulator.append(1.0, 1.0)
-    state = accumulator.get_state()
+    values, _ = accumulator.get_state()
     accumulator.append(2.0, 1.0)
-    assert list(state) == [1.0]
+    assert list(values) == [1.0]
+
+
+def distribution(*arrays):
+    accumulator = ACCUMULATORS[Reduce.DISTRIBUTION]()
+    for values in arrays:
+        accumulator.append(np.asarray(values, dtype=float), 1.0)
+    return accumulator
+
+
+def test_a_distribution_is_exact_up_to_its_cap_and_a_repeatable_sample_of_bounded_size_above_it():
+    values = np.arange(MAX_SAMPLE, dtype=float)
+    assert sorted(distribution(*np.split(values, 8)).get_state()[0]) == values.tolist()
+    many = np.split(np.arange(50.0 * MAX_SAMPLE), 100)
+    sample, again = distribution(*many).get_state()[0], distribution(*many).get_state()[0]
+    assert len(sample) == len(set(sample)) == MAX_SAMPLE
+    assert np.array_equal(sample, again)
+
+
+def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
+    small, large = distribution(np.zeros(MAX_SAMPLE * 2)), distribution(*np.ones((60, MAX_SAMPLE // 10)))
+    small.merge(large.get_state())
+    share = 6 / (6 + 2)
+    assert small.get_state()[0].mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
+    values = distribution(*np.split(np.random.default_rng(1).normal(size=400_000), 50)).get_value()
+    assert values["p05"] == pytest.approx(-1.645, abs=0.1)
+    assert values["p50"] == pytest.approx(0.0, abs=0.05)
 
 
 def test_reduce_is_named_by_its_string_too():
-    assert Reduce("quantiles") is Reduce.QUANTILES
+    assert Reduce("distribution") is Reduce.DISTRIBUTION

@@ -6,92 +6,75 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit_tests.observability.observability_parts import NASTY, episode
-from torchtitan_rl.observability import Reduce, episode_row, episode_rows, record_metric
-from torchtitan_rl.observability.rows import EPISODE_COLUMNS, plain, plain_row
+from tests.unit_tests.observability.observability_parts import NASTY, group, rows_of, sample
+from torchtitan_rl.observability import Reduce, record_metric
+from torchtitan_rl.observability.rows import plain, plain_row
 from torchtitan_rl.observability.schema import Schema
-from torchtitan_rl.observability.table import SelectedTable
+from torchtitan_rl.observability.select import Selection
 
 SPECIFIED = [
-    "step",
-    "policy_version",
-    "staleness",
-    "split",
-    "prompt_idx",
-    "sample_idx",
-    "group_size",
-    "rank_in_group",
-    "select_reason",
-    "prompt",
-    "response",
-    "expected_answer",
-    "reward",
-    "score",
-    "advantage",
-    "weight",
-    "prompt_tokens",
-    "response_tokens",
-    "finish_reason",
-    "logprob_mean",
-    "logprob_diff_mean",
-    "logprob_diff_max",
-]
+    "step", "episode_id", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group",
+    "select_reason", "prompt", "response", "expected_answer", "answer", "correct", "reward", "score", "advantage", "in_loss",
+    "left_out", "prompt_tokens", "response_tokens", "finish_reason", "logprob_mean", "logprob_diff_mean", "logprob_diff_max",
+]  # fmt: skip
 
 
 def test_an_episode_row_has_every_specified_column_in_order():
-    table = SelectedTable(("top",))
-    table.extend(episode_rows([episode(extra={"note": "n"})], step=7, split="train"))
-    [row] = table.rows()
-    core = [column for column in row if column in SPECIFIED]
-    assert core == SPECIFIED
-    assert list(row)[-2:] == ["reward/correct", "extra/note"]
+    rows = rows_of(group(0, sample(extra={"note": "n"}), columns={"level": 3}), step=7)
+    [row] = Selection(["top"]).select(rows, 7).shown
+    assert list(row) == [*SPECIFIED, "reward/correct", "extra/note", "example/level"]
 
 
 def test_an_episode_row_s_values():
-    one = episode(2, 1, 0.5, token_ids=[1, 2, 3, 4], advantage=-1.5, weight=0.25, logprob_diff_max=1e-4)
-    row = episode_row(one, step=7, split="eval", trainer_version=5)
-    assert (row["step"], row["split"], row["policy_version"], row["staleness"]) == (7, "eval", 3, 2)
+    one = sample(1, 0.5, token_ids=[1, 2, 3, 4], correct=False, advantage=-1.5, left_out="truncated", logprob_diff_max=1e-4)
+    [row] = rows_of(group(2, one), step=7, policy_step=6)
+    assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)
     assert (row["response_tokens"], row["prompt_tokens"], row["logprob_mean"]) == (4, 2, -0.5)
-    assert (row["reward"], row["score"], row["advantage"], row["weight"]) == (0.5, 0.5, -1.5, 0.25)
-    assert row["logprob_diff_max"] == 1e-4
+    assert (row["reward"], row["score"], row["correct"], row["advantage"]) == (0.5, 0.5, False, -1.5)
+    assert (row["in_loss"], row["left_out"], row["logprob_diff_max"]) == (False, "truncated", 1e-4)
 
 
-def test_lengths_are_true_lengths_and_an_empty_response_has_no_logprob():
-    row = episode_row(episode(token_ids=[]), step=1, split="train")
-    assert row["response_tokens"] == 0
-    assert row["logprob_mean"] is None
+def test_mass_and_the_reference_are_shown_where_there_are_some():
+    [row] = rows_of(group(0, sample(mass=0.25, reference_logprobs=np.float32([-1, -2, -3]))))
+    assert (row["mass"], row["reference_logprob_mean"]) == (0.25, -2.0)
+    assert not {"mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
+
+
+def test_tokens_of_an_environment_are_counted_apart_and_in_no_mean():
+    mask = [True, False, True]
+    [row] = rows_of(group(0, sample(loss_mask=mask, reference_logprobs=np.float32([-1, -9, -3]))))
+    assert (row["response_tokens"], row["observed_tokens"], row["reference_logprob_mean"]) == (2, 1, -2.0)
+
+
+def test_rows_that_are_not_trained_on_have_no_advantage_and_are_not_in_the_loss():
+    [row] = rows_of(group(0, sample()), split="eval_greedy")
+    assert (row["advantage"], row["in_loss"], row["episode_id"]) == (None, False, "eval_greedy/1/0/0")
+
+
+def test_an_empty_response_has_no_logprob():
+    [row] = rows_of(group(0, sample(token_ids=[])))
+    assert (row["response_tokens"], row["logprob_mean"]) == (0, None)
 
 
 def test_rank_in_group_is_by_reward_within_the_prompt_and_none_without_a_reward():
-    rewards = [(0, 0, 0.1), (0, 1, 0.9), (0, 2, None), (0, 3, math.nan), (1, 0, 0.5), (0, 4, 0.9)]
-    rows = episode_rows([episode(p, s, r) for p, s, r in rewards], step=1, split="train")
-    assert [row["rank_in_group"] for row in rows] == [2, 0, None, None, 0, 1]
+    first = group(0, *(sample(s, reward) for s, reward in enumerate([0.1, 0.9, None, math.nan, 0.9])))
+    rows = rows_of(first, group(1, sample(0, 0.5)))
+    assert [row["rank_in_group"] for row in rows] == [2, 0, None, None, 1, 0]
 
 
-def test_a_reward_function_named_like_a_core_column_cannot_overwrite_it():
-    one = episode(reward=0.5, reward_breakdown={"reward": 9.0, "prompt": 8.0}, extra={"response": "fake"})
-    row = episode_row(one, step=1, split="train")
-    assert row["reward"] == 0.5
-    assert row["response"] == one.response
+def test_a_reward_function_or_an_example_s_column_named_like_a_core_column_cannot_overwrite_it():
+    one = sample(0, 0.5, breakdown={"reward": 9.0, "prompt": 8.0}, extra={"response": "fake"})
+    [row] = rows_of(group(0, one, columns={"reward": 7.0}))
+    assert (row["reward"], row["response"]) == (0.5, "[ANSWER]")
     assert (row["reward/reward"], row["reward/prompt"], row["extra/response"]) == (9.0, 8.0, "fake")
-
-
-def test_what_episode_to_dict_returns_becomes_an_episode_row(recorder):
-    run = recorder(keep_all_rows=True)
-    record_metric("rollout/samples", episode(extra={"a": 1}).to_dict(exclude=["prompt_token_ids"]), Reduce.TABLE)
-    table = run._collector.drain()[0].tables["rollout/samples"]
-    [row] = table.rows()
-    assert row["score"] == 1.0
-    assert row["extra/a"] == 1
-    assert "token_ids" not in row
-    assert "prompt_tokens" not in row
+    assert row["example/reward"] == 7.0
 
 
 def test_the_value_of_a_table_is_always_a_list_inside(recorder):
-    run = recorder()
+    run = recorder(keep_all_rows=True)
     record_metric("t", {"score": 1}, Reduce.TABLE)
     record_metric("t", [{"score": 2}, {"score": 3}], Reduce.TABLE)
-    assert run._collector.drain()[0].tables["t"].num_rows == 3
+    assert len(run._collector.drain()[0].tables["t"]) == 3
 
 
 def test_rows_without_a_score_come_last_with_one_warning(recorder, caplog):
@@ -100,9 +83,8 @@ def test_rows_without_a_score_come_last_with_one_warning(recorder, caplog):
         record_metric("t", [{"name": "none"}, {"name": "some", "score": -5}], Reduce.TABLE)
         run.flush(step)
     assert caplog.text.count("are ranked last") == 1
-    table = SelectedTable(("top:5", "unscored:5"))
-    table.extend([{"name": "none"}, {"name": "some", "score": -5}])
-    assert [row["name"] for row in table.rows()] == ["some", "none"]
+    shown = Selection(["top:5", "unscored:5"]).select([{"name": "none"}, {"name": "some", "score": -5}], 1).shown
+    assert [row["name"] for row in shown] == ["some", "none"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +136,3 @@ def test_mixed_types_in_a_column_become_text_rather_than_raising():
     assert [row["a"] for row in rows] == ["x", "5", "[1]"]
     assert [rows[0]["b"], rows[0]["n"], rows[1]["b"]] == [2.5, 3, None]
     assert any("'a' held number, and text from" in message for message in warned.values())
-
-
-def test_the_known_columns_are_those_the_table_orders():
-    assert set(SPECIFIED) <= set(EPISODE_COLUMNS)

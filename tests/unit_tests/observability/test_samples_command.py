@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.unit_tests.observability.observability_parts import NASTY, episode
-from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+from tests.unit_tests.observability.observability_parts import NASTY, group, rows_of, sample
+from torchtitan_rl.observability import Reduce, record_metric
 from torchtitan_rl.samples import main
 
 
@@ -14,12 +14,11 @@ def run(recorder, tmp_path):
     def make(name, better=0.0, keep_all_rows=True):
         one = recorder(folder=tmp_path / name, keep_all_rows=keep_all_rows)
         for step in (1, 2, 3):
-            episodes = [
-                episode(p, s, better + 10 * p + s + step / 10, response=f"answer {step}-{p}-{s}", group_size=3)
+            groups = [
+                group(p, *(sample(s, better + 10 * p + s + step / 10, text=f"answer {step}-{p}-{s}") for s in range(3)))
                 for p in range(2)
-                for s in range(3)
             ]
-            record_metric("rollout/samples", episode_rows(episodes, step=step, split="train"), Reduce.TABLE)
+            record_metric("rollout/samples", rows_of(*groups, step=step), Reduce.TABLE)
             one.flush(step)
         one.close()
         return str(tmp_path / name)
@@ -82,7 +81,7 @@ def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_pa
 
 def test_nasty_output_is_safe_in_every_view(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
-    rows = episode_rows([episode(0, s, response=NASTY) for s in range(2)], step=1, split="train")
+    rows = rows_of(group(0, *(sample(s, text=NASTY) for s in range(2))))
     record_metric("t", rows, Reduce.TABLE)
     one.flush(1)
     one.close()

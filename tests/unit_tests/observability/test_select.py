@@ -2,36 +2,28 @@
 
 import math
 import pickle
-import random
+import random as chance
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observability import select
-from torchtitan_rl.observability.select import SELECTORS, Entry, Top, parse_selector
-from torchtitan_rl.observability.table import SelectedTable
+from torchtitan_rl.observability.select import SELECTORS, Selection, parse_selector
+from torchtitan_rl.run.errors import UserError
 
 ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
        "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
 
 
 def selected(rows, select=("top", "bottom", "random"), **options):
-    table = SelectedTable(select, **options)
-    table.extend(rows)
-    return table.rows()
+    return Selection(select, **options).select(rows, 1).shown
 
 
 def over_ranks(ranks, select, **options):
-    """The selection when each rank holds some rows: states are pickled and merged on the first."""
-    tables = []
-    for rows in ranks:
-        table = SelectedTable(select, **options)
-        table.extend(rows)
-        tables.append(pickle.loads(pickle.dumps(table)))
-    for other in tables[1:]:
-        tables[0].merge(other)
-    return tables[0]
+    """The selection when each rank holds some rows and sends its candidates, pickled, to the first."""
+    selection = Selection(select, **options)
+    sent = [pickle.loads(pickle.dumps(selection.candidates(rows))) for rows in ranks]
+    return selection.select([row for rows in sent for row in rows], 1)
 
 
 def row(prompt_idx=0, sample_idx=0, score=0.0, **cells):
@@ -56,55 +48,66 @@ some_rows = st.lists(
 )
 
 
-def ranked_by_hand(rows, k, sign):
-    """Top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
+def scores_by_hand(rows, k, sign):
+    """The scores of top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
     distinct = {repr(sorted(r.items())): r for r in rows}.values()
-    scored = [r for r in distinct if r["score"] is not None and not math.isnan(r["score"])]
-    scored.sort(key=lambda r: (sign * r["score"], r["prompt_idx"], r["sample_idx"]))
-    return [(r["score"], r["prompt_idx"], r["sample_idx"]) for r in scored[:k]]
-
-
-def triples(rows):
-    return sorted((r["score"], r["prompt_idx"], r["sample_idx"]) for r in rows)
+    return sorted((r["score"] for r in distinct if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x)[:k]
 
 
 @settings(max_examples=150, deadline=None)
 @given(rows=some_rows, count=st.sampled_from([1, 2, 4]), k=st.integers(0, 4), seed=st.integers(0, 2**16))
 def test_top_and_bottom_k_over_1_2_and_4_ranks_equal_those_of_the_pooled_rows(rows, count, k, seed):
-    where = random.Random(seed)
+    where = chance.Random(seed)
     ranks = [[] for _ in range(count)]
     for one in rows:
         ranks[where.randrange(count)].append(one)
     for name, sign in (("top", -1), ("bottom", 1)):
-        found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).rows()
-        assert triples(found) == sorted(ranked_by_hand(rows, k, sign))
+        found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).shown
+        assert sorted(r["score"] for r in found) == sorted(scores_by_hand(rows, k, sign))
 
 
 @settings(max_examples=80, deadline=None)
 @given(rows=some_rows, count=st.sampled_from([2, 4]), seed=st.integers(0, 2**16))
 def test_every_selector_is_the_same_over_any_spread_of_the_rows(rows, count, seed):
-    where = random.Random(seed)
+    where = chance.Random(seed)
     ranks = [[] for _ in range(count)]
     for one in rows:
         ranks[where.randrange(count)].append(one)
     pooled = selected(rows, ALL)
-    assert repr(over_ranks(ranks, ALL).rows()) == repr(pooled)
+    assert repr(over_ranks(ranks, ALL).shown) == repr(pooled)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=some_rows)
 def test_rows_that_every_rank_holds_alike_are_one_row_each(rows):
-    assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept_rows()) == repr(
-        over_ranks([rows], ALL, keep_all=True).kept_rows()
+    assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept) == repr(
+        over_ranks([rows], ALL, keep_all=True).kept
     )
 
 
-def test_ties_go_by_score_then_prompt_idx_then_sample_idx_in_any_order_of_arrival():
-    rows = [row(p, s, 1.0) for p in range(4) for s in range(4)]
-    for seed in range(5):
-        random.Random(seed).shuffle(rows)
-        found = selected(rows, ("top:2", "bottom:3", "unscored:0"))
-        assert [(r["prompt_idx"], r["sample_idx"]) for r in found] == [(0, 0), (0, 1), (0, 2)]
+def ties(step, seed=0, **cells):
+    rows = [row(p, s, 1.0, step=step, **cells) for p in range(8) for s in range(4)]
+    return rows, [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"), seed=seed)]
+
+
+def test_ties_rotate_by_step_and_seed_and_are_the_same_in_any_order_of_arrival():
+    assert len({tuple(ties(step)[1]) for step in range(20)}) > 8, "prompt 0 must not be shown in every step"
+    assert len({tuple(ties(1, seed)[1]) for seed in range(20)}) > 8
+    rows, expected = ties(1)
+    for shuffle in range(5):
+        chance.Random(shuffle).shuffle(rows)
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))] == expected
+
+
+def test_of_equal_scores_a_row_that_teaches_comes_before_those_that_do_not():
+    for step in range(10):
+        idle = [row(p, 0, 1.0, step=step, advantage=0.0, in_loss=True) for p in range(8)]
+        out = [row(p, 1, 1.0, step=step, advantage=2.0, in_loss=False) for p in range(8)]
+        teaching = row(5, 2, 1.0, step=step, advantage=-0.5, in_loss=True)
+        for name in ("top", "bottom", "longest"):
+            [found] = selected([*idle, *out, teaching], (f"{name}:1", "unscored:0"))
+            assert (found["prompt_idx"], found["sample_idx"]) == (5, 2)
+    assert selected([row(0, 0, 2.0, advantage=0.0), teaching], ("top:1",))[0]["score"] == 2.0, "a score goes first"
 
 
 def test_one_row_with_k_1_plus_1_appears_once_with_both_reasons():
@@ -185,14 +188,26 @@ def test_each_named_selector_finds_its_rows():
 
 
 def test_a_group_of_one_seen_on_two_ranks_has_no_zero_variance():
-    assert over_ranks([[row()], [row()]], ("zero_variance",)).rows() == []
+    assert over_ranks([[row()], [row()]], ("zero_variance",)).shown == []
 
 
 def test_rows_without_a_score_on_several_ranks_are_unscored_there_too():
-    found = over_ranks([[{"name": "a"}], [{"name": "b", "score": 1.0}], [{"name": "c"}]], ("top:3", "unscored:5"))
-    assert found.num_without_score == 2
-    assert [r["name"] for r in found.rows()][0] == "b"
-    assert len(found.rows()) == 3
+    found = over_ranks([[{"name": "a"}], [{"name": "b", "score": 1.0}], [{"name": "c"}]], ("top:3", "unscored:5")).shown
+    assert [r["name"] for r in found][0] == "b"
+    assert len(found) == 3
+
+
+def test_a_rank_sends_candidates_and_not_its_rows():
+    rows = [row(p, s, float(p * s)) for p in range(50) for s in range(4)]
+    assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3
+    assert len(Selection((), keep_all=True).candidates(rows)) == 200
+
+
+def test_each_split_has_its_own_traces_the_selected_rows_first():
+    rows = [row(p, 0, float(p), split=split, step=1) for split in ("train", "eval") for p in range(50)]
+    traces = Selection(("top:1",), num_traces=4).select(rows, 1).traces
+    assert [r["split"] for r in traces] == ["eval"] * 4 + ["train"] * 4
+    assert [r["select_reason"] for r in traces] == ["top", "trace", "trace", "trace"] * 2
 
 
 def test_tables_are_not_only_for_episodes():
@@ -200,41 +215,23 @@ def test_tables_are_not_only_for_episodes():
     assert [r["name"] for r in selected(rows, ("top:1", "bottom:1"))] == ["b", "a"]
 
 
-def test_an_append_costs_o_log_k(monkeypatch):
-    calls = 0
-    compare = select._Kept.__lt__
-
-    def counted(self, other):
-        nonlocal calls
-        calls += 1
-        return compare(self, other)
-
-    monkeypatch.setattr(select._Kept, "__lt__", counted)
-    k, appends = 1024, 4096
-    top = Top(k)
-    entries = [Entry(row(i, 0, float(i))) for i in range(appends)]
-    for entry in entries:
-        top.add(entry)
-    assert calls < appends * 3 * math.log2(k)
-
-
 @pytest.mark.parametrize("text", ["tops", "top:x", "top:-1", "pinned"])
 def test_a_selector_that_cannot_be_is_an_error_naming_it(text):
-    with pytest.raises(ValueError, match="recorder.select"):
-        parse_selector(text, 0)
+    with pytest.raises(UserError, match="metrics.select"):
+        parse_selector(text)
     if text == "tops":
-        with pytest.raises(ValueError, match="Did you mean 'top'"):
-            parse_selector(text, 0)
+        with pytest.raises(UserError, match="Did you mean 'top'"):
+            parse_selector(text)
 
 
 def test_every_selector_can_be_named():
     for name in SELECTORS:
-        assert parse_selector(f"{name}:1", 0)[0] == name.replace("_", " ")
+        assert parse_selector(f"{name}:1").reason == name.replace("_", " ")
 
 
 def test_traces_are_the_selected_rows_and_a_sample_up_to_16():
     rows = [row(p, 0, float(p), step=1) for p in range(50)]
-    traces = over_ranks([rows[:25], rows[25:]], ("top", "bottom"), num_traces=16).traces()
+    traces = over_ranks([rows[:25], rows[25:]], ("top", "bottom"), num_traces=16).traces
     assert len(traces) == 16
     assert [r["score"] for r in traces[:2]] == [49.0, 0.0]
-    assert over_ranks([rows], ("top",), num_traces=0).traces() == []
+    assert over_ranks([rows], ("top",), num_traces=0).traces == []

@@ -9,44 +9,44 @@ import sqlite3
 import struct
 import sys
 import time
+from collections import Counter
 
 import pytest
 
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, episode
-from torchtitan_rl.observability import Recorder, Reduce, episode_rows, record_metric
+from tests.unit_tests.observability.observability_parts import FORK, NASTY, group, rows_of, sample
+from torchtitan_rl.observability import Recorder, Reduce, record_metric
+from torchtitan_rl.types import flat
 
 RECORD_STEPS = 3
 
 
 def nasty_step(step, n=4):
     """Two prompts with n responses each; the best of prompt 0 is nasty."""
+    extra = {"note": "[/b]"} if step > 1 else {}
+    texts = {(p, s): f"[ANSWER] {p}-{s}" for p in range(2) for s in range(n)} | {(1, n - 1): NASTY}
     return [
-        episode(
+        group(
             p,
-            s,
-            float(10 * p + s),
-            response=NASTY if (p, s) == (1, n - 1) else f"[ANSWER] {p}-{s}",
-            extra={"note": "[/b]"} if step > 1 else {},
+            *(sample(s, float(10 * p + s), text=texts[p, s], extra=extra) for s in range(n)),
             messages=[{"role": "user", "content": f"question {p} \ud800"}],
         )
         for p in range(2)
-        for s in range(n)
     ]
 
 
 def record_run(run, n=4, calls=1):
     """Three steps with a mean, quantiles, training and evaluation samples."""
     for step in range(1, RECORD_STEPS + 1):
-        episodes = nasty_step(step, n)
-        for one in episodes:
-            record_metric("reward/mean", one.reward)
-            record_metric("reward", one.reward, Reduce.QUANTILES)
+        groups = nasty_step(step, n)
+        rewards = [episode.reward for episode in flat(groups)]
+        for reward in rewards:
+            record_metric("reward/mean", reward)
+        record_metric("reward", rewards, Reduce.DISTRIBUTION)
         record_metric("odd key 👩‍💻 \ud800 [/b] |", 1.0)
-        size = len(episodes) // calls
+        rows = rows_of(*groups, step=step)
         for call in range(calls):
-            part = episodes[call * size : (call + 1) * size]
-            record_metric("rollout/samples", episode_rows(part, step=step, split="train"), Reduce.TABLE)
-        record_metric("evaluation/samples", episode_rows(episodes[:2], step=step, split="eval"), Reduce.TABLE)
+            record_metric("rollout/samples", rows[call::calls], Reduce.TABLE)
+        record_metric("evaluation/samples", rows_of(groups[0], step=step, split="eval"), Reduce.TABLE)
         record_metric("evaluation/accuracy", 0.5)
         run.flush(step)
     run.close()
@@ -225,7 +225,7 @@ def trackio_rows(tmp_path):
     return run
 
 
-def test_trackio_holds_scalars_tables_and_16_traces_a_step_however_many_generation_calls(trackio_rows):
+def test_trackio_holds_scalars_tables_and_16_traces_of_each_split_a_step_however_many_generation_calls(trackio_rows):
     metrics, traces = trackio_rows(n=20, calls=4)
     scalars = {step: values for step, values in metrics if "reward/mean" in values}
     assert sorted(scalars) == [1, 2, 3]
@@ -233,13 +233,14 @@ def test_trackio_holds_scalars_tables_and_16_traces_a_step_however_many_generati
     assert table["_type"] == "trackio.table"
     assert {row["step"] for row in table["_value"]} == {1}
     assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
-    assert [sum(step == s for s, *_ in traces) for step in (1, 2, 3)] == [16, 16, 16]
+    splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
+    assert splits == {(step, split): 16 for step in (1, 2, 3) for split in ("train", "eval")}
     assert {key for _, key, *_ in traces} == {"rollout/traces"}
 
 
 def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):
     _, traces = trackio_rows(n=4, max_traces_per_step=8, trace_key="my/traces")
-    assert len(traces) == 24
+    assert len(traces) == 3 * (8 + 4)
     for step, key, messages, metadata in traces:
         prompt, sample = metadata["prompt_index"], metadata["sample_index"]
         assert key == "my/traces"
@@ -253,7 +254,7 @@ def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadat
         assert metadata["reward"] == 10 * prompt + sample
         expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
         assert expected <= set(metadata)
-    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 24
+    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 36
 
 
 def test_trackio_traces_are_off_at_0(trackio_rows):

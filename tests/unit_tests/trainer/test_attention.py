@@ -1,9 +1,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torchtitan.models.common.attention import create_varlen_metadata_for_document
+from torch.nn.attention import _registry
+from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
 
-from torchtitan_rl.trainer.attention import PackedSDPA
+from torchtitan_rl.trainer import attention
+from torchtitan_rl.trainer.attention import FlashVarlen, PackedSDPA, describe_attention, flash_attention
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2]])
@@ -25,3 +27,70 @@ def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
     weights = torch.randn_like(found)
     grads = [torch.autograd.grad((out * weights).sum(), (q, k, v), retain_graph=True) for out in (found, expected)]
     torch.testing.assert_close(*grads)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for a GPU of the compute capability that it is called with, as far as constructors look."""
+
+    def simulate(capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(attention, "ON_CPU", False)
+
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", dict(_registry._FLASH_ATTENTION_IMPLS))
+    flash_attention.cache_clear()
+    yield simulate
+    flash_attention.cache_clear()
+    _registry.restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [
+        ((8, 0), ""),
+        ((8, 9), ""),
+        ((9, 0), "flash_attn_interface"),
+        ((10, 0), "flash_attn.cute.interface"),
+        ((12, 0), ""),
+    ],
+)
+def test_every_gpu_gets_flash_attention_2_where_no_better_one_is_installed(gpu, capability, missing):
+    gpu(capability)
+    built = attention.attention_config(float32=False).build()
+    assert isinstance(built, FlashVarlen)
+    assert built.window_size == (-1, 0)
+    assert flash_attention() == ("FA2", missing)
+    line = describe_attention(FlashVarlen.Config())
+    assert "FA2" in line
+    assert missing in line
+
+
+@pytest.mark.parametrize(("capability", "name"), [((9, 0), "FA3"), ((10, 0), "FA4"), ((10, 3), "FA4")])
+def test_the_gpus_own_flash_attention_is_taken_where_it_can_be_imported(gpu, capability, name):
+    class Handle:
+        def remove(self):
+            pass
+
+    gpu(capability)
+    activations = []
+    _registry.register_flash_attention_impl(name, register_fn=lambda: activations.append(name) or Handle())
+    for _ in range(2):
+        FlashVarlen.Config().build()
+    assert activations == [name]
+    assert _registry.current_flash_attention_impl() == name
+    assert flash_attention() == (name, "")
+
+
+def test_float32_has_sdpa_on_a_gpu_too(gpu):
+    gpu((9, 0))
+    config = attention.attention_config(float32=True)
+    assert isinstance(config, PackedSDPA.Config)
+    assert "SDPA" in describe_attention(config)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_the_simulation_reaches_the_fault_of_torchtitans_own_constructor(gpu, capability):
+    gpu(capability)
+    with pytest.raises(ModuleNotFoundError, match="flash_attn"):
+        VarlenAttention.Config().build()

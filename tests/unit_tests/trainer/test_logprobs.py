@@ -1,6 +1,13 @@
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from torchtitan_rl.trainer import logprobs
 from torchtitan_rl.trainer.logprobs import LogprobHead, chunked_logprobs
 
 T, D, V = 13, 8, 37
@@ -55,3 +62,148 @@ def test_head_gives_logits_outside_scoring_and_logprobs_inside():
     logprobs, entropy = dense(hidden[0], head.weight, labels, 0.5)
     torch.testing.assert_close(out[0], torch.stack([logprobs, entropy], -1), rtol=1e-5, atol=1e-5)
     assert head(hidden).shape == (1, T, V)
+
+
+def head_of(logits):
+    """hidden [1, 1] and weight [V, 1] whose product is `logits` [V]."""
+    return torch.ones(1, 1, dtype=logits.dtype), logits[:, None]
+
+
+@pytest.mark.parametrize("offset", [0.0, 770.0])
+@pytest.mark.parametrize("gap", [14.0, 21.0, 25.0])
+def test_a_peaked_distribution_keeps_its_entropy_and_log_probability(gap, offset):
+    """At gap 25 the entropy is 3.6e-7 and the sum of exponentials cannot be told from 1 in float32."""
+    logits = torch.full((1000,), offset)
+    logits[3] += gap
+    found = chunked_logprobs(*head_of(logits), torch.tensor([3]))
+    expected = dense(*head_of(logits.double()), torch.tensor([3]), 1.0)
+    for ours, exact in zip(found, expected, strict=True):
+        assert exact.item() != 0
+        assert ours.item() == pytest.approx(exact.item(), rel=2e-6)
+
+
+def test_equal_peaks_count_each():
+    logits = torch.tensor([5.0, 5.0, 5.0, 5.0])
+    logprob, entropy = chunked_logprobs(*head_of(logits), torch.tensor([2]))
+    assert logprob.item() == pytest.approx(-math.log(4))
+    assert entropy.item() == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0, 3000.0])
+def test_entropy_is_never_negative(scale):
+    torch.manual_seed(0)
+    hidden, weight = scale * torch.randn(256, D), torch.randn(V, D)
+    _, entropy = chunked_logprobs(hidden, weight, torch.zeros(256, dtype=torch.long))
+    assert entropy.min() >= 0
+
+
+def test_the_gradient_of_a_peaked_entropy_equals_autograd():
+    logits = torch.zeros(50, dtype=torch.float64)
+    logits[[3, 7]] = torch.tensor([783.0, 770.0], dtype=torch.float64)
+    logits += 0.1 * torch.randn(50, dtype=torch.float64)
+
+    def gradient(function, dtype, *arguments):
+        hidden, weight = head_of(logits.to(dtype))
+        weight.requires_grad_()
+        return torch.autograd.grad(function(hidden, weight, torch.tensor([7]), *arguments)[1].sum(), weight)[0]
+
+    exact = gradient(dense, torch.float64, 1.0)
+    torch.testing.assert_close(gradient(chunked_logprobs, torch.float64), exact, rtol=1e-10, atol=0)
+    logits = logits.float()  # what float32 logits say, then exactly
+    exact = gradient(dense, torch.float64, 1.0)
+    torch.testing.assert_close(gradient(chunked_logprobs, torch.float32).double(), exact, rtol=1e-5, atol=1e-15)
+
+
+def test_bfloat16_logits_are_not_rounded():
+    """Logits near 20 would be rounded to eighths: log-probabilities 6e-2 away, where 3e-6 is left."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()
+    labels = torch.randint(0, 2000, (64,))
+    exact = dense(hidden.double(), weight.double(), labels, 1.0)
+    found = chunked_logprobs(hidden, weight, labels)
+    assert (hidden.double() @ weight.double().T).max() > 16
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-5)
+
+
+def test_bfloat16_gradients_are_summed_in_float32():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(512, 32).bfloat16(), (torch.randn(64, 32) / 4).bfloat16()
+    labels = torch.randint(0, 64, (512,))
+
+    def gradients(function, dtype, **keywords):
+        leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
+        return torch.autograd.grad(function(*leaves, labels, **keywords)[0].sum(), leaves)
+
+    for ours, exact in zip(
+        gradients(chunked_logprobs, torch.bfloat16, chunk_tokens=8),
+        gradients(dense, torch.float64, temperature=1.0),
+        strict=True,
+    ):
+        assert (ours.double() - exact).norm() < 4e-3 * exact.norm()  # one rounding of each factor and of the result
+
+
+def test_a_wider_product_is_asked_of_the_gpu(monkeypatch):
+    class OnGpu:
+        dtype, is_cuda = torch.bfloat16, True
+
+    asked = []
+    monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: asked.append(out_dtype))
+    logprobs._product(OnGpu(), OnGpu())
+    assert asked == [torch.float32]
+
+
+def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
+    """Three ranks as threads; the collective is a sum or maximum over them. Shards of unequal size."""
+    hidden, weight, labels = inputs(3)
+    weight = weight.detach().clone()
+    weight[20] = weight[5]  # equal peaks on two ranks
+    cuts = [0, 13, 26, V]
+    barrier, posted = threading.Barrier(3), {}
+
+    def all_reduce(t, group, op=dist.ReduceOp.SUM):
+        posted[group] = t
+        barrier.wait()
+        together = torch.stack([posted[rank] for rank in range(3)])
+        barrier.wait()
+        return together.amax(0) if op == dist.ReduceOp.MAX else together.sum(0)
+
+    monkeypatch.setattr(logprobs, "_all_reduce", all_reduce)
+
+    def rank(index):
+        part = weight[cuts[index] : cuts[index + 1]].clone().requires_grad_()
+        h = hidden.detach().clone().requires_grad_()
+        found = chunked_logprobs(h, part, labels, temperature=0.7, chunk_tokens=5, group=index, first_row=cuts[index])
+        return torch.stack(found), *torch.autograd.grad((found[0] + 0.3 * found[1]).sum(), (h, part))
+
+    with ThreadPoolExecutor(3) as pool:
+        values, hidden_parts, weight_parts = zip(*pool.map(rank, range(3)), strict=True)
+    whole = weight.requires_grad_()
+    expected = dense(hidden, whole, labels, 0.7)
+    grads = torch.autograd.grad((expected[0] + 0.3 * expected[1]).sum(), (hidden, whole))
+    for value in values:
+        torch.testing.assert_close(value, torch.stack(expected), rtol=0, atol=1e-10)
+    torch.testing.assert_close(sum(hidden_parts), grads[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.cat(weight_parts), grads[1], rtol=0, atol=1e-10)
+
+
+def test_temperature_one_divides_nothing(monkeypatch):
+    hidden, weight, labels = inputs()
+    monkeypatch.setattr(Tensor, "div_", None)
+    monkeypatch.setattr(Tensor, "__truediv__", lambda a, b: a.div(b) if a.dim() < 2 else pytest.fail("logits divided"))
+    sum(chunked_logprobs(hidden, weight, labels)).sum().backward()
+
+
+def test_compiled_chunks_give_the_same(monkeypatch):
+    """Traced whole, with the in-place steps made functional, as any compiler gets them; generated code takes half a minute."""
+    for name in ("_statistics", "_gradient"):
+        traced = torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
+        monkeypatch.setattr(logprobs, f"_compiled{name}", traced)
+    hidden, weight, labels = inputs()
+
+    def run(compile):
+        pair = chunked_logprobs(hidden, weight, labels, chunk_tokens=5, compile=compile)
+        return *pair, *torch.autograd.grad((pair[0] + 0.3 * pair[1]).sum(), (hidden, weight))
+
+    torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-12)

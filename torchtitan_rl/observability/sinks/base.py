@@ -4,13 +4,13 @@ It runs on a thread of its own behind a Guard, so it may block and raise: neithe
 """
 
 from abc import ABC, abstractmethod
-from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from torchtitan_rl.observability.rows import Row
-from torchtitan_rl.observability.table import SelectedTable
 
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
@@ -26,14 +26,16 @@ class StepRecord:
     time_s: float
     """Unix time of the flush, seconds."""
     values: dict[str, float] = field(default_factory=dict)
+    charts: dict[str, float] = field(default_factory=dict)
+    """The values that are worth a chart: with `slim`, without constant and duplicate series."""
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """The selected rows of each table, each with its `select_reason`."""
-    kept: dict[str, SelectedTable] = field(default_factory=dict)
-    """The merged tables themselves, for the local store, which may keep every row."""
+    kept: dict[str, list[Row]] = field(default_factory=dict)
+    """The rows for the local store: with `keep_all_rows` every row."""
     traces: list[Row] = field(default_factory=list)
     """Rollouts to be shown as conversations."""
-    distributions: dict[str, array] = field(default_factory=dict)
-    """All finite values of each key recorded with Reduce.QUANTILES."""
+    distributions: dict[str, np.ndarray] = field(default_factory=dict)
+    """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
 
     @property
     def num_rows(self) -> int:

@@ -10,7 +10,7 @@ from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 class JsonlSink(Sink):
     """`{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}` a line; per rank in `metrics.rank0.jsonl` and so on.
 
-    Streaming, a line is `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
+    Every series is in it, whatever `slim` leaves out of the charts. Streaming, a line is `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
@@ -23,8 +23,7 @@ class JsonlSink(Sink):
         self._file.append(record.step, [{"time": record.time_s, **record.values}])
 
     def stream(self, key: str, value: Any, step: int) -> None:
-        shown = [plain(row) for row in value] if isinstance(value, list) else float(value)
-        self._file.append(step, [{"key": key, "value": shown}])
+        self._file.append(step, [{"key": key, "value": plain(value)}])
 
     def rewind(self, step: int) -> None:
         self._file.rewind(step)

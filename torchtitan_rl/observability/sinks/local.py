@@ -23,9 +23,7 @@ class LocalSink(Sink):
     def write(self, record: StepRecord) -> int:
         """Returns the number of rows that the byte budget kept out."""
         rows = [
-            {"run_id": self.context.run_id, "table": key, **row}
-            for key, table in record.kept.items()
-            for row in table.kept_rows()
+            {"run_id": self.context.run_id, "table": key, **row} for key, table in record.kept.items() for row in table
         ]
         if not rows:
             return 0
@@ -33,7 +31,7 @@ class LocalSink(Sink):
             if not self._full:
                 logger.warning(
                     f"{STORE_FILE} has reached its budget of {self.context.config.store_bytes:,} bytes "
-                    f"(recorder.store_bytes): the rows of step {record.step} and later are not kept; they are counted "
+                    f"(metrics.store_bytes): the rows of step {record.step} and later are not kept; they are counted "
                     "in obs/dropped_rows"
                 )
             self._full = True

@@ -3,8 +3,6 @@
 import html
 from typing import Any
 
-import numpy as np
-
 from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.text import compact_number, flat_cell, head_and_tail, utf8
@@ -36,19 +34,18 @@ class TensorboardSink(Sink):
 
     def write(self, record: StepRecord) -> None:
         writer = self._open(record.step)
-        for key, value in record.values.items():
+        for key, value in record.charts.items():
             writer.add_scalar(key, value, record.step, walltime=record.time_s)
         for key, values in record.distributions.items():
-            if len(values):
-                writer.add_histogram(f"{key}/histogram", np.asarray(values), record.step, walltime=record.time_s)
+            writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
         for key, rows in record.tables.items():
             if rows:
                 writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
-        self._last = record.values
+        self._last = {**self._last, **record.charts}
         writer.flush()
 
     def stream(self, key: str, value: Any, step: int) -> None:
-        if not isinstance(value, list):
+        if not isinstance(value, list) and getattr(value, "ndim", 0) == 0:
             self._open(step).add_scalar(key, float(value), step)
 
     def rewind(self, step: int) -> None:

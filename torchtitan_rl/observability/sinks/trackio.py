@@ -1,5 +1,6 @@
 """Trackio, local first: scalars, tables, and rollouts as traces. `trackio show` opens the dashboard."""
 
+from collections import Counter
 from typing import Any
 
 from torchtitan_rl.observability.rows import Row
@@ -10,7 +11,7 @@ from torchtitan_rl.observability.text import flat_cell, utf8
 class TrackioSink(Sink):
     """Logs through the `Run` it made: Trackio's current run is a context variable, which other threads do not see.
 
-    At most `max_traces_per_step` traces a training step, however many flushes the step has. The database is in
+    At most `max_traces_per_step` traces of each split a training step, however many flushes the step has. The database is in
     TRACKIO_DIR, by default in the Hugging Face cache.
     """
 
@@ -32,33 +33,39 @@ class TrackioSink(Sink):
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self._traced = (-1, 0)
+        self._traced_step, self._traced = -1, Counter()
 
     def write(self, record: StepRecord) -> None:
-        logged: dict[str, Any] = dict(record.values)
+        logged: dict[str, Any] = dict(record.charts)
         for key, values in record.distributions.items():
-            if len(values):
-                logged[f"{key}/histogram"] = self._trackio.Histogram(list(values))
+            logged[f"{key}/histogram"] = self._trackio.Histogram(values)
         for key, rows in record.tables.items():
             if rows:
                 data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
                 logged[key] = self._trackio.Table(data=data)
-        step, count = self._traced
-        count = count if step == record.step else 0
-        traces = record.traces[: max(0, self.context.config.max_traces_per_step - count)]
-        self._traced = (record.step, count + len(traces))
-        if traces:
+        if traces := self._within_budget(record):
             logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
         self._run.log(logged, step=record.step)
 
     def close(self) -> None:
         self._run.finish()
 
+    def _within_budget(self, record: StepRecord) -> list[Row]:
+        if record.step != self._traced_step:
+            self._traced_step, self._traced = record.step, Counter()
+        traces = []
+        for row in record.traces:
+            self._traced[row.get("split")] += 1
+            if self._traced[row.get("split")] <= self.context.config.max_traces_per_step:
+                traces.append(row)
+        return traces
+
     def _trace(self, row: Row, step: int) -> Any:
         messages = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
         messages = [{name: flat_cell(cell) for name, cell in message.items()} for message in messages]
         messages.append({"role": "assistant", "content": utf8(str(row.get("response", "")))})
         split, prompt, sample = row.get("split"), row.get("prompt_idx"), row.get("sample_idx")
+        episode_id = row.get("episode_id", f"{split}/{step}/{prompt}/{sample}")
         metadata = {
             "step": step,
             "split": split,
@@ -69,6 +76,6 @@ class TrackioSink(Sink):
             "reward": flat_cell(row.get("reward", row.get("score"))),
             "advantage": row.get("advantage"),
             "stop_reason": row.get("finish_reason"),
-            "trajectory_id": f"{self.context.run_id}/{step}/{split}/{prompt}/{sample}",
+            "trajectory_id": f"{self.context.run_id}/{episode_id}",
         }
         return self._trackio.Trace(messages=messages, metadata=metadata)

@@ -40,10 +40,9 @@ class WandbSink(Sink):
         self._history: dict[str, list[Row]] = {}
 
     def write(self, record: StepRecord) -> None:
-        logged: dict[str, Any] = {**record.values, "step": record.step}
+        logged: dict[str, Any] = {**record.charts, "step": record.step}
         for key, values in record.distributions.items():
-            if len(values):
-                logged[f"{key}/histogram"] = self._wandb.Histogram(list(values))
+            logged[f"{key}/histogram"] = self._wandb.Histogram(values)
         for key, rows in record.tables.items():
             if rows:
                 logged[key] = self._extended(key, rows)

@@ -1,1 +1,0 @@
-"""The metrics this room emits; docs/metrics_algorithm.md lists each key."""
