@@ -1,9 +1,8 @@
 import json
 from types import SimpleNamespace
 
-from tests.unit_tests.grading.helpers import constant, grader, group
+from tests.unit_tests.grading.helpers import group
 from torchtitan_rl.run.state import RunState
-from torchtitan_rl.types import Episode, Group
 
 
 class Part:
@@ -19,14 +18,12 @@ class Part:
         self.value = state["value"]
 
 
-def test_a_step_counts_its_prompts_and_the_sampled_tokens_in_the_loss():
-    graded = grader(constant(1.0)).score([group("abc", "de", prompt_idx=0), group("f", prompt_idx=1)])
-    groups = [Group(prompt=g.prompt, samples=[Episode(scored=s) for s in g.samples]) for g in graded]
-    groups[0].samples[1].left_out = "truncated"
+def test_a_step_adds_its_prompts_its_optimizer_steps_and_the_tokens_it_trained_on():
+    groups = [group("abc", "de", prompt_idx=0), group("f", prompt_idx=1)]
     state = RunState()
     for _ in range(2):
-        state.count(groups, SimpleNamespace(optimizer_steps=4))
-    assert (state.optimizer_steps, state.prompts_seen, state.tokens_seen) == (8, 4, 8)
+        state.count(groups, SimpleNamespace(optimizer_steps=4, trained_tokens=10))
+    assert (state.optimizer_steps, state.prompts_seen, state.tokens_seen) == (8, 4, 20)
 
 
 def test_counters_and_parts_survive_and_a_new_part_keeps_its_own_start():
