@@ -27,6 +27,7 @@ from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
+from torchtitan_rl.grading.grader import TrainerState
 from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import (
     Recorder,
@@ -42,7 +43,7 @@ from torchtitan_rl.run.folder import failure_marker
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
 from torchtitan_rl.run.validation import check_tokenizer
-from torchtitan_rl.tasks import SumDigits, Task
+from torchtitan_rl.tasks import Task
 from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
@@ -58,7 +59,7 @@ class Controller(Configurable):
 
         hf_assets_path: str = ""
         """Hugging Face checkpoint folder (config.json, tokenizer, safetensors) that the policy starts from. Empty: the
-        task makes a small one, once (the debug configs)."""
+        task's own start, where it makes one (the debug configs)."""
 
         dump_folder: str = ""
         """The run's folder: logs, metrics, samples, checkpoints. A folder with checkpoints is resumed. Empty: a new one
@@ -73,7 +74,7 @@ class Controller(Configurable):
         num_prompts_per_step: int = 32
         """Prompts in one step over all generator replicas; each gets sampling.n completions."""
 
-        task: Task.Config = field(default_factory=SumDigits.Config)
+        task: Task.Config | None = None
         prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
         generator: Generator.Config = field(default_factory=Generator.Config)
@@ -109,7 +110,7 @@ class Controller(Configurable):
         self.prompts = config.prompts.build(task=self.task, tokenizer=self.tokenizer, seed=config.seed)
         self.grader = config.grader.build(task=self.task)
         self.algorithm = config.algorithm.build()
-        self.evaluation = config.evaluation.build(task=self.task)
+        self.evaluation = config.evaluation.build()
         self.held_out = self.prompts.held_out(config.evaluation.num_prompts)
         with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
             self.trainer = config.trainer.build(
@@ -147,6 +148,7 @@ class Controller(Configurable):
             run_state=self.state,
             dump_folder=str(run_folder),
         )
+        self.generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the sync
         self.checkpointer.load(step=config.checkpoint.load_step)
         self.trainer.restore_learning_rate()
         self._sync_weights()
@@ -232,7 +234,8 @@ class Controller(Configurable):
         with timed(f"{prefix}generate") as generate:
             mine = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
         with timed(f"{prefix}grade"):
-            scored = self.grader.score(mine if self.generator.rank_in_replica == 0 else [])
+            state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
+            scored = self.grader.score(mine if self.generator.rank_in_replica == 0 else [], state=state)
             record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)

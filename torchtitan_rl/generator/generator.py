@@ -173,7 +173,7 @@ class Generator(Configurable):
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)[0]
+        output = self.llm.generate([{"prompt_token_ids": token_ids.tolist()}], params, use_tqdm=False)[0]
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
