@@ -84,6 +84,12 @@ def test_every_field_that_is_named_exists():
     assert not unknown
 
 
+def test_every_config_that_is_named_exists():
+    named = {name for page in PAGES.values() for name in re.findall(r"`((?:debug|qwen3)_\w+)`", page)}
+    assert named
+    assert named <= set(config_functions())
+
+
 def has_field(config, path: str) -> bool:
     """Whether `config` has the field, or a flag `no_...` of it; what lies in a part that is None counts as there."""
     for part in path.split("."):

@@ -5,7 +5,7 @@ from torchtitan_rl.run.registry import config_functions, load_config, parse_args
 
 EXPECTED = {
     "debug", "debug_fsdp2", "debug_tp2", "debug_fsdp2_tp2", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b",
-    "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_kl",
+    "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_kl", "debug_bf16",
 }  # fmt: skip
 
 

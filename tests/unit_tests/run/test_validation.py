@@ -42,7 +42,7 @@ TP, SHARD = "--trainer.parallelism.tensor-parallel-degree", "--trainer.paralleli
             "pipeline_parallel_degree = 2: expected 1, as it is",
         ),
         (["--comm.mode", "fake_backend"], 1, "comm.mode = 'fake_backend': expected 'default'"),
-        (["--num-prompts-per-step", "3"], 4, "num_prompts_per_step = 3: expected at least 4, one for each generator replica"),
+        (["--num-prompts-per-step", "3"], 4, "num_prompts_per_step = 3: expected at least 4, one for each"),
         (["--sampling.n", "1"], 1, "sampling.n = 1: expected at least 2"),
         (["--sampling.n", "0"], 1, "sampling.n = 0: expected at least 1"),
         (["--sampling.max-tokens", "64"], 1, "sampling.max_tokens = 64: .*max_prompt_tokens 32 .*max_model_len 64"),
