@@ -23,7 +23,7 @@ def bucket_name(bucket: tuple[int, int | None]) -> str:
 
 
 class Tally:
-    """Collects 0-d tensors and turns them into `Metric`s, in one transfer; their merge over micro-batches is exact."""
+    """Collects tensors and turns them into `Metric`s, all 0-d ones in one transfer from the device."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
