@@ -60,7 +60,7 @@ def sample_std(values: list[float]) -> float:
 
 
 def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:
-    """(r_i - mean(r)) / (std + std_eps); NaN for a std that overflowed, which would turn every reward into a silent 0."""
+    """(r_i - mean(r)) / (std + std_eps); NaN for a std that overflowed, which would make every advantage a silent 0."""
     if not math.isfinite(std):
         return [math.nan] * len(rewards)
     return [difference / (std + std_eps) for difference in centered(rewards)]

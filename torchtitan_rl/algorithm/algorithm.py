@@ -30,7 +30,7 @@ class LossOutput(NamedTuple):
     loss: Tensor
     """0-d, this micro-batch's share: shares of all micro-batches and data-parallel ranks sum to the step's loss."""
     metrics: dict[str, Metric]
-    """On the host: floats, and a float tensor [at most 1024] where the reduction is "distribution"."""
+    """On the host: floats, and a float tensor [at most 4096] where the reduction is "distribution"."""
 
 
 class Algorithm(Configurable):
@@ -325,7 +325,7 @@ class Algorithm(Configurable):
 
     def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
         tally.mean("policy/entropy", clean["entropy"], inputs.mask)
-        tally.distribution("policy/entropy/distribution", clean["entropy"], inputs.mask)
+        tally.distribution("policy/token_entropy", clean["entropy"], inputs.mask)
         record_divergence(tally, "policy", clean["policy_logprob"] - clean["old_logprob"], inputs)
         if "reference_logprob" in clean:
             record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)

@@ -26,7 +26,7 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
 
     k3's d is clamped once, for the exponent and the linear term, to +-60. Beyond the limit the value stays what it is
     there and so does the gradient, 1 - e^(-d): -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A
-    plain clamp would leave it at 0, and one of the exponent alone at +1, which below -60 points away from the reference.
+    plain clamp would leave it at 0, one of the exponent alone at +1, which below -60 points away from the reference.
 
     Args:
         log_ratio: d, any shape; the result has the same.
@@ -69,7 +69,7 @@ class KL(Configurable):
         return kl_estimate(logprobs - reference_logprobs, self.estimator)  # [T]
 
     def penalty(self, episode: Episode) -> float:
-        """coef * sum_t KL_t over the tokens that the policy sampled, with the sampler's log-probabilities for its own."""
+        """coef * sum_t KL_t over the tokens that the policy sampled, whose log-probabilities are the sampler's."""
         sampled = episode.completion.loss_mask  # [L]
         of_policy = torch.from_numpy(episode.completion.logprobs[sampled]).double()  # [num_sampled]
         of_reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]

@@ -12,7 +12,7 @@ from .mismatch import Correction
 
 LENGTH_BUCKETS = ((0, 32), (33, 64), (65, 128), (129, 256), (257, None))
 """Sampled tokens of a completion, both ends included; None is no limit."""
-MAX_DISTRIBUTION_VALUES = 1024
+MAX_DISTRIBUTION_VALUES = 4096
 """Most values that one micro-batch adds to a distribution: evenly spaced among its loss tokens."""
 
 
@@ -23,7 +23,7 @@ def bucket_name(bucket: tuple[int, int | None]) -> str:
 
 
 class Tally:
-    """Collects 0-d tensors and turns them into `Metric`s, in one transfer; their merge over micro-batches is exact."""
+    """Collects tensors and turns them into `Metric`s, all 0-d ones in one transfer from the device."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
@@ -129,7 +129,7 @@ def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inp
     difference = log_weight.abs()  # [T]
     tally.mean("sampler/logprob_diff/mean", difference, inputs.mask)
     tally.max("sampler/logprob_diff/max", difference, inputs.mask)
-    tally.distribution("sampler/logprob_diff/distribution", difference, inputs.mask)
+    tally.distribution("sampler/logprob_diff", difference, inputs.mask)
     weight = safe_exp(log_weight)  # [T]
     tally.mean("sampler/importance_weight/mean", weight, inputs.mask)
     tally.min("sampler/importance_weight/min", weight, inputs.mask)

@@ -96,7 +96,9 @@ def emitted() -> dict[str, str]:
         metrics |= algorithm.group_metrics(episodes.groups)
         for _ in range(2):  # the first step of a tau controller moves nothing
             metrics |= algorithm.after_update({key: metrics[key].value for key in algorithm.controller_inputs})
-        found |= {key: metric.reduction for key, metric in metrics.items()}
+        for key, metric in metrics.items():  # a distribution is shown by its quantiles
+            shown = [f"{key}/p{n:02d}" for n in (5, 25, 50, 75, 95)] if metric.reduction == "distribution" else [key]
+            found |= dict.fromkeys(shown, metric.reduction)
     return found
 
 

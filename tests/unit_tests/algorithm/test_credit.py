@@ -155,7 +155,7 @@ def test_only_sampled_tokens_have_a_length_and_a_likelihood():
         truncation=Truncation.Config(mode="penalty", cache_tokens=8),
     ).build()
     tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
-    lists = {"logprobs": [tokens(12), tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
+    lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
     assert [episode.shaped_reward for episode in episodes] == [1.0, 0.0]
     assert episodes[0].advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2

@@ -46,6 +46,7 @@ ALGORITHMS = {
     "seed_grpo": Algorithm.Config(seed_grpo=SeedGrpo.Config(), mismatch=SequenceTruncate.Config(cap=1.01)),
     "kl": Algorithm.Config(kl=KL.Config(coef=0.1), entropy_coef=0.01, mismatch=TokenTruncate.Config(cap=1.01)),
     "icepop": Algorithm.Config(mismatch=TokenMask.Config(low=0.99, high=1.01)),
+    "maxent_sequences": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, clip_ratio="sequence", tau=0.3)),
     "maxent": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, tau=0.3), zero_variance="drop"),
 }
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)

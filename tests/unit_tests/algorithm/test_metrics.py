@@ -162,13 +162,13 @@ def test_entropies_and_logprob_diffs_come_as_distributions_of_the_loss_tokens():
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
     values = [torch.tensor(v, dtype=torch.float64) for v in ([-1.5, -2.0], [-3.25], [-9.0])]
     metrics = run_loss(algorithm, episodes, values, batch).metrics
-    diffs, entropies = metrics["sampler/logprob_diff/distribution"], metrics["policy/entropy/distribution"]
+    diffs, entropies = metrics["sampler/logprob_diff"], metrics["policy/token_entropy"]
     assert diffs.reduction == entropies.reduction == "distribution"
     assert diffs.value.tolist() == [0.5, 0.0, 0.25]
     assert entropies.value.tolist() == pytest.approx([0.7] * 3)
 
 
-@pytest.mark.parametrize(("count", "kept"), [(1024, 1024), (1025, 513), (5000, 1000)])
+@pytest.mark.parametrize(("count", "kept"), [(4096, 4096), (4097, 2049), (10000, 3334)])
 def test_a_distribution_is_thinned_evenly(count, kept):
     tally = Tally()
     tally.distribution("x", torch.arange(count), torch.ones(count))

@@ -16,6 +16,7 @@ from torchtitan_rl.types import Metric
 
 WEIGHT_ENTROPY = "maxent/weight_entropy/mean"
 REFERENCE_KL = "reference/kl_k3"
+EMA_DECAY = 0.9
 MIN_BETA_SCALE = 1e-6
 """Least factor on beta in one step: at 0 it could never come back, for the controller multiplies."""
 
@@ -31,7 +32,7 @@ class Move(NamedTuple):
 
 
 class TauController(Configurable):
-    """H~ <- d H~ + (1 - d) H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
+    """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -43,8 +44,6 @@ class TauController(Configurable):
         """Steps over which H* moves; 0: at once."""
         learning_rate: float = 0.05
         """eta, per nat of entropy."""
-        ema_decay: float = 0.9
-        """d, the weight of the past in the smoothed entropy; its first value is the entropy at the first move."""
         warmup_steps: int = 0
         """tau first moves, and the entropy is first smoothed, at step warmup_steps + 1, steps counted from 0: the
         first step never moves it, as in the authors' trainer."""
@@ -57,7 +56,6 @@ class TauController(Configurable):
             name = "algorithm.loss.tau_controller"
             expect(self.target >= 0, f"{name}.target", self.target, "an entropy >= 0 in nats", "Use log(G) / 2.")
             expect(self.learning_rate > 0, f"{name}.learning_rate", self.learning_rate, "a number > 0", "Use 0.05.")
-            expect(0 <= self.ema_decay < 1, f"{name}.ema_decay", self.ema_decay, "a number in [0, 1)", "Use 0.9.")
             expect(self.horizon >= 0, f"{name}.horizon", self.horizon, "at least 0 steps", "Use 0 for a fixed target.")
             check_tau_range(name, self.min_tau, self.max_tau)
 
@@ -75,10 +73,10 @@ class TauController(Configurable):
         return step <= self.config.warmup_steps
 
     def smooth(self, ema: float | None, weight_entropy: float) -> float:
-        """The next H~."""
+        """The next H~; its first value is the entropy itself."""
         if ema is None:
             return weight_entropy
-        return self.config.ema_decay * ema + (1 - self.config.ema_decay) * weight_entropy
+        return EMA_DECAY * ema + (1 - EMA_DECAY) * weight_entropy
 
     def move_tau(self, tau: float, ema: float, step: int) -> Move:
         """The next tau, after the warm-up."""
