@@ -134,6 +134,8 @@ class Episode:
     advantage: float = 0.0
     mass: float | None = None
     """Listwise losses: its share of the group's mass, which sums to 1; None with any other loss."""
+    q_mass: float | None = None
+    """Listwise losses: its share of the distribution that the rewards alone ask for, which sums to 1 over the group."""
     anchored: bool = True
     """Whether the KL term applies. False in a group whose rewards are all equal: the reference alone must not move it."""
     reference_logprobs: FloatArray | None = None

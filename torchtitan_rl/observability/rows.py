@@ -116,8 +116,8 @@ def _row(
         "logprob_diff_mean": episode.logprob_diff_mean,
         "logprob_diff_max": episode.logprob_diff_max,
     }
-    if episode.mass is not None:
-        row["mass"] = episode.mass
+    masses = {"mass": episode.mass, "q_mass": episode.q_mass}
+    row.update({name: mass for name, mass in masses.items() if mass is not None})
     if episode.reference_logprobs is not None and len(sampled):
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean(dtype=np.float64))
     if observed := len(completion.token_ids) - len(sampled):
