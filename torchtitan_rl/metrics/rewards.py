@@ -10,6 +10,9 @@ from torchtitan_rl.types import Episode, Group, Metric, flat
 
 Groups = Sequence[Group[Episode]]
 
+NOT_FINITE = "not_finite"
+"""The name of every reason that says which number is not finite: there are as many as there are tokens."""
+
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
     """The rewards that are numbers: neither None nor NaN nor infinite."""
@@ -65,13 +68,14 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
     episodes = flat(groups)
     if not episodes:
         return {}
-    reasons = Counter(_slug(episode.left_out) for episode in episodes if episode.left_out is not None)
+    reasons = Counter(_named(episode.left_out) for episode in episodes if episode.left_out is not None)
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
-        **{f"loss/left_out/{why}": same_everywhere(count / len(episodes)) for why, count in reasons.items()},
+        **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
+        "nonfinite/completions": same_everywhere(float(reasons[NOT_FINITE])),
     }
 
 
-def _slug(reason: str) -> str:
-    """Example: _slug("no reward") == "no_reward"."""
-    return re.sub(r"\W+", "_", reason.lower()).strip("_")
+def _named(reason: str) -> str:
+    """Example: _named("no reward") == "no_reward". What names a NaN, an infinity or an overflow is all of one name."""
+    return NOT_FINITE if re.search(r"\b(nan|inf|overflow)\b", reason) else reason.replace(" ", "_")

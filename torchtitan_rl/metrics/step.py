@@ -51,14 +51,15 @@ def record_step(
     record_metrics(advantage_metrics(groups))
     record_metrics(participation_metrics(groups))
     record_metrics(algorithm.group_metrics(groups))
-    record_metrics(completion_metrics(groups))
+    completions = completion_metrics(groups)
+    record_metrics(completions)
     record_metrics(diversity_metrics(groups))
     record_metrics(optimizer_metrics(update, state))
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(
             update,
-            generated_tokens=sum(episode.completion.num_sampled for episode in flat(groups)),
+            generated_tokens=completions["completions/tokens"].value if completions else 0,
             seconds=seconds,
             peak_flops=peak and peak * world_size,
             peak_memory_bytes=peak_memory_bytes(),

@@ -187,9 +187,9 @@ class Distribution:
         self._priorities = np.concatenate([self._priorities, *(priorities for _, priorities in self._new)])
         self._new, self._num_new = [], 0
         if len(self.values) > MAX_SAMPLE:
-            kept = np.argsort(self._priorities, kind="stable")[:MAX_SAMPLE]
+            kept = np.argpartition(self._priorities, MAX_SAMPLE)[:MAX_SAMPLE]
             self.values, self._priorities = self.values[kept], self._priorities[kept]
-            self._bound = float(self._priorities[-1])
+            self._bound = float(self._priorities.max())
 
 
 ACCUMULATORS: dict[Reduce, type[Accumulator]] = {

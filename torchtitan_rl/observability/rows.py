@@ -1,10 +1,9 @@
 """Rows of sample tables: plain cells, and the one place where groups of episodes are flattened into rows."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from torchtitan_rl.observability.text import utf8
 
@@ -16,7 +15,8 @@ Row = dict[str, Any]
 TRAINED_SPLIT = "train"
 """The split whose rows have an advantage; the others are only looked at."""
 
-_PLAIN = (str, bool, float, type(None))
+_PLAIN = frozenset((str, bool, float, type(None)))
+_column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
 
 
 def plain(cell: Any) -> Any:
@@ -44,7 +44,7 @@ def plain(cell: Any) -> Any:
 
 def plain_row(row: Row) -> Row:
     """A copy of the row with plain cells."""
-    return {utf8(str(column)): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
+    return {_column(column): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
 
 
 def has_score(row: Row) -> bool:
@@ -112,14 +112,14 @@ def _row(
         "prompt_tokens": len(prompt.token_ids),
         "response_tokens": len(sampled),
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(sampled.mean(dtype=np.float64)) if len(sampled) else None,
+        "logprob_mean": float(sampled.mean()) if len(sampled) else None,
         "logprob_diff_mean": episode.logprob_diff_mean,
         "logprob_diff_max": episode.logprob_diff_max,
     }
-    if episode.mass is not None:
-        row["mass"] = episode.mass
+    masses = {"mass": episode.mass, "q_mass": episode.q_mass}
+    row.update({name: mass for name, mass in masses.items() if mass is not None})
     if episode.reference_logprobs is not None and len(sampled):
-        row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean(dtype=np.float64))
+        row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
     if observed := len(completion.token_ids) - len(sampled):
         row["observed_tokens"] = observed
     if prompt.messages is not None:

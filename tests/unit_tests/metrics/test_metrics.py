@@ -74,17 +74,30 @@ def test_without_a_judgement_the_keys_of_right_and_wrong_are_absent():
 
 
 def test_zero_variance_is_of_the_rewards():
-    groups = [group(0, sample(0, 1.0), sample(1, 1.0)), group(1, sample(0, 1.0), sample(1, 0.0)), group(2, sample(0, None))]
+    groups = [
+        group(0, sample(0, 1.0), sample(1, 1.0)),
+        group(1, sample(0, 1.0), sample(1, 0.0)),
+        group(2, sample(0, None)),
+    ]
     assert values(group_metrics(groups))["groups/zero_variance_fraction"] == 0.5
 
 
 def test_advantages_and_participation_are_of_the_completions_in_the_loss():
-    groups = [group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))]
+    groups = [
+        group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))
+    ]
     found = values(advantage_metrics(groups) | participation_metrics(groups))
     assert (found["advantage/mean"], found["advantage/positive_fraction"]) == (-1.0, 0.5)
     assert found["loss/completion_fraction"] == pytest.approx(2 / 3)
     assert found["loss/left_out/no_reward"] == pytest.approx(1 / 3)
     assert advantage_metrics([]) == participation_metrics([]) == {}
+
+
+def test_completions_left_out_as_not_finite_are_one_count_whatever_the_fault():
+    faults = ["reward function 'f' returned nan", "the sampler's log-probability of token 17 is -inf", "zero variance"]
+    found = values(participation_metrics([group(0, *(sample(i, left_out=why) for i, why in enumerate(faults)))]))
+    assert found["nonfinite/completions"] == 2
+    assert {key for key in found if "left_out" in key} == {"loss/left_out/not_finite", "loss/left_out/zero_variance"}
 
 
 def test_completion_lengths_of_all_and_of_those_that_terminated_and_of_right_and_wrong_ones():
@@ -233,7 +246,8 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
         record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()
-    return {key: value for key, value in values.items() if not key.startswith("obs/")}
+    varying = ("obs/", "perf/peak_memory")
+    return {key: value for key, value in values.items() if not key.startswith(varying)}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -281,7 +295,7 @@ def test_every_key_is_in_docs_metrics_md_with_its_reduction():
 
 def documented_keys():
     """Key -> reduction of every row of the page's tables; a cell may name several keys."""
-    cells = re.findall(r"^\| (`[^|]+`) \|[^|]+\|[^|]+\| (\w+) \|", PAGE.read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]+`) \|[^|]+\|[^|]+\| ([\w ]+) \|", PAGE.read_text(), re.MULTILINE)
     return {key: reduction for keys, reduction in cells for key in re.findall(r"`([^`]+)`", keys)}
 
 

@@ -26,7 +26,9 @@ def test_an_episode_row_has_every_specified_column_in_order():
 
 
 def test_an_episode_row_s_values():
-    one = sample(1, 0.5, token_ids=[1, 2, 3, 4], correct=False, advantage=-1.5, left_out="truncated", logprob_diff_max=1e-4)
+    one = sample(
+        1, 0.5, token_ids=[1, 2, 3, 4], correct=False, advantage=-1.5, left_out="truncated", logprob_diff_max=1e-4
+    )
     [row] = rows_of(group(2, one), step=7, policy_step=6)
     assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)
     assert (row["response_tokens"], row["prompt_tokens"], row["logprob_mean"]) == (4, 2, -0.5)
@@ -35,9 +37,9 @@ def test_an_episode_row_s_values():
 
 
 def test_mass_and_the_reference_are_shown_where_there_are_some():
-    [row] = rows_of(group(0, sample(mass=0.25, reference_logprobs=np.float32([-1, -2, -3]))))
-    assert (row["mass"], row["reference_logprob_mean"]) == (0.25, -2.0)
-    assert not {"mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
+    [row] = rows_of(group(0, sample(mass=0.25, q_mass=0.5, reference_logprobs=np.float32([-1, -2, -3]))))
+    assert (row["mass"], row["q_mass"], row["reference_logprob_mean"]) == (0.25, 0.5, -2.0)
+    assert not {"mass", "q_mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
 
 
 def test_tokens_of_an_environment_are_counted_apart_and_in_no_mean():

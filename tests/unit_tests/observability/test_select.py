@@ -51,7 +51,9 @@ some_rows = st.lists(
 def scores_by_hand(rows, k, sign):
     """The scores of top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
     distinct = {repr(sorted(r.items())): r for r in rows}.values()
-    return sorted((r["score"] for r in distinct if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x)[:k]
+    return sorted(
+        (r["score"] for r in distinct if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x
+    )[:k]
 
 
 @settings(max_examples=150, deadline=None)

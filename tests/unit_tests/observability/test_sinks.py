@@ -352,10 +352,10 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
     in_wandb = {tuple(row[table["columns"].index(name)] for name in names) for row in table["data"]}
     assert in_wandb == in_store
     texts = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
-    for step, reason, prompt, sample in in_store:
-        assert f"{reason} · train · prompt {prompt} sample {sample}" in stream.getvalue()
+    for step, reason, prompt, member in in_store:
+        assert f"{reason} · train · prompt {prompt} sample {member}" in stream.getvalue()
         [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
         lines = [line.strip("| ").split(" | ") for line in html.unescape(text).split("\n")]
         table = {line[0]: line[1:] for line in lines[2:]}
         shown = zip(lines[0], table["prompt_idx"], table["sample_idx"], strict=True)
-        assert (reason, str(prompt), str(sample)) in set(shown)
+        assert (reason, str(prompt), str(member)) in set(shown)
