@@ -1,10 +1,12 @@
 """Qwen3 on GPUs. Download a checkpoint folder first and pass it: --hf-assets-path /models/Qwen3-0.6B.
 
-How the numbers were chosen (none of these has been run on a GPU yet; docs/gpu.md says what has been measured where):
+How the numbers were chosen (docs/gpu.md says what has been measured where):
 
-- Memory. The trainer holds 16 bytes a parameter in float32 (weights, gradients, two moments) over the FSDP and TP ranks,
-  12 of them also while the engine is awake; the engine then takes 40 % of the GPU for its bfloat16 weights (2 bytes a
-  parameter over the generator's TP ranks) and KV cache, and gives it back while the trainer works.
+- Memory is computed by torchtitan_rl/run/memory.py and stated with each config: GiB on each GPU while the engine is awake,
+  and at the peak of an update. The trainer holds 12 bytes a parameter over the FSDP and TP ranks (float32 weights and two
+  moments), 16 during an update; the engine takes 40 % of the GPU for its bfloat16 weights and KV cache and gives it back
+  while the trainer works. A run that cannot fit is refused before it starts.
+- Activations are kept where there is room and recomputed elsewhere ("full").
 - Tensor parallelism only where a model needs it: one engine a GPU decodes fastest while the weights leave room for the KV
   cache. From 8B on, two ranks share an engine.
 - Learning rates are full fine-tuning's usual 1e-6 for GRPO, a little higher for the smallest models.
@@ -12,23 +14,32 @@ How the numbers were chosen (none of these has been run on a GPU yet; docs/gpu.m
   allows 0.5 and token-wise truncated importance sampling corrects what is left.
 """
 
+from typing import Literal
+
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.controller import Controller
-from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.models import qwen3
 from torchtitan_rl.tasks import SumDigits
+from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.trainer import AdamW, Trainer
 
 
 def _qwen3(
-    flavor: str, *, folder: str, lr: float, prompts: int, max_tokens: int, generator_tp: int = 1
+    flavor: str,
+    *,
+    folder: str,
+    lr: float,
+    prompts: int,
+    max_tokens: int,
+    generator_tp: int = 1,
+    activation_checkpoint: Literal["none", "selective", "full"] = "full",
 ) -> Controller.Config:
     return Controller.Config(
         model_spec=qwen3(flavor),
@@ -47,7 +58,7 @@ def _qwen3(
             optimizer=AdamW.Config(lr=lr),
             lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10, decay_ratio=0.0),
             max_tokens_per_microbatch=16384,
-            activation_checkpoint="full",
+            activation_checkpoint=activation_checkpoint,
         ),
         evaluation=Evaluation.Config(
             every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0)
@@ -59,27 +70,35 @@ def _qwen3(
 
 
 def qwen3_0_6b() -> Controller.Config:
-    """Qwen3-0.6B; one 24 GB GPU, or any number (FSDP). Needs the checkpoint folder."""
-    return _qwen3("0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512)
+    """Qwen3-0.6B; one 80 GB GPU: 41 GiB awake, 36 in an update; or more (FSDP). Needs the checkpoint folder.
+
+    One 24 GiB GPU with --trainer.activation-checkpoint full: 19 awake, 16 in an update.
+    """
+    return _qwen3(
+        "0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512, activation_checkpoint="none"
+    )
 
 
 def qwen3_1_7b() -> Controller.Config:
-    """Qwen3-1.7B; one 80 GB GPU, or more (FSDP). Needs the checkpoint folder."""
+    """Qwen3-1.7B; one 80 GB GPU: 53 GiB awake, 37 in an update; or more (FSDP). Needs the checkpoint folder."""
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_4b() -> Controller.Config:
-    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP). Needs the checkpoint folder."""
+    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP): 57 GiB awake, 44 in an update on 2. Needs the checkpoint folder."""
     return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
 
 
 def qwen3_8b() -> Controller.Config:
-    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each). Needs the checkpoint folder."""
+    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each): 58 GiB awake, 52 in an update on 4. Needs the checkpoint folder."""
     return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
 
 
 def qwen3_14b() -> Controller.Config:
-    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each). Needs the checkpoint folder."""
+    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each): 56 GiB awake, 42 in an update on 8.
+
+    Needs the checkpoint folder.
+    """
     config = _qwen3("14B", folder="./assets/hf/Qwen3-14B", lr=1e-6, prompts=128, max_tokens=1024, generator_tp=2)
     config.trainer.parallelism.tensor_parallel_degree = 2
     return config

