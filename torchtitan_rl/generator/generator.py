@@ -12,6 +12,7 @@ from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.engine_options import engine_options
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig
 from torchtitan_rl.observability import record_metrics
@@ -96,6 +97,7 @@ class Generator(Configurable):
             disable_log_stats=False,  # for EngineStats
             seed=seed,
             **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
+            **engine_options(config.dtype, degree),
         )
         self.stats = EngineStats(self.llm)
 
