@@ -180,10 +180,12 @@ class Collector:
             site = self._first_use[key][1]
             series = self._collection.series[key] = Series(reduction, site, ACCUMULATORS[reduction]())
         if reduction is Reduce.DISTRIBUTION:
-            values = _array(value)  # [n]
-            finite = values[np.isfinite(values)]
-            series.non_finite += len(values) - len(finite)
-            series.accumulator.append(finite, 1.0)
+            values = value.double().cpu().numpy() if isinstance(value, Tensor) else value  # [n]
+            finite = np.isfinite(values)
+            if not finite.all():
+                series.non_finite += len(values) - int(np.count_nonzero(finite))
+                values = values[finite]
+            series.accumulator.append(values, 1.0)
         elif math.isfinite(number := float(value)) and math.isfinite(weight := float(weight)):
             series.accumulator.append(number, weight)
         else:
@@ -207,28 +209,24 @@ def _with_unaccounted(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _numbers(value: Any, reduction: Reduce) -> float | np.ndarray | Tensor:
-    """A number, or for a distribution any shape up to [n]; device tensors as a copy on their device."""
-    most = 1 if reduction is Reduce.DISTRIBUTION else 0
+    """A number, or for a distribution a float64 copy [n]; a device tensor is copied on its device."""
     if isinstance(value, Tensor):
-        if value.ndim > most and value.numel() != 1:
-            raise ValueError(
-                f"expected {'up to one' if most else 'no'} dimension, got a tensor of shape {tuple(value.shape)}"
-            )
-        value = value.detach().reshape(-1) if most else value.detach().reshape(())
+        value = value.detach()
         if value.device.type != "cpu":
-            return value.clone()
-    if not most:
-        return float(value)
-    values = _array(value)
-    if values.ndim != 1:
-        raise ValueError(f"expected a number, a list of numbers or a 1-D tensor, got an array of shape {values.shape}")
-    return values
+            _check_shape(value, reduction)
+            return value.reshape(-1).clone() if reduction is Reduce.DISTRIBUTION else value.reshape(()).clone()
+        value = value.double().numpy()
+    values = np.array(value, dtype=np.float64) if reduction is Reduce.DISTRIBUTION else value
+    if isinstance(values, np.ndarray):
+        _check_shape(values, reduction)
+    return values.reshape(-1) if reduction is Reduce.DISTRIBUTION else float(values)
 
 
-def _array(value: Any) -> np.ndarray:
-    """A float64 copy, [n]."""
-    value = value.double().cpu().numpy() if isinstance(value, Tensor) else value
-    return np.atleast_1d(np.array(value, dtype=np.float64))
+def _check_shape(values: np.ndarray | Tensor, reduction: Reduce) -> None:
+    one_number = values.shape in ((), (1,))
+    if not (one_number or reduction is Reduce.DISTRIBUTION and values.ndim == 1):
+        most = "one dimension" if reduction is Reduce.DISTRIBUTION else "a number or a 0-d tensor"
+        raise ValueError(f"expected {most}, got shape {tuple(values.shape)}")
 
 
 def _rows(value: Any) -> list[Row]:

@@ -201,3 +201,29 @@ def test_keys_and_values_that_cannot_even_be_shown_never_raise(recorder):
     record_metric(7, 1.0)
     record_metric("t", {"cell": Hostile(), "score": 1}, Reduce.TABLE)
     assert run.flush(1)["obs/rejected_values"] == 3
+
+
+@pytest.mark.parametrize(
+    "value", [[1.0, 2.0, 6.0], (1, 2, 6), np.float32([1, 2, 6]), torch.tensor([1, 2, 6]).bfloat16()]
+)
+def test_a_distribution_takes_lists_arrays_and_1_d_tensors(recorder, value):
+    run = recorder()
+    record_metric("x", value, Reduce.DISTRIBUTION)
+    record_metric("x", 3.0, Reduce.DISTRIBUTION)
+    assert run.flush(1)["x/p50"] == 2.5
+
+
+def test_a_distribution_s_non_finite_values_are_counted_and_more_than_one_dimension_is_rejected(recorder):
+    run = recorder()
+    record_metric("x", [1.0, float("nan"), float("inf")], Reduce.DISTRIBUTION)
+    record_metric("x", torch.ones(2, 2), Reduce.DISTRIBUTION)
+    values = run.flush(1)
+    assert (values["x/p50"], values["x/non_finite"], values["obs/rejected_values"]) == (1.0, 2, 1)
+
+
+def test_an_array_changed_after_the_call_keeps_the_recorded_values(recorder):
+    run = recorder()
+    values = np.ones(3)
+    record_metric("x", values, Reduce.DISTRIBUTION)
+    values[:] = 5.0
+    assert run.flush(1)["x/p50"] == 1.0

@@ -193,6 +193,12 @@ def test_a_group_of_one_seen_on_two_ranks_has_no_zero_variance():
     assert over_ranks([[row()], [row()]], ("zero_variance",)).shown == []
 
 
+def test_a_group_spread_over_ranks_has_zero_variance_only_if_all_its_rewards_are_equal():
+    alike = [[row(0, 0, 1.0)], [row(0, 1, 1.0)]]
+    assert len(over_ranks(alike, ("zero_variance",)).shown) == 1
+    assert over_ranks([*alike, [row(0, 2, 2.0)]], ("zero_variance",)).shown == []
+
+
 def test_rows_without_a_score_on_several_ranks_are_unscored_there_too():
     found = over_ranks([[{"name": "a"}], [{"name": "b", "score": 1.0}], [{"name": "c"}]], ("top:3", "unscored:5")).shown
     assert [r["name"] for r in found][0] == "b"
