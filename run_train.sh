@@ -2,7 +2,8 @@
 # Train. Sets up .venv first where it is missing or stale.
 #   ./run_train.sh [--config NAME | --config path/to/file.py:function] [--dotted.overrides VALUE] [--help] [--list-configs]
 # Environment: NGPU      processes on this node (default: its GPUs, or 1 without one)
-#              NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   for several nodes, the same command on each
+#              NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   for several nodes, the same command on each; MASTER_ADDR is
+#                        node 0's host name or address (docs/gpu.md has the choice of network interfaces)
 #              LOG_RANK  whose output is shown (default 0; the others' is in the run folder's logs/)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -19,7 +20,7 @@ export LOG_RANK=${LOG_RANK:-0} PYTHONUNBUFFERED=1 TORCH_CPP_LOG_LEVEL=${TORCH_CP
 
 if ((NNODES > 1)); then
   RENDEZVOUS=(--nnodes="$NNODES" --node_rank="${NODE_RANK:?set NODE_RANK, 0 to NNODES-1}" \
-    --master_addr="${MASTER_ADDR:?set MASTER_ADDR, the address of node 0}" --master_port="${MASTER_PORT:-29500}")
+    --master_addr="${MASTER_ADDR:?set MASTER_ADDR, the host name or address of node 0}" --master_port="${MASTER_PORT:-29500}")
 else
   RENDEZVOUS=(--standalone)
 fi
