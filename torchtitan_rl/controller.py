@@ -4,9 +4,9 @@ Every rank runs this same program. What is small (prompts, completions, rewards,
 big (weights, activations, KV cache) is sharded inside `trainer` and `generator`.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.device import engine_start_note, sample_memory
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
@@ -48,6 +49,14 @@ from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.checkpoint import build_checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Group, Prompt, ScoredCompletion
+
+
+@contextmanager
+def _part(name: str) -> Iterator[None]:
+    """A timed part of a step after which the memory in use is sampled: it is the part's peak on a GPU."""
+    with timed(name):
+        yield
+        sample_memory()
 
 
 class Controller(Configurable):
@@ -124,7 +133,7 @@ class Controller(Configurable):
                 temperature=config.sampling.temperature,
                 dump_folder=str(run_folder),
             )
-        with phase("start the vLLM engine"):
+        with phase("start the vLLM engine" + engine_start_note()):
             self.generator = config.generator.build(
                 hf_assets_path=config.hf_assets_path,
                 tokenizer=self.tokenizer,
@@ -154,8 +163,25 @@ class Controller(Configurable):
         self._sync_weights()
 
     def run(self) -> None:
-        """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due."""
+        """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due.
+
+        What was measured and saved is on disk when it returns: only the teardown is left, in `close`.
+        """
         stop = StopSignal(failure_marker=failure_marker(self.run_folder))
+        self._begin()
+        while self.state.step < self.config.num_steps:
+            self.state.step += 1
+            with heartbeat(f"step {self.state.step}"):
+                self._train_step()
+            if comm.any_rank(stop.received):
+                self._stop()
+                break
+        self.checkpointer.close()
+        self.recorder.close()
+        comm.barrier()  # a rank that leaves early would look like a failure to the others
+
+    def _begin(self) -> None:
+        """Evaluate a new run's start; say where a resumed one goes on."""
         if self.state.step == 0:
             with heartbeat("evaluation before the first step"):
                 evaluated = self._evaluate()
@@ -165,13 +191,6 @@ class Controller(Configurable):
             progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
         else:
             progress(f"resuming after step {self.state.step}")
-        while self.state.step < self.config.num_steps:
-            self.state.step += 1
-            with heartbeat(f"step {self.state.step}"):
-                self._train_step()
-            if comm.any_rank(stop.received):
-                self._stop()
-                return
 
     def _stop(self) -> None:
         """Save what the last step did not, and say how to go on."""
@@ -182,56 +201,43 @@ class Controller(Configurable):
     def _train_step(self) -> None:
         """The way of one step."""
         step = self.state.step
-        with timed("step") as whole:
-            groups, generate_seconds = self._collect_episodes()
-            with timed("train") as train:
+        with timed("step"):
+            groups = self._collect_episodes()
+            with _part("train"):
                 update = self.trainer.update(groups)
-            with timed("sync"):
+            with _part("sync"):
                 self._sync_weights()
             self._evaluate()
         self.state.count(groups, update)
-        record_step(
-            groups,
-            update,
-            state=self.state,
-            algorithm=self.algorithm,
-            seconds={"generate": generate_seconds, "train": train.seconds, "step": whole.seconds},
-        )
+        record_step(groups, update, state=self.state, algorithm=self.algorithm)
         self.recorder.flush(step)
         # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)
 
-    def _collect_episodes(self) -> tuple[list[Group[Episode]], float]:
-        """The step's episodes with their advantages, and the seconds that generating them took.
-
-        Groups that teach nothing are followed by some of fresh prompts, where the algorithm asks for it.
-        """
+    def _collect_episodes(self) -> list[Group[Episode]]:
+        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
         scored: list[Group[ScoredCompletion]] = []
-        seconds = 0.0
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
-            fresh = self.prompts.next_batch(missing)
-            fresh = [dataclasses.replace(prompt, prompt_idx=len(scored) + i) for i, prompt in enumerate(fresh)]
-            sampled, generate_seconds = self._sample(fresh, round=round)
-            scored += sampled
-            seconds += generate_seconds
+            fresh = enumerate(self.prompts.next_batch(missing), start=len(scored))
+            scored += self._sample([replace(prompt, prompt_idx=i) for i, prompt in fresh], round=round)
             missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored))
-            if missing <= 0:
+            if missing == 0:
                 break
         self.generator.sleep()
         groups = draft_episodes(scored)
         if self.algorithm.needs_reference:
-            with timed("reference"):
+            with _part("reference"):
                 self.trainer.score_reference(groups)
         self.algorithm.assign_credit(groups, max_completion_tokens=self.config.sampling.max_tokens)
-        return groups, seconds
+        return groups
 
     def _sample(
         self, prompts: Sequence[Prompt], *, round: int = 0, sampling: SamplingConfig | None = None, prefix: str = ""
-    ) -> tuple[list[Group[ScoredCompletion]], float]:
-        """Each replica samples and grades its share; all shares on every rank, in the prompts' order, and this rank's seconds."""
-        with timed(f"{prefix}generate") as generate:
+    ) -> list[Group[ScoredCompletion]]:
+        """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
+        with _part(f"{prefix}generate"):
             mine = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
         with timed(f"{prefix}grade"):
             state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
@@ -239,7 +245,7 @@ class Controller(Configurable):
             record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
-        return sorted(scored, key=lambda group: group.prompt.prompt_idx), generate.seconds
+        return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def _sync_weights(self) -> None:
         sync = self.weight_sync.push(
@@ -257,14 +263,11 @@ class Controller(Configurable):
             return False
         for one in self.evaluation.passes:
             with timed("evaluate"):
-                scored, _ = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
+                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
             record_evaluation(draft_episodes(scored), one, step=self.state.step)
         return True
 
     def close(self) -> None:
-        """Stop what runs in the background, the engine before the process group."""
-        self.checkpointer.close()
-        self.recorder.close()
-        comm.barrier()  # a rank that leaves early would look like a failure to the others
+        """Stop the engine, before the process group that it uses."""
         self.generator.close()
         comm.close_process_group()

@@ -4,7 +4,6 @@ Every rank holds the same groups. What it computes from them alike, every rank r
 distributions each rank records for its own share of the groups, so that flattening is spread and each row is offered once.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from torchtitan_rl.metrics.rewards import (
     participation_metrics,
     reward_metrics,
 )
-from torchtitan_rl.observability import Reduce, episode_rows, record_metric, record_metrics
+from torchtitan_rl.observability import Reduce, elapsed, episode_rows, record_metric, record_metrics
 from torchtitan_rl.types import flat
 
 if TYPE_CHECKING:
@@ -36,14 +35,12 @@ def record_step(
     *,
     state: "RunState",
     algorithm: "Algorithm",
-    seconds: Mapping[str, float],
 ) -> None:
     """Record the step's metrics and samples; called on every rank.
 
     Args:
         groups: all of the step, the same on every rank.
         state: with the step counted already: `state.step - 1` is the one whose weights sampled.
-        seconds: of "generate", "train" and the whole "step", on this rank.
     """
     rank, world_size = _rank_and_size()
     record_metrics(reward_metrics(groups))
@@ -60,7 +57,7 @@ def record_step(
         perf_metrics(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
-            seconds=seconds,
+            seconds={name: elapsed(name) for name in ("generate", "train", "step")},
             peak_flops=peak and peak * world_size,
             peak_memory_bytes=peak_memory_bytes(),
         )

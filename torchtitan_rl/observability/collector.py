@@ -131,6 +131,11 @@ class Collector:
         with self._lock:
             self._phase_seconds[phase] += seconds
 
+    def elapsed(self, phase: str) -> float:
+        """This rank's seconds in `phase` since the last drain."""
+        with self._lock:
+            return self._phase_seconds[phase]
+
     def drain(self) -> tuple[Collection, float]:
         """This rank's collection since the last drain, and the seconds that recording it took."""
         with self._lock:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torchtitan_rl.observability.collector import active
 
@@ -68,27 +67,23 @@ def heartbeat(name: str) -> Iterator[None]:
         yield
 
 
-@dataclass
-class Stopwatch:
-    """What `timed` yields; `seconds` is set when the context ends."""
-
-    seconds: float = 0.0
-
-
 @contextmanager
-def timed(name: str) -> Iterator[Stopwatch]:
+def timed(name: str) -> Iterator[None]:
     """Records the seconds spent inside as `time/{name}`: summed over the step's calls on a rank, of the slowest rank.
 
     Example: `with timed("generate"):` records time/generate.
     """
     started = time.perf_counter()
-    watch = Stopwatch()
     _running.append(name)
     try:
-        yield watch
+        yield
     finally:
         _running.pop()
-        watch.seconds = time.perf_counter() - started
-        collector = active()
-        if collector is not None:
-            collector.add_seconds(name, watch.seconds)
+        if (collector := active()) is not None:
+            collector.add_seconds(name, time.perf_counter() - started)
+
+
+def elapsed(name: str) -> float:
+    """This rank's seconds in `timed(name)` since the last flush; 0 with metrics off."""
+    collector = active()
+    return 0.0 if collector is None else collector.elapsed(name)
