@@ -53,7 +53,7 @@ def has_score(row: Row) -> bool:
 
 
 def score_of(row: Row) -> float | None:
-    """What the row is ranked by: its "score", else its reward; finite or infinite. None for NaN, None, text and nothing."""
+    """What the row is ranked by: its "score", else its reward. None for NaN, None, text and nothing."""
     score = row["score"] if "score" in row else row.get("reward")
     return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
 
