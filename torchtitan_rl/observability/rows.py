@@ -89,7 +89,7 @@ def _row(
 ) -> Row:
     scored, completion = episode.scored, episode.completion
     trained = split == TRAINED_SPLIT
-    num_sampled = completion.num_sampled
+    num_sampled = completion.num_sampled  # the log-probabilities of other tokens are 0: their sum needs no mask
     row = {
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
