@@ -15,7 +15,7 @@ DIVERSITY_TOKENS = 50_000
 
 
 def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
-    """Lengths in sampled tokens, of all completions, of those that ended by themselves, of right and wrong ones; how they ended.
+    """Lengths in sampled tokens, of all, of those that ended by themselves, of right and wrong ones; how they ended.
 
     Keys over nothing (no completion ended by itself, nothing was judged) are absent.
     """
@@ -43,7 +43,7 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 
 
 def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
-    """Accuracy, mean@n and pass@k over prompts, by the task's judgement; reward, length and format rate of the episodes.
+    """Accuracy, mean@n and pass@k over prompts, by the task's judgement; reward, length, format rate of the episodes.
 
     pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct, averaged over
     the prompts with n >= k, for k = 2, 4, 8, ... and the largest n; mean@n is each prompt's share of correct samples,
@@ -84,8 +84,9 @@ def _pass_at(k: int, n: int, c: int) -> float:
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
     """How much the completions of one prompt differ: distinct-1, distinct-2 and mean pairwise Jaccard distance.
 
-    distinct-n is a group's number of different n-grams of sampled tokens over its number of n-grams; no n-gram crosses the
-    boundary of a completion. The Jaccard distance of two completions is 1 - |A & B| / |A | B| of their sets of tokens.
+    distinct-n is a group's number of different n-grams of sampled tokens over its number of n-grams; no n-gram crosses
+    the boundary of a completion. The Jaccard distance of two completions is 1 - |A & B| / |A | B| of their sets of
+    tokens.
     macro: the mean over groups; micro: over all n-grams, or pairs, of the groups together. Groups are taken in order
     until `max_tokens` is reached (one at least); diversity/groups says how many were.
     """

@@ -35,8 +35,8 @@ def perf_metrics(
 ) -> dict[str, Metric]:
     """Throughput and waste of one step.
 
-    Amounts are of all ranks together. Seconds are this rank's, so that the lowest rate over ranks is the slowest rank's: the
-    one that the step waits for.
+    Amounts are of all ranks together. Seconds are this rank's, so that the lowest rate over ranks is the slowest
+    rank's: the one that the step waits for.
 
     Args:
         generated_tokens: sampled in the step's training rollouts.

@@ -25,7 +25,7 @@ def judgements(episodes: Sequence[Episode]) -> list[bool]:
 
 
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
-    """`reward/...` over rollouts, within groups, and over each reward function's values; quantiles are recorded apart."""
+    """`reward/...` over rollouts, within groups, and of each reward function; the quantiles over rollouts are apart."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
     within = [std(rewards) for group in groups if (rewards := finite_rewards(group.samples))]

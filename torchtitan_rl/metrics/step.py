@@ -1,7 +1,7 @@
 """What a step and an evaluation leave behind in metrics and sample tables.
 
-Every rank holds the same groups. What it computes from them alike, every rank records, and the lowest rank's value is kept; rows and
-distributions each rank records for its own share of the groups, so that flattening is spread and each row is offered once.
+Every rank holds the same groups. What it computes from them alike, every rank records, and the lowest rank's value is kept;
+rows and distributions each rank records for its own share of the groups: flattening is spread, and a row is offered once.
 """
 
 from typing import TYPE_CHECKING

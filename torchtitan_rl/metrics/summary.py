@@ -33,7 +33,7 @@ def quantile(values: Sequence[float], percent: float) -> float:
 def describe(
     prefix: str, values: Sequence[float], parts: Sequence[str] = ("mean", "std", "min", "max")
 ) -> dict[str, Metric]:
-    """`<prefix>/<part>` for each part: mean, std, min, max, p50 and the like; "quantiles" for p05 to p95. No values, no keys."""
+    """`<prefix>/<part>` for each part: mean, std, min, max, p50; "quantiles": p05 to p95. No values, no keys."""
     if not values:
         return {}
     simple = {"mean": mean, "std": std, "min": min, "max": max}

@@ -62,7 +62,7 @@ class Collection:
             self.tables.setdefault(key, []).extend(rows)
 
     def values(self) -> dict[str, float]:
-        """Every series as one number (a distribution: one each, as `key/p50`); those without a finite value left out."""
+        """Every series as one number (a distribution: several, as `key/p50`); none for a key without a finite value."""
         found: dict[str, float] = {}
         for key, series in self.series.items():
             value = series.accumulator.get_value()
@@ -267,14 +267,14 @@ def record_metric(key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, w
 
     Args:
         key: such as "reward/mean".
-        value: a number or a 0-d tensor; for Reduce.DISTRIBUTION also a list or a 1-D tensor of numbers; for Reduce.TABLE a
-            dict or a list of dicts, each one row.
+        value: a number or a 0-d tensor; for Reduce.DISTRIBUTION also a list or a 1-D tensor of numbers; for
+            Reduce.TABLE a dict or a list of dicts, each one row.
         reduction: how values of the key are merged over calls and ranks; one key has one reduction.
         weight: of a mean or a standard deviation: how many units (tokens, sequences) the value stands for.
 
-    What every rank knows alike, every rank records with Reduce.LAST; a distribution or a table each rank gives its own share
-    of. Values recorded before a Recorder exists, or with metrics off, are dropped with one warning; so are values that are no
-    number.
+    What every rank knows alike, every rank records with Reduce.LAST; of a distribution or a table each rank records its
+    own share. Values recorded before a Recorder exists, or with metrics off, are dropped with one warning; so are
+    values that are no number.
     """
     collector = _active
     if collector is None:

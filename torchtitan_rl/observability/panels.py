@@ -19,7 +19,8 @@ RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out",
-          "response_tokens", "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max", "staleness")  # fmt: skip
+          "response_tokens", "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max",
+          "staleness")  # fmt: skip
 _ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "policy_version", "group_size", "episode_id",
               "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", *_IN_TITLE, *_BELOW}  # fmt: skip
 

@@ -30,7 +30,8 @@ CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
 
 CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*", "completions/clipped_fraction",
+    "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
+    "completions/clipped_fraction",
     "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3", "ratio/clip_fraction",
     "sampler/logprob_diff/*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
     "optimizer/grad_norm", "optimizer/learning_rate", "time/[a-z]*[a-z]", "perf/*", "evaluation/*", "obs/overhead_ms",
@@ -57,8 +58,8 @@ class Recorder(Configurable):
         per_rank_reduce (each rank its own), per_rank_no_reduce (each value as it is recorded)."""
 
         slim: bool = True
-        """Leave series out of charts (TensorBoard, W&B, Trackio) while they are constant, or equal to another, for 10 steps;
-        those of console_metrics stay. metrics.jsonl has every series."""
+        """Leave series out of charts (TensorBoard, W&B, Trackio) while they are constant, or equal to another, for 10
+        steps; those of console_metrics stay. metrics.jsonl has every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
@@ -212,7 +213,7 @@ class Recorder(Configurable):
         return self._write(step, merged, self._merged_sinks, started)
 
     def _write(self, step: int, collection: Collection, guards: list[Guard], started: float) -> dict[str, float]:
-        """Hands a step to sinks; its values. `started`: the moment from which on all time was spent on this step's metrics."""
+        """Hands a step to sinks; its values. `started`: as if all time since then had gone into this step's metrics."""
         selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
         values = collection.values()
         values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))

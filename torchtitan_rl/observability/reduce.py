@@ -141,7 +141,7 @@ class Std:
 class Distribution:
     """All values, or of more than MAX_SAMPLE a uniform sample: those of the smallest random priorities.
 
-    The smallest of several ranks' smallest are the smallest of all, so ranks' samples merge into a sample of the pooled values.
+    The smallest of several ranks' smallest are the smallest of all: ranks' samples merge into one of the pooled values.
     The seed is fixed: the same values give the same sample.
     """
 

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from torchtitan_rl.observability.text import utf8
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def has_score(row: Row) -> bool:
 
 
 def score_of(row: Row) -> float | None:
-    """What the row is ranked by: its "score", else its reward; finite or infinite. None for NaN, None, text and nothing."""
+    """What the row is ranked by: its "score", else its reward. None for NaN, None, text and nothing."""
     score = row["score"] if "score" in row else row.get("reward")
     return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
 
@@ -87,7 +89,7 @@ def _row(
 ) -> Row:
     scored, completion = episode.scored, episode.completion
     trained = split == TRAINED_SPLIT
-    sampled = completion.sampled_logprobs  # [num_sampled]
+    num_sampled = completion.num_sampled  # the log-probabilities of other tokens are 0: their sum needs no mask
     row = {
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
@@ -110,17 +112,17 @@ def _row(
         "in_loss": trained and episode.in_loss,
         "left_out": episode.left_out,
         "prompt_tokens": len(prompt.token_ids),
-        "response_tokens": len(sampled),
+        "response_tokens": num_sampled,
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(sampled.mean()) if len(sampled) else None,
+        "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if num_sampled else None,
         "logprob_diff_mean": episode.logprob_diff_mean,
         "logprob_diff_max": episode.logprob_diff_max,
     }
     masses = {"mass": episode.mass, "q_mass": episode.q_mass}
     row.update({name: mass for name, mass in masses.items() if mass is not None})
-    if episode.reference_logprobs is not None and len(sampled):
+    if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
-    if observed := len(completion.token_ids) - len(sampled):
+    if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
     if prompt.messages is not None:
         row["messages"] = prompt.messages

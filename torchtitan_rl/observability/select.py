@@ -1,7 +1,7 @@
 """Which rows of a table are shown: a selector is a function of rows, named in the config and composed with others.
 
-Ranks send only what their own selectors chose; the same selectors over all ranks' candidates give what they would have chosen
-from the pooled rows. Rows equal in every column are one row.
+Ranks send only what their own selectors chose; the same selectors over all ranks' candidates give what they would have
+chosen from the pooled rows. Rows equal in every column are one row.
 """
 
 import difflib

@@ -24,7 +24,7 @@ __all__ = ["SINKS", "Mode", "Sink", "SinkContext", "StepRecord", "chosen_sinks"]
 def chosen_sinks(names: Sequence[str]) -> dict[str, tuple[type[Sink], Mode]]:
     """The classes and modes that a config's list asks for, such as ["console", "jsonl:per_rank_reduce"].
 
-    Raises: UserError for an unknown sink, an unknown mode, one that the sink cannot run in, or a library that is missing.
+    Raises: UserError for an unknown sink, a mode that it cannot run in, or a library that is missing.
     """
     chosen: dict[str, tuple[type[Sink], Mode]] = {}
     for text in names:

@@ -10,7 +10,8 @@ from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 class JsonlSink(Sink):
     """`{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}` a line; per rank in `metrics.rank0.jsonl` and so on.
 
-    Every series is in it, whatever `slim` leaves out of the charts. Streaming, a line is `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
+    Every series is in it, whatever `slim` leaves out of the charts. Streaming, a line is
+    `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")

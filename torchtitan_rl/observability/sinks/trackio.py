@@ -11,8 +11,8 @@ from torchtitan_rl.observability.text import flat_cell, utf8
 class TrackioSink(Sink):
     """Logs through the `Run` it made: Trackio's current run is a context variable, which other threads do not see.
 
-    At most `max_traces_per_step` traces of each split a training step, however many flushes the step has. The database is in
-    TRACKIO_DIR, by default in the Hugging Face cache.
+    At most `max_traces_per_step` traces of each split a training step, however many flushes the step has. The database
+    is in TRACKIO_DIR, by default in the Hugging Face cache.
     """
 
     modes = ("global_reduce", "per_rank_reduce")
