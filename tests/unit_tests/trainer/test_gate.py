@@ -22,6 +22,11 @@ def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
     assert (second.logprob_diff_mean, second.logprob_diff_max) == (pytest.approx(0.125), pytest.approx(0.25))
 
 
+def test_a_micro_batch_of_padding_alone_has_no_difference():
+    batch = pack([], normalizers=COUNTS, multiple=8)
+    assert fill_logprob_diff(batch, torch.ones(8)) == 0.0
+
+
 def test_nan_is_the_largest_difference():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
