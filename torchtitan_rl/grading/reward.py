@@ -4,7 +4,7 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,9 +41,14 @@ class Reward:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         if missing := [p.name for p in named if p.default is p.empty and p.name not in keywords]:
             raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
-        call = functools.partial(self.function, **keywords)
-        if inspect.iscoroutinefunction(self.function):
-            return call_with_time_limit(lambda: asyncio.run(call()), self.time_limit_seconds)
+
+        async def awaited(output: Awaitable[Any]) -> Any:
+            return await output
+
+        def call() -> Any:
+            output = self.function(**keywords)
+            return asyncio.run(awaited(output)) if inspect.isawaitable(output) else output
+
         return call_with_time_limit(call, self.time_limit_seconds)
 
 

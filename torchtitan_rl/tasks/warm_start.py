@@ -81,13 +81,14 @@ def ensure_checkpoint(task: "SumDigits", cache_root: Path, *, seed: int = 0, rec
 
     Raises:
         UserError: when `cache_root` cannot be written or has no locks.
-        TimeoutError: on a rank that has waited 20 minutes.
     """
     folder = cache_root / f"debug_start-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
-        return _wait_for(folder)
+        while not folder.is_dir():  # torchrun ends this rank too, should that one fail
+            time.sleep(0.2)
+        return folder
     try:
         cache_root.mkdir(parents=True, exist_ok=True)
         lock = open(folder.with_suffix(".lock"), "a")  # noqa: SIM115  (closed below, or when its process dies)
@@ -230,16 +231,3 @@ def _key(task: "SumDigits", recipe: Recipe, seed: int) -> str:
         [asdict(recipe), hf_architecture(recipe.model_spec.model), seed, _texts(task, recipe, seed, 64)]
     )
     return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def _wait_for(folder: Path, timeout_seconds: float = 1200.0) -> Path:
-    """Wait until local rank 0 has made `folder`."""
-    start = time.monotonic()
-    while not folder.is_dir():
-        if time.monotonic() - start > timeout_seconds:
-            raise TimeoutError(
-                f"Waited {timeout_seconds:.0f} s for local rank 0 to make {folder}; start again, or name another start "
-                "with --hf-assets-path."
-            )
-        time.sleep(0.2)
-    return folder

@@ -80,8 +80,12 @@ def test_callable_objects_partials_and_coroutines_are_reward_functions():
     async def slow_judge(completions, **_):
         return [0.5] * len(completions)
 
-    scored = score(grader(Judge(), functools.partial(scaled, by=4.0), slow_judge), "a")
-    assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5}
+    class AsyncJudge:
+        async def __call__(self, completions, **_):
+            return [0.25] * len(completions)
+
+    scored = score(grader(Judge(), functools.partial(scaled, by=4.0), slow_judge, AsyncJudge()), "a")
+    assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5, "AsyncJudge": 0.25}
 
 
 def test_weights_enter_the_sum_and_not_the_breakdown():
