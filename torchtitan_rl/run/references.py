@@ -18,8 +18,9 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     """What `reference` stands for. Raises UserError, naming `field`, where there is no such file, module or function."""
     place, _, name = reference.rpartition(":")
     forms = "path/to/file.py:function or package.module:function"
-    expect(bool(place and name), field, reference, forms, "Name the function behind a colon.")
     is_file = place.endswith(".py")
+    whole = bool(place and name) and (is_file or not place.startswith("."))
+    expect(whole, field, reference, forms, "Name the function behind a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     try:
         module = _load_file(Path(place).resolve()) if is_file else importlib.import_module(place)

@@ -323,6 +323,7 @@ def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
         ("nowhere.py:f", "no file"),
         ("{file}:missing", r"expected a function of .*It has \['brevity'\]"),
         ("brevity", "expected path/to/file.py"),
+        ("..relative:f", "expected path/to/file.py"),
     ],
 )
 def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
