@@ -17,6 +17,7 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from torchtitan_rl.run.errors import UserError, expect  # noqa: E402
 from torchtitan_rl.run.registry import load_config  # noqa: E402
 from torchtitan_rl.trainer.hf import stored_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
@@ -32,24 +33,41 @@ def main() -> None:
     parser.add_argument("--step", type=int, help="which checkpoint; default the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     args = parser.parse_args()
-    described = json.loads((args.run / "config.json").read_text())
-    checkpoint = find_checkpoint(args.run / described["checkpoint"]["folder"], args.step, parser)
-    config = load_config(described["config"])
-    model = meta_model(config.model_spec)
-    adapter = config.model_spec.state_dict_adapter(config.model_spec.model, None)
-    args.output.mkdir(parents=True, exist_ok=True)
-    weights = stored_hf_weights(model, adapter, checkpoint, getattr(torch, args.dtype))
-    write_safetensors(weights, model.enable_weight_tying, args.output)
-    copy_assets(Path(described["hf_assets_path"]), args.output, args.dtype)
-    print(f"{args.output}: {checkpoint.name} of {args.run} in {args.dtype}")
+    try:
+        export(args.run, args.output, args.step, args.dtype)
+    except UserError as error:
+        parser.error(str(error))
 
 
-def find_checkpoint(folder: Path, step: int | None, parser: argparse.ArgumentParser) -> Path:
-    """The folder of one checkpoint; a parser error that lists what there is when it is missing."""
+def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
+    """Write checkpoint `step` (None: the last) of `run`. Raises UserError for what is not there or in the way."""
+    expect((run / "config.json").is_file(), "--run", str(run), "a run's folder, with its config.json", "Name one.")
+    described = json.loads((run / "config.json").read_text())
+    start = Path(described["hf_assets_path"])
+    remedy = "Start where the run was started, or put the folder back."
+    expect(
+        (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
+    )
+    expect(not output.exists() or not any(output.iterdir()), "--output", str(output), "a new folder", "Name another.")
+    checkpoint = find_checkpoint(run / described["checkpoint"]["folder"], step)
+    spec = load_config(described["config"]).model_spec
+    model = meta_model(spec)
+    output.mkdir(parents=True, exist_ok=True)
+    weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
+    write_safetensors(weights, model.enable_weight_tying, output)
+    copy_assets(start, output, dtype)
+    print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+
+
+def find_checkpoint(folder: Path, step: int | None) -> Path:
+    """The folder of one checkpoint. Raises UserError, listing what there is, when it is missing."""
     steps = sorted(int(p.parent.name.removeprefix("step-")) for p in folder.glob("step-*/.metadata"))
-    if not steps or (step is not None and step not in steps):
-        parser.error(f"--step {step}: {folder} has checkpoints of steps {steps}")
-    return folder / f"step-{steps[-1] if step is None else step}"
+    expect(bool(steps), "--run", str(folder.parent), "a run that has saved a checkpoint", f"There is none in {folder}.")
+    chosen = steps[-1] if step is None else step
+    expect(
+        chosen in steps, "--step", chosen, f"one of {steps}, the checkpoints in {folder}", "Leave it out for the last."
+    )
+    return folder / f"step-{chosen}"
 
 
 def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path) -> None:

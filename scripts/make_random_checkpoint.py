@@ -15,17 +15,15 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 
 # isort: split
 import torch  # noqa: E402
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
-from torchtitan_rl.models import qwen3  # noqa: E402
+from torchtitan_rl.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
 from torchtitan_rl.tasks import SumDigits  # noqa: E402
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.trainer.policy import hf_architecture  # noqa: E402
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.6B", help="a size that configs/qwen3.py has: 0.6B, 1.7B, 4B, 8B or 14B")
+    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES)
     parser.add_argument("--output", type=Path, required=True, help="folder to make; must not exist")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--seed", type=int, default=0)
@@ -33,13 +31,11 @@ def main() -> None:
     if args.output.exists():
         parser.error(f"--output {args.output} exists already")
 
-    spec = qwen3(args.size)
-    config = Qwen3Config(max_position_embeddings=spec.model.max_seq_len, **hf_architecture(spec.model))
     torch.manual_seed(args.seed)
     torch.set_default_dtype(getattr(torch, args.dtype))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.output.parent) as unfinished:
-        Qwen3ForCausalLM(config).save_pretrained(unfinished)
+        new_hf_model(qwen3(args.size)).save_pretrained(unfinished)
         task = SumDigits.Config().build()
         texts = [task.train_example(i, seed=0).text for i in range(500)]
         make_small_tokenizer(texts, vocab_size=512).save_pretrained(unfinished)

@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="run folders; each is one line")
     parser.add_argument("--output", type=Path, required=True, help="picture to write (.png or .svg)")
     args = parser.parse_args()
+    if missing := [str(run) for run in args.runs if not (run / "metrics.jsonl").is_file()]:
+        parser.error(f"no metrics.jsonl in {' '.join(missing)}: expected folders of runs whose metrics.sinks has jsonl")
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for run in args.runs:
         reward.plot(*series(run, "reward/mean"), linewidth=1.5, label=run.name)

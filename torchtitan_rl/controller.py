@@ -40,7 +40,7 @@ from torchtitan_rl.observability import (
     record_metrics,
     timed,
 )
-from torchtitan_rl.run.folder import failure_marker
+from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
 from torchtitan_rl.run.validation import check_tokenizer

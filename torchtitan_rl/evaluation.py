@@ -27,7 +27,7 @@ class Evaluation(Configurable):
         """Steps between evaluations, besides one before the first step and one after the last; 0 never evaluates."""
 
         num_prompts: int = 256
-        """Held-out prompts."""
+        """How many held-out prompts: always the task's first."""
 
         sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
         """Greedy by default."""

@@ -8,6 +8,7 @@ python -m torchtitan_rl.samples outputs/debug --diff outputs/other  two runs on 
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -29,9 +30,8 @@ PLAIN_WIDTH = 120
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what `arguments` ask for. Returns the exit code: 0; 1: no row matches; 2: a folder without samples."""
     options = _parser().parse_args(arguments)
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     try:
         rows = _matching(options.run, options)
         others = _matching(options.diff, options) if options.diff else []
@@ -64,14 +64,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--step", type=int, metavar="N", help="only this step")
-    parser.add_argument("--best", type=int, default=0, metavar="K", help="the K rows of highest score")
-    parser.add_argument("--worst", type=int, default=0, metavar="K", help="the K rows of lowest score")
+    parser.add_argument("--best", type=_count, default=0, metavar="K", help="the K rows of highest score")
+    parser.add_argument("--worst", type=_count, default=0, metavar="K", help="the K rows of lowest score")
     parser.add_argument("--prompt", metavar="TEXT", help="only prompts that hold TEXT: by itself, these over time")
     parser.add_argument("--group", type=int, metavar="I", help="siblings of prompt_idx I, side by side (last step)")
     parser.add_argument("--diff", metavar="RUN2", help="the folder of another run, compared on the same prompts")
     parser.add_argument("--table", metavar="KEY", help='only rows of this table, such as "rollout/samples"')
     parser.add_argument("--split", metavar="NAME", help='only rows of this split, such as "train"')
     return parser
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{number}: expected 0 or more rows")
+    return number
 
 
 def _matching(run: str, options: argparse.Namespace) -> list[Row]:
@@ -85,8 +91,7 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
 
 
 def _print_panels(rows: Sequence[Row], console: Console) -> None:
-    tables = dict.fromkeys(row["table"] for row in rows)
-    for table in tables:
+    for table in dict.fromkeys(row["table"] for row in rows):
         console.print(Text(f"step {rows[0]['step']} · {table}", style="bold"))
         for row in rows:
             if row["table"] == table:
@@ -95,8 +100,7 @@ def _print_panels(rows: Sequence[Row], console: Console) -> None:
 
 def _print_ranked(rows: list[Row], options: argparse.Namespace, console: Console) -> None:
     ranked = sorted((row for row in rows if score_of(row) is not None), key=score_of, reverse=True)
-    worst = ranked[max(0, len(ranked) - options.worst) :] if options.worst else []
-    for title, chosen in (("best", ranked[: options.best]), ("worst", worst[::-1])):
+    for title, chosen in (("best", ranked[: options.best]), ("worst", ranked[::-1][: options.worst])):
         for place, row in enumerate(chosen, 1):
             console.print(Text(f"{title} {place} · step {row['step']}", style="bold"))
             console.print(sample_panel(row, console))
@@ -149,10 +153,13 @@ def _latest(rows: list[Row]) -> dict[tuple[Any, str], Row]:
     for row in rows:
         if "prompt" in row:
             key = (row.get("split"), str(row["prompt"]))
-            known = latest.get(key)
-            if known is None or (row["step"], score_of(row) or -1e300) >= (known["step"], score_of(known) or -1e300):
-                latest[key] = row
+            latest[key] = max(latest.get(key, row), row, key=_step_and_score)
     return latest
+
+
+def _step_and_score(row: Row) -> tuple[int, float]:
+    score = score_of(row)
+    return row["step"], -math.inf if score is None else score
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ class Prompt:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))
         if self.token_ids.ndim != 1 or not len(self.token_ids):
-            raise ValueError(f"prompt {self.prompt_idx}: token_ids has shape {self.token_ids.shape}; expected [Lp], Lp >= 1.")
+            raise ValueError(
+                f"prompt {self.prompt_idx}: token_ids has shape {self.token_ids.shape}; expected [Lp], Lp >= 1."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from torchtitan_rl.grading.reward import (
     as_scores,
     function_name,
     is_failed,
-    load_reward_function,
 )
 from torchtitan_rl.grading.reward_log import LogError, LogNames, MetricSums, RewardLog
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.references import load_function
 from torchtitan_rl.tasks import Task
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
@@ -64,7 +64,7 @@ class Grader(Configurable):
         """The same for single reward functions, by name."""
 
     def __init__(self, config: Config, *, task: Task) -> None:
-        functions = [*task.reward_functions(), *map(load_reward_function, config.rewards)]
+        functions = [*task.reward_functions(), *(load_function(r, "grader.rewards") for r in config.rewards)]
         names = [function_name(function) for function in functions]
         _check(config, names)
         self._task = task

@@ -2,19 +2,14 @@
 
 import asyncio
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan_rl.grading.time_limit import call_with_time_limit
-from torchtitan_rl.run.errors import TrainingStopped, UserError, expect
+from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.tasks import RewardFunction
 
 FailurePolicy = Literal["raise", "none"]
@@ -46,9 +41,14 @@ class Reward:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         if missing := [p.name for p in named if p.default is p.empty and p.name not in keywords]:
             raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
-        call = functools.partial(self.function, **keywords)
-        if inspect.iscoroutinefunction(self.function):
-            return call_with_time_limit(lambda: asyncio.run(call()), self.time_limit_seconds)
+
+        async def awaited(output: Awaitable[Any]) -> Any:
+            return await output
+
+        def call() -> Any:
+            output = self.function(**keywords)
+            return asyncio.run(awaited(output)) if inspect.isawaitable(output) else output
+
         return call_with_time_limit(call, self.time_limit_seconds)
 
 
@@ -77,42 +77,3 @@ def function_name(function: Callable) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-def load_reward_function(reference: str) -> RewardFunction:
-    """The function that "path/to/file.py:name" or "package.module:name" refers to; UserError when there is none."""
-    place, _, name = reference.rpartition(":")
-    forms = "path/to/file.py:function or package.module:function"
-    expect(bool(place and name), "grader.rewards", reference, forms, "Name the function behind a colon.")
-    module = _load_file(Path(place), reference) if place.endswith(".py") else _import(place, reference)
-    function = getattr(module, name, None)
-    names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-    expect(callable(function), "grader.rewards", reference, f"a function of {place}", f"It has {names}, no {name!r}.")
-    return function
-
-
-def _import(module: str, reference: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"grader.rewards = {reference!r}: there is no module {error.name!r}. Give path/to/file.py:function, or "
-            "install the package."
-        ) from error
-
-
-def _load_file(path: Path, reference: str) -> Any:
-    path = path.resolve()
-    expect(path.is_file(), "grader.rewards", reference, "a file that exists", f"There is no file {path}.")
-    # One module for each file however many functions are taken from it, so that they share what they keep.
-    key = f"torchtitan_rl_rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[key] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[key]
-            raise
-    return sys.modules[key]

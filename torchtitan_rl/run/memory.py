@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.trainer.policy import count_parameters, hf_architecture, meta_model
+from torchtitan_rl.trainer.policy import meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
@@ -133,7 +134,7 @@ class _Shape:
         embedding, heads = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
         queries = a["num_attention_heads"] * a["head_dim"]
         projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]
-        parameters = count_parameters(meta_model(spec))
+        parameters = sum(p.numel() for p in meta_model(spec).parameters())
         return cls(
             parameters=parameters,
             layers=layers,

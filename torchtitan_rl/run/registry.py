@@ -1,22 +1,22 @@
 """From a command line to a checked config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
-import difflib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.references import did_you_mean, load_function
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
+
+OTHER_CONFIGS = "Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names."
 
 ConfigFunction = Callable[[], "Controller.Config"]
 
@@ -34,40 +34,28 @@ def config_functions() -> dict[str, ConfigFunction]:
     return found
 
 
-def load_config(name: str) -> "Controller.Config":
-    """The config that a registered name, or path/to/file.py:function, stands for.
+def config_function(name: str) -> ConfigFunction:
+    """What a registered name, or a reference such as path/to/file.py:function, stands for.
 
     Raises:
         UserError: with the closest names, when there is none.
     """
     if ":" in name or name.endswith(".py"):
-        return _from_file(name)
+        return load_function(name, "--config")
     known = config_functions()
-    expect(name in known, "--config", name, "a registered name", f"{_suggest(name, known)}--list-configs shows all.")
-    return known[name]()
+    remedy = f"{did_you_mean(name, known)}--list-configs shows all."
+    expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
+    return known[name]
 
 
-def _from_file(reference: str) -> "Controller.Config":
-    path, _, function = reference.partition(":")
-    expect(bool(function), "--config", reference, "path/to/file.py:function", "Name the function behind a colon.")
-    expect(Path(path).is_file(), "--config", reference, "a file that exists", f"There is no file {path}.")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    known = {n: f for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__}
-    expect(
-        function in known,
-        "--config",
-        reference,
-        f"a function of {path}",
-        f"{_suggest(function, known)}It has {[*known]}.",
-    )
-    return known[function]()
+def load_config(name: str) -> "Controller.Config":
+    """The config that `name` stands for. Raises UserError as `config_function`, or where it returns something else."""
+    from torchtitan_rl.controller import Controller
 
-
-def _suggest(name: str, known: dict[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return f"Did you mean {' or '.join(close)}? " if close else ""
+    config = config_function(name)()
+    expected = "a function that returns a Controller.Config"
+    expect(isinstance(config, Controller.Config), "--config", name, expected, f"It returned {config!r}.")
+    return config
 
 
 def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
@@ -79,14 +67,13 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
-    name = given.config
-    default = load_config(name)
+    name, default = given.config, load_config(given.config)
     config = tyro.cli(
         type(default),
         default=default,
         args=overrides,
         prog=f"run_train.sh --config {name}",
-        description=f"Train {name}: {inspect.getdoc(config_functions().get(name)) or ''}",
+        description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
         config=(tyro.conf.AvoidSubcommands,),
     )
     return name, config

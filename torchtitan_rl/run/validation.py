@@ -1,17 +1,20 @@
 """Everything that can be known to be wrong before a process group starts."""
 
+import json
 import math
 import os
+import socket
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.generator import check_replicas
-from torchtitan_rl.run.errors import expect
-from torchtitan_rl.trainer.policy import check_hf_folder
+from torchtitan_rl.models import hf_architecture
+from torchtitan_rl.run.errors import UserError, expect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -197,4 +200,33 @@ def prepare_start(config: "Controller.Config") -> None:
             "Download one and pass --hf-assets-path FOLDER.",
         )  # fmt: skip
         config.hf_assets_path = str(start)
-    check_hf_folder(config.hf_assets_path, config.model_spec)
+    check_hf_folder(Path(config.hf_assets_path), config.model_spec)
+
+
+def check_hf_folder(folder: Path, spec: ModelSpec) -> None:
+    """Check that a checkpoint folder is complete and of the configured architecture; each node for itself.
+
+    Raises:
+        UserError: naming `hf_assets_path`, what differs and the remedy.
+    """
+    field, node = "hf_assets_path", socket.gethostname()
+    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
+    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER."
+    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    for file in ("config.json", "tokenizer*", "*.safetensors"):
+        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise UserError(f"{field} = {str(folder)!r}: its config.json is no JSON: {error}. {remedy}") from error
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    found.setdefault("rope_theta", rope.get("rope_theta"))
+    differing = [
+        f"{key} is {found.get(key)!r} in the folder but {value!r} in the config"
+        for key, value in hf_architecture(spec.model).items()
+        if found.get(key) != value
+    ]
+    expect(
+        not differing, field, str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
+        "Pass the folder of that model, or the --config of this one.",
+    )  # fmt: skip

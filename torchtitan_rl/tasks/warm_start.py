@@ -18,17 +18,20 @@ import os
 import random
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from torchtitan.protocols.model_spec import ModelSpec
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from torchtitan_rl.observability import progress
+from torchtitan_rl.models import hf_architecture, new_hf_model, small_qwen3
+from torchtitan_rl.observability import phase, progress
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 
 if TYPE_CHECKING:
@@ -50,16 +53,12 @@ class Recipe:
     """Of the embedding and the norms."""
     forgotten_carry_share: float = 0.56
     """Of the sums that carry, those whose text forgets it."""
-    vocab_size: int = 320
-    """A multiple of 64, for tensor parallelism."""
-    hidden_size: int = 256
-    intermediate_size: int = 512
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 64
-    rope_theta: float = 10_000.0
-    max_position: int = 512
+    dimensions: dict[str, int] = field(default_factory=lambda: {"vocab_size": 320})
+    """Of `small_qwen3`, where they are not its defaults. The vocabulary is a multiple of 64, for tensor parallelism."""
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        return small_qwen3(**self.dimensions)
 
 
 def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
@@ -81,19 +80,37 @@ def ensure_checkpoint(task: "SumDigits", cache_root: Path, *, seed: int = 0, rec
         task: whose examples are the text; of two integers, without an instruction.
 
     Raises:
-        TimeoutError: on a rank that has waited 20 minutes.
+        UserError: when `cache_root` cannot be written or has no locks.
     """
     folder = cache_root / f"debug_start-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
-        return _wait_for(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "a") as lock:  # released when its process dies
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not folder.is_dir():  # torchrun ends this rank too, should that one fail
+            time.sleep(0.2)
+        return folder
+    try:
+        cache_root.mkdir(parents=True, exist_ok=True)
+        lock = open(folder.with_suffix(".lock"), "a")  # noqa: SIM115  (closed below, or when its process dies)
+        _lock(lock, folder)
+    except OSError as error:
+        raise UserError(
+            f"hf_assets_path is empty, and {cache_root} cannot take the start that the task makes: {error.strerror}. Start "
+            "where it can be written, or pass --hf-assets-path FOLDER."
+        ) from error
+    with lock:
         if not folder.is_dir():
             make_checkpoint(folder, task, seed, recipe)
     return folder
+
+
+def _lock(file: IO[str], folder: Path) -> None:
+    """Take the lock, saying so while another run has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with phase(f"warm start: wait for another run that makes {folder}"):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) -> None:
@@ -105,7 +122,7 @@ def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) 
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     texts = ("".join(pair) for pair in _texts(task, recipe, seed, 2000))
-    tokenizer = make_small_tokenizer(texts, vocab_size=recipe.vocab_size)
+    tokenizer = make_small_tokenizer(texts, vocab_size=recipe.dimensions["vocab_size"])
     model = _train(task, tokenizer, recipe, seed)
     transformers_logging.disable_progress_bar()  # one shard of 10 MB needs none
     model.save_pretrained(partial)
@@ -123,7 +140,8 @@ def _train(task: "SumDigits", tokenizer: PreTrainedTokenizerFast, recipe: Recipe
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _build_model(tokenizer, recipe)
+            special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+            model = new_hf_model(recipe.model_spec, **special)
             token_ids, labels = _encode(_texts(task, recipe, seed, recipe.steps * recipe.batch_size), tokenizer)
             optimizers = _build_optimizers(model, recipe)
             progress(f"warm start: making debug's starting checkpoint, {recipe.steps} steps")
@@ -165,27 +183,6 @@ def _train_step(
         optimizer.step()
         optimizer.zero_grad()
     return loss.item()
-
-
-def _build_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=recipe.vocab_size,
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.num_layers,
-        num_attention_heads=recipe.num_heads,
-        num_key_value_heads=recipe.num_kv_heads,
-        head_dim=recipe.head_dim,
-        max_position_embeddings=recipe.max_position,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    # For sequences this short plain matrix products are a fifth faster than the CPU's flash attention.
-    return Qwen3ForCausalLM._from_config(config, attn_implementation="eager")
 
 
 def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -230,18 +227,7 @@ def _encode(texts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) ->
 
 def _key(task: "SumDigits", recipe: Recipe, seed: int) -> str:
     """A hash that changes with whatever the checkpoint depends on: the recipe, the seed and the text."""
-    content = json.dumps([asdict(recipe), seed, _texts(task, recipe, seed, 64)])
+    content = json.dumps(
+        [asdict(recipe), hf_architecture(recipe.model_spec.model), seed, _texts(task, recipe, seed, 64)]
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def _wait_for(folder: Path, timeout_seconds: float = 1200.0) -> Path:
-    """Wait until local rank 0 has made `folder`."""
-    start = time.monotonic()
-    while not folder.is_dir():
-        if time.monotonic() - start > timeout_seconds:
-            raise TimeoutError(
-                f"Waited {timeout_seconds:.0f} s for local rank 0 to make {folder}; start again, or name another start "
-                "with --hf-assets-path."
-            )
-        time.sleep(0.2)
-    return folder

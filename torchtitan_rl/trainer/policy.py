@@ -1,13 +1,10 @@
 """Build a policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
 
 import dataclasses
-import json
-import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -19,7 +16,6 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, adapt_fsdp, check_environment
 from torchtitan_rl.observability.progress import progress
-from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.trainer.attention import attention_config, describe_attention
 from torchtitan_rl.trainer.logprobs import LogprobHead
 
@@ -122,59 +118,3 @@ def score(
     with model.lm_head.scoring(labels, temperature):
         out = model(token_ids[None], positions[None], masks)  # [1, T, 2]
     return out[0, :, 0], out[0, :, 1]
-
-
-def check_hf_folder(hf_assets_path: str, model_spec: ModelSpec) -> None:
-    """Check that a checkpoint folder is complete and of the configured architecture; each node for itself.
-
-    Raises:
-        UserError: naming `hf_assets_path`, what differs and the remedy.
-    """
-    folder = Path(hf_assets_path)
-    if not folder.is_dir():
-        raise UserError(
-            f"hf_assets_path: no folder at {folder} on node {socket.gethostname()}. Expected a Hugging Face checkpoint folder (config.json, tokenizer "
-            "files, *.safetensors) on every node: download one there, or pass --hf-assets-path FOLDER."
-        )
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"hf_assets_path: {folder} on node {socket.gethostname()} has no config.json or no *.safetensors file. Expected a complete Hugging Face "
-            "checkpoint; download it again."
-        )
-    found = json.loads((folder / "config.json").read_text())
-    expected = hf_architecture(model_spec.model)
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    found.setdefault("rope_theta", rope.get("rope_theta"))
-    differing = [
-        f"{key} is {found.get(key)!r} in the folder but {value!r} in the config"
-        for key, value in expected.items()
-        if found.get(key) != value
-    ]
-    if differing:
-        raise UserError(
-            f"hf_assets_path: {folder} is not a {model_spec.name} {model_spec.flavor}: {'; '.join(differing)}. "
-            "Pass the folder of that model, or the --config of this one."
-        )
-
-
-def hf_architecture(config: Decoder.Config) -> dict[str, object]:
-    """The entries of a Hugging Face config.json that describe this dense model's architecture."""
-    layer = config.layers[0]
-    attention = layer.attention
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
-        "head_dim": attention.head_dim,
-        "intermediate_size": layer.feed_forward.w1.out_features,
-        "tie_word_embeddings": config.enable_weight_tying,
-        "rms_norm_eps": config.norm.eps,
-        "rope_theta": attention.rope.theta,
-    }
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Parameters of the whole (unsharded) model; tied ones count once."""
-    return sum(p.numel() for p in model.parameters())

@@ -23,22 +23,56 @@ def test_every_config_builds(name):
 
 
 def test_an_unknown_name_is_answered_with_the_closest():
-    with pytest.raises(UserError, match="--config = 'debgu': expected a registered name. Did you mean debug"):
+    with pytest.raises(UserError, match="--config = 'debgu': expected a registered name or .* Did you mean debug"):
         load_config("debgu")
 
 
-def test_a_function_in_a_file(tmp_path):
+FILE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from configs.debug import debug
+from beside import STEPS
+from torchtitan_rl.tasks import SumDigits
+
+
+class Task(SumDigits):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        upper: bool = False
+
+
+def mine():
+    config = debug()
+    config.num_steps, config.task = STEPS, Task.Config()
+    return config
+
+
+def nothing(): ...
+"""
+
+
+def test_a_function_in_a_file_with_a_task_of_its_own_and_a_module_beside_it(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text(
-        "from configs.debug import debug\ndef mine():\n    c = debug()\n    c.num_steps = 7\n    return c\n"
-    )
-    assert load_config(f"{file}:mine").num_steps == 7
-    with pytest.raises(UserError, match="expected a function of .*Did you mean mine"):
-        load_config(f"{file}:mien")
-    with pytest.raises(UserError, match="There is no file"):
-        load_config(f"{tmp_path}/other.py:mine")
-    with pytest.raises(UserError, match="expected path/to/file.py:function"):
-        load_config(str(file))
+    file.write_text(FILE)
+    (tmp_path / "beside.py").write_text("STEPS = 7\n")
+    _, config = parse_args(["--config", f"{file}:mine", "--task.upper"])
+    assert (config.num_steps, config.task.upper) == (7, True)
+    for reference, message in {
+        f"{file}:mien": "expected a function of .*Did you mean mine",
+        f"{file}:nothing": "expected a function that returns a Controller.Config. It returned None",
+        f"{tmp_path}/other.py:mine": "There is no file",
+        str(file): "expected path/to/file.py:function",
+        f"{tmp_path}/mine.txt:mine": "No module named",
+    }.items():
+        with pytest.raises(UserError, match=f"--config = .*{message}"):
+            load_config(reference)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(UserError, match=r"--config = .*invalid syntax \(broken.py, line 1\)"):
+        load_config(f"{tmp_path}/broken.py:f")
+
+
+def test_a_function_of_a_module():
+    assert load_config("configs.debug:debug").num_steps == 50
 
 
 def test_dotted_overrides_reach_the_chosen_pieces():

@@ -1,5 +1,6 @@
 """The warm start's mechanics, on a model of a few steps; what it teaches is measured by the debug job itself."""
 
+import fcntl
 import json
 import random
 import subprocess
@@ -10,10 +11,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks.sum_digits import debug_task, is_held_out
 from torchtitan_rl.tasks.warm_start import Recipe, _encode, _texts, ensure_checkpoint, make_checkpoint, worked_answer
 
-TINY = Recipe(steps=3, batch_size=4, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=2, head_dim=32)
+DIMENSIONS = {"vocab_size": 320, "dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "head_dim": 32}
+TINY = Recipe(steps=3, batch_size=4, dimensions=DIMENSIONS)
 TASK = debug_task().build()
 
 
@@ -130,6 +133,25 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     [folder] = {output[-1] for output in lines}
     assert sum("warm start: wrote" in "\n".join(output) for output in lines) == 1
     Qwen3ForCausalLM.from_pretrained(folder)
+
+
+def test_a_second_run_says_that_it_waits(tmp_path, capsys):
+    folder = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+    folder.rename(tmp_path / "made")
+    with open(folder.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(target=ensure_checkpoint, args=(TASK, tmp_path), kwargs={"recipe": TINY})
+        second.start()
+        second.join(timeout=1)
+        (tmp_path / "made").rename(folder)
+    second.join(timeout=5)
+    assert f"warm start: wait for another run that makes {folder} ..." in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"hf_assets_path is empty, and .*/file cannot.*--hf-assets-path"):
+        ensure_checkpoint(TASK, tmp_path / "file", recipe=TINY)
 
 
 def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):

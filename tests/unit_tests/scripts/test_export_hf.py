@@ -1,0 +1,45 @@
+"""scripts/export_hf.py: what is not there or in the way is said before anything is written."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from torchtitan_rl.run.errors import UserError
+
+FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("export_hf", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
+    run, start, output = tmp_path / "run", tmp_path / "start", tmp_path / "exported"
+
+    def export_says(message: str, step: int | None = None) -> None:
+        with pytest.raises(UserError, match=message):
+            script.export(run, output, step, "float32")
+
+    export_says("--run = .*config.json")
+    described = {"config": "debug", "hf_assets_path": str(start), "checkpoint": {"folder": "checkpoint"}}
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(described))
+    export_says("hf_assets_path = .*/start': expected the folder that the run started from")
+    start.mkdir()
+    (start / "config.json").write_text("{}")
+    export_says("--run = .*expected a run that has saved a checkpoint")
+    for step in (20, 100):
+        (run / "checkpoint" / f"step-{step}").mkdir(parents=True)
+        (run / "checkpoint" / f"step-{step}" / ".metadata").write_text("")
+    export_says(r"--step = 7: expected one of \[20, 100\]", step=7)
+    assert script.find_checkpoint(run / "checkpoint", None).name == "step-100"
+    assert not output.exists()
+    output.mkdir()
+    (output / "model.safetensors").write_text("")
+    export_says("--output = .*expected a new folder")

@@ -1,0 +1,55 @@
+"""A function by its reference, for configs and reward functions alike: path/to/file.py:function or package.module:function."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torchtitan_rl.run.errors import UserError, expect
+
+
+def load_function(reference: str, field: str) -> Callable[..., Any]:
+    """What `reference` stands for. Raises UserError, naming `field`, where there is no such file, module or function."""
+    place, _, name = reference.rpartition(":")
+    forms = "path/to/file.py:function or package.module:function"
+    is_file = place.endswith(".py")
+    whole = bool(place and name) and (is_file or not place.startswith("."))
+    expect(whole, field, reference, forms, "Name the function behind a colon.")
+    expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
+    try:
+        module = _load_file(Path(place).resolve()) if is_file else importlib.import_module(place)
+    except (ImportError, SyntaxError) as error:  # any other keeps its traceback, which ends in the user's own line
+        raise UserError(f"{field} = {reference!r}: expected {forms} that can be imported, but: {error}.") from error
+    function = getattr(module, name, None)
+    known = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+    remedy = f"{did_you_mean(name, known)}It has {known}."
+    expect(callable(function), field, reference, f"a function of {place}", remedy)
+    return function
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the known names closest to `name`; "" where none is close."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return f"Did you mean {' or '.join(close)}? " if close else ""
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The file as a module: one for each file however many functions are taken from it, so that they share what they keep."""
+    key = f"torchtitan_rl_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key not in sys.modules:
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # what lies beside it can be imported, as beside a script
+        spec = importlib.util.spec_from_file_location(key, path)
+        sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]
