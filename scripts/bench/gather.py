@@ -35,7 +35,12 @@ def groups_of(completions: int, tokens: int) -> list[Group[Completion]]:
     def completion(sample_idx: int) -> Completion:
         token_ids, logprobs = rng.integers(0, 150_000, tokens), -rng.random(tokens)
         return Completion(
-            sample_idx=sample_idx, policy_version=0, token_ids=token_ids, logprobs=logprobs, text="", finish_reason="stop"
+            sample_idx=sample_idx,
+            policy_version=0,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            text="",
+            finish_reason="stop",
         )
 
     count = completions // GROUP_SIZE // dist.get_world_size()
@@ -44,7 +49,9 @@ def groups_of(completions: int, tokens: int) -> list[Group[Completion]]:
 
 def as_lists(groups: list[Group[Completion]]) -> list:
     """The same payloads as Python objects, one for each number."""
-    return [(c.token_ids.tolist(), c.logprobs.tolist(), c.loss_mask.tolist()) for group in groups for c in group.samples]
+    return [
+        (c.token_ids.tolist(), c.logprobs.tolist(), c.loss_mask.tolist()) for group in groups for c in group.samples
+    ]
 
 
 def gather_objects(mine: list) -> list:
@@ -87,7 +94,9 @@ def main() -> None:
         line += f", {wire_bytes(mine) / share:.2f} bytes a token"
         if tokens <= options.lists_up_to:
             lists = as_lists(mine)
-            line += f"; lists {seconds(gather_objects, lists, options.repeat):.3f} s, {wire_bytes(lists) / share:.2f} bytes"
+            line += (
+                f"; lists {seconds(gather_objects, lists, options.repeat):.3f} s, {wire_bytes(lists) / share:.2f} bytes"
+            )
         if dist.get_rank() == 0:
             print(line, flush=True)
     dist.destroy_process_group()
