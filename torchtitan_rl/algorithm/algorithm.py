@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -81,23 +82,16 @@ class Algorithm(Part):
 
         def _check_listwise(self) -> None:
             """What would have no effect beside a listwise loss."""
-            expect(
-                self.kl.coef == 0, "algorithm.kl.coef", self.kl.coef, "0 with a listwise loss",
-                "MaxEnt's reference term is algorithm.loss.beta.",
-            )  # fmt: skip
-            expect(
-                self.seed_grpo is None, "algorithm.seed_grpo", self.seed_grpo, "None with a listwise loss",
-                "It scales advantages, which a listwise loss replaces by its weights.",
-            )  # fmt: skip
-            expect(
-                type(self.advantage) is Grpo.Config, "algorithm.advantage", self.advantage,
-                "the default with a listwise loss", "It sets advantages itself, to w_i - 1/G; leave the field out.",
-            )  # fmt: skip
-            expect(
-                getattr(self.loss, "clip_coef", 0) > 0 or isinstance(self.mismatch, NoCorrection.Config),
-                "algorithm.mismatch", self.mismatch, "no correction with a listwise loss",
-                "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0).",
-            )  # fmt: skip
+            corrects = not isinstance(self.mismatch, NoCorrection.Config)
+            for name, wrong, expected, remedy in (
+                ("kl.coef", self.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("seed_grpo", self.seed_grpo is not None, "None", "It scales advantages, which a listwise loss sets."),
+                ("advantage", type(self.advantage) is not Grpo.Config, "the default", "It has its own; leave the field out."),
+                ("mismatch", corrects and getattr(self.loss, "clip_coef", 0) == 0, "no correction",
+                 "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0)."),
+            ):  # fmt: skip
+                value = attrgetter(name)(self)
+                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -110,7 +104,7 @@ class Algorithm(Part):
         self.kl = config.kl.build()
         self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
-        self._raises = config.nonfinite == "raise"
+        self.raises = config.nonfinite == "raise"
 
     @property
     def needs_reference(self) -> bool:
@@ -172,7 +166,7 @@ class Algorithm(Part):
             for episode in group.samples:
                 if not math.isfinite(episode.advantage):
                     fault = f"the advantage is {episode.advantage}, for the rewards overflow"
-                    leave_out(Member(group.prompt, episode), fault, raises=self._raises)
+                    leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member, max_completion_tokens: int) -> None:
         episode, completion = member.episode, member.episode.completion
@@ -182,7 +176,7 @@ class Algorithm(Part):
                 "or the loss weighs by the reference (Algorithm.needs_reference). Score the reference before."
             )
         if (fault := episode_fault(episode)) is not None:
-            return leave_out(member, fault, raises=self._raises)
+            return leave_out(member, fault, raises=self.raises)
         if episode.reward is None:
             episode.left_out = "no reward"
             return None
@@ -273,7 +267,7 @@ class Algorithm(Part):
             self._record(tally, inputs, clean)
             record_sampler(tally, log_weight, correction, inputs)
             metrics = tally.to_metrics()
-        if self._raises and metrics["nonfinite/tokens"].value > 0:
+        if self.raises and metrics["nonfinite/tokens"].value > 0:
             raise_for_token(batch, raw)
         return LossOutput(terms["total"], metrics)
 
