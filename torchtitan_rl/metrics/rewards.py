@@ -71,4 +71,3 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
         **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
         "nonfinite/completions": same_everywhere(float(reasons["not_finite"])),
     }
-
