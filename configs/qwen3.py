@@ -16,7 +16,6 @@ How the numbers were chosen (docs/gpu.md says what has been measured where):
 
 from typing import Literal
 
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
@@ -49,22 +48,16 @@ def _qwen3(
         task=SumDigits.Config(min_integers=2, max_integers=4),
         prompts=PromptStream.Config(max_prompt_tokens=256),
         sampling=SamplingConfig(n=8, max_tokens=max_tokens),
-        generator=Generator.Config(
-            tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens, gpu_memory_utilization=0.4
-        ),
+        generator=Generator.Config(tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens),
         weight_sync=WeightSync.Config(max_diff=0.5),
         algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
         trainer=Trainer.Config(
             optimizer=AdamW.Config(lr=lr),
             lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10, decay_ratio=0.0),
-            max_tokens_per_microbatch=16384,
             activation_checkpoint=activation_checkpoint,
         ),
         evaluation=Evaluation.Config(
             every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0)
-        ),
-        checkpoint=CheckpointManager.Config(
-            enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
         ),
     )
 

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (this page is the list of names)
 """Objectives: rewards to advantages, log-probabilities to a loss. Pure functions and small controllers; no vLLM, no
 collectives. Start at `Algorithm`."""
 
@@ -10,43 +11,6 @@ from .losses import Cispo, Clip, Gspo, ListwiseLoss, PolicyLoss, Reinforce
 from .maxent import BetaController, MaxEnt, MetaController, TauController
 from .mismatch import Correction, Mismatch, NoCorrection, SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
 from .nonfinite import NonFiniteError
+from .part import number
 from .seed_grpo import SeedGrpo
 from .truncation import Truncation
-
-__all__ = [
-    "KL",
-    "Advantage",
-    "Aggregation",
-    "Algorithm",
-    "BatchStd",
-    "BetaController",
-    "Cispo",
-    "Clip",
-    "Correction",
-    "GroupMean",
-    "Grpo",
-    "Gspo",
-    "ListwiseLoss",
-    "LossInputs",
-    "LossOutput",
-    "MaxEnt",
-    "MetaController",
-    "Mismatch",
-    "NoCorrection",
-    "NonFiniteError",
-    "PolicyLoss",
-    "Reinforce",
-    "Rloo",
-    "SeedGrpo",
-    "SeqMeanTokenMean",
-    "SeqSumConst",
-    "Sequences",
-    "SequenceMask",
-    "SequenceTruncate",
-    "TauController",
-    "TokenMask",
-    "TokenMean",
-    "TokenTruncate",
-    "Truncation",
-    "kl_estimate",
-]

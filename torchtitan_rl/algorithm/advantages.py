@@ -4,25 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from torchtitan.config import Configurable
-
-from torchtitan_rl.run.errors import expect
+from .part import Part, number
 
 
-class Advantage(Configurable, ABC):
+class Advantage(Part, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the rules all share are here.
 
     A None reward takes no part in any baseline and gets 0. A group whose rewards are all equal gets exactly 0, tested
     on the rewards themselves: 0.1, 0.1, 0.1 has a mean that is not 0.1 in floating point, and a standard deviation of
     1e-17 would be divided by.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
         """Every group's advantages, in the same shape as `groups`; NaN or infinite where the rewards overflow."""
@@ -69,10 +60,6 @@ def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:
 class GroupMean(Advantage):
     """A_i = r_i - mean(r). Dr.GRPO, arXiv 2503.20783; TorchTitan's default."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Advantage.Config):
-        """No fields."""
-
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         return centered(rewards)
 
@@ -82,25 +69,18 @@ class Grpo(Advantage):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Advantage.Config):
-        std_eps: float = 1e-4
+        std_eps: float = number(1e-4, above=0)
         """Added to the standard deviation, in units of reward."""
-
-        def __post_init__(self) -> None:
-            expect(self.std_eps > 0, "algorithm.advantage.std_eps", self.std_eps, "a number > 0", "Use 1e-4.")
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         return scaled(rewards, sample_std(rewards), self.config.std_eps)
 
 
-class BatchStd(Advantage):
+class BatchStd(Grpo):
     """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of all the step's rewards.
 
     One divisor for every group, so an easy and a hard prompt keep their relative weight.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Grpo.Config):
-        """The fields of `Grpo.Config`."""
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         return scaled(rewards, sample_std(step_rewards), self.config.std_eps)
@@ -108,10 +88,6 @@ class BatchStd(Advantage):
 
 class Rloo(Advantage):
     """A_i = r_i - mean of the others' rewards = G / (G - 1) (r_i - mean(r)). RLOO, arXiv 2402.14740."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Advantage.Config):
-        """No fields."""
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         scale = len(rewards) / (len(rewards) - 1)

@@ -1,23 +1,15 @@
 """Aggregations: per-token losses into the scalar that is minimised."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from torch import Tensor
-from torchtitan.config import Configurable
 
 from .inputs import LossInputs
+from .part import Part
 
 
-class Aggregation(Configurable, ABC):
+class Aggregation(Part, ABC):
     """Divides by counts of the whole update, so that the shares of micro-batches and data-parallel ranks add up."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
 
     @abstractmethod
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
@@ -27,20 +19,12 @@ class Aggregation(Configurable, ABC):
 class TokenMean(Aggregation):
     """L = sum_t m_t l_t / N, N the loss tokens of the whole update. DAPO, arXiv 2503.14476."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Aggregation.Config):
-        """No fields."""
-
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         return (token_losses * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
 
 
 class SeqMeanTokenMean(Aggregation):
     """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the update's S sequences. GRPO, arXiv 2402.03300."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Aggregation.Config):
-        """No fields."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         of_sequence = inputs.sequences.mean(token_losses)  # [S]
@@ -52,10 +36,6 @@ class SeqSumConst(Aggregation):
 
     Linear in each completion's length: nothing divides by the lengths that happened to be sampled.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Aggregation.Config):
-        """No fields."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         normalizers = inputs.normalizers

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torchtitan.config import Configurable
 
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
@@ -20,6 +20,7 @@ from .loss_metrics import Tally, record_divergence, record_losses, record_ratio,
 from .losses import Clip, ListwiseLoss, Loss
 from .mismatch import Mismatch, NoCorrection
 from .nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
+from .part import Part, check_fields, number
 from .seed_grpo import SeedGrpo
 from .truncation import Truncation
 
@@ -33,7 +34,7 @@ class LossOutput(NamedTuple):
     """On the host: floats, and a float tensor [at most 4096] where the reduction is "distribution"."""
 
 
-class Algorithm(Configurable):
+class Algorithm(Part):
     """The objective of a run: rewards to advantages, log-probabilities to a loss, merged statistics to controllers.
 
     Everything is a pure function of its arguments, except for controllers, whose state `state_dict` returns. Nothing
@@ -41,7 +42,7 @@ class Algorithm(Configurable):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
+    class Config(Part.Config):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
         """How a group's rewards become advantages: GroupMean, Grpo, BatchStd or Rloo."""
         loss: Loss.Config = field(default_factory=Clip.Config)
@@ -52,14 +53,14 @@ class Algorithm(Configurable):
         """Correction for sampler and trainer computing different log-probabilities."""
         kl: KL.Config = field(default_factory=KL.Config)
         """The term that holds the policy near a frozen reference; off by default."""
-        entropy_coef: float = 0.0
+        entropy_coef: float = number(0.0, least=0)
         """Weight of the entropy bonus, token-weighted; 0 for none."""
         truncation: Truncation.Config = field(default_factory=Truncation.Config)
         """What to do with completions that hit the length limit."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
         """Groups whose rewards are all equal: keep them in the normalisers with advantage 0, drop them before the
         forward, or replace them by groups of fresh prompts (what is still of zero variance after that is dropped)."""
-        refill_rounds: int = 1
+        refill_rounds: int = number(1, least=1)
         """Most rounds of fresh prompts a step, with zero_variance "refill"."""
         seed_grpo: SeedGrpo.Config | None = None
         """Scale advantages down by the group's semantic entropy; None for off."""
@@ -70,48 +71,30 @@ class Algorithm(Configurable):
         function, or left out of the loss and counted."""
 
         def __post_init__(self) -> None:
-            self.validate()
-
-        def validate(self) -> None:
-            """Raise UserError naming the field, the value, what was expected and the remedy."""
-            expect(
-                math.isfinite(self.entropy_coef) and self.entropy_coef >= 0,
-                "algorithm.entropy_coef", self.entropy_coef, "a number >= 0", "Use 0 for no bonus.",
-            )  # fmt: skip
-            expect(
-                self.refill_rounds >= 1, "algorithm.refill_rounds", self.refill_rounds,
-                "at least 1 round", 'Use zero_variance "drop" for none.',
-            )  # fmt: skip
+            check_fields(self, "algorithm")
             expect(
                 self.old_logprobs == "policy" or isinstance(self.mismatch, NoCorrection.Config),
                 "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
                 'The ratio is then already against the sampler; use old_logprobs "policy" to correct separately.',
             )  # fmt: skip
             if isinstance(self.loss, ListwiseLoss.Config):
-                self._validate_listwise()
+                self._check_listwise()
 
-        def _validate_listwise(self) -> None:
+        def _check_listwise(self) -> None:
             """What would have no effect beside a listwise loss."""
-            expect(
-                self.kl.coef == 0, "algorithm.kl.coef", self.kl.coef, "0 with a listwise loss",
-                "MaxEnt's reference term is algorithm.loss.beta.",
-            )  # fmt: skip
-            expect(
-                self.seed_grpo is None, "algorithm.seed_grpo", self.seed_grpo, "None with a listwise loss",
-                "It scales advantages, which a listwise loss replaces by its weights.",
-            )  # fmt: skip
-            expect(
-                type(self.advantage) is Grpo.Config, "algorithm.advantage", self.advantage,
-                "the default with a listwise loss", "It sets advantages itself, to w_i - 1/G; leave the field out.",
-            )  # fmt: skip
-            expect(
-                getattr(self.loss, "clip_coef", 0) > 0 or isinstance(self.mismatch, NoCorrection.Config),
-                "algorithm.mismatch", self.mismatch, "no correction with a listwise loss",
-                "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0).",
-            )  # fmt: skip
+            corrects = not isinstance(self.mismatch, NoCorrection.Config)
+            for name, wrong, expected, remedy in (
+                ("kl.coef", self.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("seed_grpo", self.seed_grpo is not None, "None", "It scales advantages, which a listwise loss sets."),
+                ("advantage", type(self.advantage) is not Grpo.Config, "the default", "It has its own; leave the field out."),
+                ("mismatch", corrects and getattr(self.loss, "clip_coef", 0) == 0, "no correction",
+                 "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0)."),
+            ):  # fmt: skip
+                value = attrgetter(name)(self)
+                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        super().__init__(config)
         self.policy_loss = config.loss.build()
         self.listwise = self.policy_loss if isinstance(self.policy_loss, ListwiseLoss) else None
         self.token_loss = self.listwise.token_loss if self.listwise else self.policy_loss
@@ -121,12 +104,12 @@ class Algorithm(Configurable):
         self.kl = config.kl.build()
         self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
-        self._raises = config.nonfinite == "raise"
+        self.raises = config.nonfinite == "raise"
 
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen reference model must be loaded, and every episode needs its log-probabilities."""
-        return self.config.kl.coef > 0 or (self.listwise is not None and self.listwise.needs_reference)
+        return self.config.kl.coef > 0 or self.policy_loss.needs_reference
 
     @property
     def requires_whole_groups(self) -> bool:
@@ -141,14 +124,16 @@ class Algorithm(Configurable):
     @property
     def controller_inputs(self) -> tuple[str, ...]:
         """Keys of the step's globally merged metrics that `after_update` reads; empty without controllers."""
-        return self.listwise.controller_inputs if self.listwise else ()
+        return self.policy_loss.controller_inputs
 
-    def validate_group_size(self, n: int) -> None:
-        """Raise UserError for a number of samples a prompt that leaves nothing to compare."""
+    def validate_sampling(self, n: int, *, max_completion_tokens: int) -> None:
+        """Raise UserError for n completions a prompt, or a longest completion, that the objective cannot work with."""
         expect(
             n >= 2, "sampling.n", n, "at least 2 completions a prompt, for the baseline is the group's own",
             "Use 4 or more; 8 and 16 are common.",
         )  # fmt: skip
+        self.truncation.validate_length(max_completion_tokens)
+        self.policy_loss.validate_group_size(n)
 
     def usable_groups(self, groups: list[Group[ScoredCompletion]]) -> list[bool]:
         """Whether each group's rewards differ, before any penalty: False is what `zero_variance` drops or refills."""
@@ -181,7 +166,7 @@ class Algorithm(Configurable):
             for episode in group.samples:
                 if not math.isfinite(episode.advantage):
                     fault = f"the advantage is {episode.advantage}, for the rewards overflow"
-                    leave_out(Member(group.prompt, episode), fault, raises=self._raises)
+                    leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member, max_completion_tokens: int) -> None:
         episode, completion = member.episode, member.episode.completion
@@ -191,7 +176,7 @@ class Algorithm(Configurable):
                 "or the loss weighs by the reference (Algorithm.needs_reference). Score the reference before."
             )
         if (fault := episode_fault(episode)) is not None:
-            return leave_out(member, fault, raises=self._raises)
+            return leave_out(member, fault, raises=self.raises)
         if episode.reward is None:
             episode.left_out = "no reward"
             return None
@@ -237,8 +222,7 @@ class Algorithm(Configurable):
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """What only the objective knows of the step's groups; the same on every rank."""
-        metrics = self.listwise.group_metrics(groups) if self.listwise else {}
-        return metrics | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
+        return self.policy_loss.group_metrics(groups) | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
 
     def loss(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:
         """The loss of one packed micro-batch.
@@ -283,7 +267,7 @@ class Algorithm(Configurable):
             self._record(tally, inputs, clean)
             record_sampler(tally, log_weight, correction, inputs)
             metrics = tally.to_metrics()
-        if self._raises and metrics["nonfinite/tokens"].value > 0:
+        if self.raises and metrics["nonfinite/tokens"].value > 0:
             raise_for_token(batch, raw)
         return LossOutput(terms["total"], metrics)
 
@@ -291,7 +275,7 @@ class Algorithm(Configurable):
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
             raise ValueError(
                 f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
-                f"algorithm.kl.coef is {self.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
+                f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
                 "coefficient to 0."
             )
         if self.requires_whole_groups:
@@ -299,29 +283,20 @@ class Algorithm(Configurable):
 
     def _terms(self, inputs: LossInputs, clean: dict[str, Tensor], anchored: Tensor) -> dict[str, Tensor]:
         """Each 0-d; `anchored` [S]."""
-        terms = self._policy_terms(inputs)
+        terms = self.policy_loss.terms(inputs, self.aggregation)
         total = terms["policy"]
         if self.kl.in_loss and "reference_logprob" in clean:
             # A group without preference must not be moved by the reference alone.
             learning = inputs.sequences.expand(anchored.to(inputs.mask.dtype))  # [T]
             divergence = self.kl(inputs.logprobs, clean["reference_logprob"]) * learning  # [T]
             terms["kl"] = self.aggregation(divergence, inputs)
-            terms["kl_weighted"] = self.kl.coef * terms["kl"]
+            terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         terms["entropy"] = (clean["entropy"] * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
         if self.config.entropy_coef > 0:
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
         return terms | {"total": total}
-
-    def _policy_terms(self, inputs: LossInputs) -> dict[str, Tensor]:
-        if self.listwise is None:
-            return {"policy": self.aggregation(self.policy_loss(inputs) * inputs.correction, inputs)}
-        listwise = self.listwise(inputs).sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
-        extra = self.listwise.extra(inputs, self.aggregation)
-        if extra is None:
-            return {"policy": listwise}
-        return {"policy": listwise + extra, "listwise": listwise, "clip": extra}
 
     def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
         tally.mean("policy/entropy", clean["entropy"], inputs.mask)
@@ -330,22 +305,20 @@ class Algorithm(Configurable):
         if "reference_logprob" in clean:
             record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
         record_ratio(tally, self.token_loss, inputs)
-        if self.listwise is not None:
-            for key, (value, weight) in self.listwise.loss_metrics(inputs).items():
-                tally.weighted_mean(key, value, weight)
+        for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
+            tally.weighted_mean(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Move the controllers; call once a step on every rank with the same merged values of `controller_inputs`."""
-        return self.listwise.after_update(stats) if self.listwise else {}
+        return self.policy_loss.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:
         """Controllers' state, the same on every rank; part of the checkpoint."""
-        return {"loss": self.listwise.state_dict() if self.listwise else {}}
+        return {"loss": self.policy_loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        if self.listwise is not None:
-            self.listwise.load_state_dict(state["loss"])
+        self.policy_loss.load_state_dict(state["loss"])
 
 
 def check_whole_groups(batch: TrainBatch) -> None:
@@ -353,9 +326,7 @@ def check_whole_groups(batch: TrainBatch) -> None:
 
     A listwise loss over half a group is another loss, and nothing else would tell.
     """
-    lengths = batch.mass.new_zeros(len(batch.group_ids) + 1)  # [S + 1]
-    lengths = lengths.index_add(0, batch.sequence_ids, batch.loss_mask.to(lengths.dtype))[:-1]  # [S]
-    present = lengths > 0  # [S]
+    present = Sequences(batch.sequence_ids, batch.loss_mask, len(batch.group_ids)).present  # [S]
     same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
     mass = (same_group * (batch.mass * present)[None, :]).sum(dim=1)  # [S]
     broken = present & ((mass - 1).abs() > 1e-3)  # [S]

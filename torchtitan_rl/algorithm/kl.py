@@ -1,15 +1,14 @@
 """The divergence from the frozen reference: estimators, and where the term goes."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torchtitan.config import Configurable
 
-from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Episode
+
+from .part import Part, number
 
 K3_LIMIT = 60.0
 """k3's d is clamped to +-this: e^60 = 1.1e26 is a finite float32."""
@@ -40,37 +39,30 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     return torch.expm1(-clamped) + clamped
 
 
-class KL(Configurable):
+class KL(Part):
     """The reference term: coef * KL, in the loss (each token, then the aggregation) or the reward (each completion)."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        coef: float = 0.0
+    class Config(Part.Config):
+        coef: float = number(0.0, least=0)
         """Weight of the term; 0 loads no reference model."""
         estimator: Estimator = "k3"
         """How the divergence is estimated from sampled tokens."""
         placement: Literal["loss", "reward"] = "loss"
         """In the loss, coef * KL is added to each token's; in the reward, coef * sum_t KL_t is subtracted from it."""
 
-        def __post_init__(self) -> None:
-            expect(
-                0 <= self.coef < math.inf, "algorithm.kl.coef", self.coef, "a number >= 0",
-                "Use 0 for no reference, 0.001 to 0.04 otherwise.",
-            )  # fmt: skip
-
     def __init__(self, config: Config) -> None:
-        self.coef = config.coef
-        self.estimator = config.estimator
+        super().__init__(config)
         self.in_loss = config.coef > 0 and config.placement == "loss"
         self.in_reward = config.coef > 0 and config.placement == "reward"
 
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
         """The unweighted estimate of each token, [T]."""
-        return kl_estimate(logprobs - reference_logprobs, self.estimator)  # [T]
+        return kl_estimate(logprobs - reference_logprobs, self.config.estimator)  # [T]
 
     def penalty(self, episode: Episode) -> float:
         """coef * sum_t KL_t over the tokens that the policy sampled, whose log-probabilities are the sampler's."""
         sampled = episode.completion.loss_mask  # [L]
         of_policy = torch.from_numpy(episode.completion.logprobs[sampled]).double()  # [num_sampled]
         of_reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]
-        return self.coef * kl_estimate(of_policy - of_reference, self.estimator).sum().item()
+        return self.config.coef * kl_estimate(of_policy - of_reference, self.config.estimator).sum().item()

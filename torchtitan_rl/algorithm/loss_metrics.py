@@ -1,5 +1,7 @@
 """What one micro-batch says about the loss, the policy, the ratio, the sampler and the reference."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,15 +41,11 @@ class Tally:
         """A 0-d mean that stands for `weight` units."""
         self._entries[key] = (value, "mean", weight)
 
-    def min(self, key: str, values: Tensor, mask: Tensor) -> None:
-        """The smallest of `values` where `mask` is not 0 (same shape)."""
-        if values.numel() > 0:
-            self._entries[key] = (torch.where(mask > 0, values, float("inf")).min(), "min", mask.sum())
-
-    def max(self, key: str, values: Tensor, mask: Tensor) -> None:
-        """The largest of `values` where `mask` is not 0 (same shape)."""
-        if values.numel() > 0:
-            self._entries[key] = (torch.where(mask > 0, values, float("-inf")).max(), "max", mask.sum())
+    def extremes(self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")) -> None:
+        """`<prefix>min` and `<prefix>max` of `values` where `mask` is not 0 (same shape)."""
+        for kind in kinds if values.numel() > 0 else ():
+            inside = torch.where(mask > 0, values, float("inf" if kind == "min" else "-inf"))
+            self._entries[f"{prefix}{kind}"] = (getattr(inside, kind)(), kind, mask.sum())
 
     def sum(self, key: str, value: Tensor) -> None:
         """A 0-d count, kept even when it is 0."""
@@ -107,8 +105,7 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
     """
     ratio = safe_exp(inputs.log_ratio) if loss is None else loss.ratio(inputs)  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
-    tally.min("ratio/min", ratio, inputs.mask)
-    tally.max("ratio/max", ratio, inputs.mask)
+    tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:
         return
     overflowed = loss.log_ratio(inputs).abs() > LOG_RATIO_LIMIT  # [T]
@@ -119,21 +116,18 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
     for side, where in clipped.items():
         key = f"ratio/clip_fraction_{side}"
         tally.mean(key, where, inputs.mask)
-        of_completion = inputs.sequences.mean(where)  # [S]
-        tally.min(f"{key}_min", of_completion, inputs.sequences.present)
-        tally.max(f"{key}_max", of_completion, inputs.sequences.present)
+        tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
 
 
 def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs) -> None:
     """How far the sampler is from the trainer; `log_weight` [T] is log pi_old - log mu."""
     difference = log_weight.abs()  # [T]
     tally.mean("sampler/logprob_diff/mean", difference, inputs.mask)
-    tally.max("sampler/logprob_diff/max", difference, inputs.mask)
+    tally.extremes("sampler/logprob_diff/", difference, inputs.mask, ("max",))
     tally.distribution("sampler/logprob_diff", difference, inputs.mask)
     weight = safe_exp(log_weight)  # [T]
     tally.mean("sampler/importance_weight/mean", weight, inputs.mask)
-    tally.min("sampler/importance_weight/min", weight, inputs.mask)
-    tally.max("sampler/importance_weight/max", weight, inputs.mask)
+    tally.extremes("sampler/importance_weight/", weight, inputs.mask)
     tally.mean("sampler/corrected_fraction", correction.changed.to(weight.dtype), inputs.mask)
     # The samples are the sampler's, so this is KL(mu || pi_old), whose d is log mu - log pi_old.
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)

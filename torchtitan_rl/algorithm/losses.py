@@ -1,89 +1,34 @@
 """Policy losses over packed one-dimensional tensors: of tokens, and the protocol of one that spans groups."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchtitan.config import Configurable
 
-from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Episode, Group, Metric
 
 from .aggregations import Aggregation
 from .inputs import LossInputs, safe_exp
+from .part import Part, number
 
 
-class Loss(Configurable, ABC):
-    """What `algorithm.loss` may be: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-
-class PolicyLoss(Loss):
-    """A loss of each token, to be minimised. Most write only `__call__`."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Loss.Config):
-        """No fields of its own."""
-
-    uses_ratio: ClassVar[bool] = True
-    """Whether the ratio enters the loss; if not, nothing of it is clamped or clipped."""
-
-    @abstractmethod
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        """The loss of each token, [T]; values outside `inputs.mask` are ignored."""
-
-    def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """[T] the log of the ratio the loss uses, before any clamp; by default log rho_t = log pi - log pi_old."""
-        return inputs.log_ratio
-
-    def ratio(self, inputs: LossInputs) -> Tensor:
-        """[T] the ratio the loss uses, with gradient."""
-        return safe_exp(self.log_ratio(inputs))  # [T]
-
-    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
-        """[T] bool tensors by side ("low", "high", ...): where clipping changes the gradient. Empty: it never clips."""
-        return {}
-
-
-class ListwiseLoss(Loss):
-    """A loss that weighs a group's completions against each other, so a group must lie in one micro-batch.
-
-    It sets mass and advantages itself, in place of `algorithm.advantage`.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Loss.Config):
-        """No fields of its own."""
+class Loss(Part, ABC):
+    """What `algorithm.loss` may be: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Either may have controllers."""
 
     needs_reference: bool = False
-    """Whether `weigh` reads the frozen reference's log-probabilities."""
-    token_loss: PolicyLoss | None = None
-    """The loss of tokens that `extra` adds, whose ratio and clipping are reported; None: there is none."""
+    """Whether it reads the frozen reference's log-probabilities."""
     controller_inputs: tuple[str, ...] = ()
     """Keys of the step's merged metrics that `after_update` reads."""
 
-    @abstractmethod
-    def weigh(self, members: list[Episode]) -> None:
-        """Set `mass` (summing to 1) and `advantage` of a group's completions that are in the loss, at least one.
-
-        A group it can learn nothing from it leaves out, saying why in `left_out`.
-        """
+    def validate_group_size(self, n: int) -> None:
+        """Raise UserError for groups of n completions that it cannot work with."""
 
     @abstractmethod
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        """[S] the loss of each sequence, 0 for one that is not in the loss; their sum is divided by the groups."""
-
-    def extra(self, inputs: LossInputs, aggregation: Aggregation) -> Tensor | None:
-        """0-d: what is added to the listwise part, weighted; None for nothing."""
-        return None
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        """ "policy", this micro-batch's share of the loss, and the parts of it worth reporting; 0-d each."""
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
         """(mean, weight), 0-d each, of what only this loss knows of a micro-batch; called without gradient."""
@@ -105,6 +50,56 @@ class ListwiseLoss(Loss):
         """Restore what `state_dict` returned."""
 
 
+class PolicyLoss(Loss):
+    """A loss of each token, to be minimised. Most write only `__call__`."""
+
+    uses_ratio: ClassVar[bool] = True
+    """Whether the ratio enters the loss; if not, nothing of it is clamped or clipped."""
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """The loss of each token, [T]; values outside `inputs.mask` are ignored."""
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        return {"policy": aggregation(self(inputs) * inputs.correction, inputs)}
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        """[T] the log of the ratio the loss uses, before any clamp; by default log rho_t = log pi - log pi_old."""
+        return inputs.log_ratio
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        """[T] the ratio the loss uses, with gradient."""
+        return safe_exp(self.log_ratio(inputs))  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] bool tensors by side ("low", "high", ...): where clipping changes the gradient. Empty: it never clips."""
+        return {}
+
+
+class ListwiseLoss(Loss):
+    """A loss that weighs a group's completions against each other, so a group must lie in one micro-batch.
+
+    It sets mass and advantages itself, in place of `algorithm.advantage`.
+    """
+
+    token_loss: PolicyLoss | None = None
+    """The loss of tokens beside the listwise one, whose ratio and clipping are reported; None: there is none."""
+
+    @abstractmethod
+    def weigh(self, members: list[Episode]) -> None:
+        """Set `mass` (summing to 1) and `advantage` of a group's completions that are in the loss, at least one.
+
+        A group it can learn nothing from it leaves out, saying why in `left_out`.
+        """
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """[S] the loss of each sequence, 0 for one that is not in the loss; their sum is divided by the groups."""
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        return {"policy": self(inputs).sum() / max(inputs.normalizers.num_groups, 1)}
+
+
 class Clip(PolicyLoss):
     """l_t = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with dual_clip c, for A < 0, min(l_t, -c A).
 
@@ -113,22 +108,12 @@ class Clip(PolicyLoss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
-        eps_low: float = 0.2
+        eps_low: float = number(0.2, above=0, most=1)
         """Ratios below 1 - eps_low get no gradient where A < 0."""
-        eps_high: float = 0.2
+        eps_high: float = number(0.2, above=0, most=math.inf)
         """Ratios above 1 + eps_high get no gradient where A > 0; DAPO's clip-higher is 0.28."""
-        dual_clip: float | None = None
+        dual_clip: float | None = number(None, above=1, remedy="Use 3, the paper's value.")
         """Bound on the loss where A < 0, as a multiple of |A|; None for no bound."""
-
-        def __post_init__(self) -> None:
-            expect(0 < self.eps_low <= 1, "algorithm.loss.eps_low", self.eps_low, "a number in (0, 1]", "Use 0.2.")
-            expect(
-                self.eps_high > 0, "algorithm.loss.eps_high", self.eps_high, "a number > 0", "Use 0.2, or 0.28 (DAPO)."
-            )
-            expect(
-                self.dual_clip is None or self.dual_clip > 1,
-                "algorithm.loss.dual_clip", self.dual_clip, "None or a number > 1", "Use 3, the paper's value.",
-            )  # fmt: skip
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         advantages = inputs.advantages  # [T]
@@ -160,9 +145,9 @@ class Gspo(Clip):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
-        eps_low: float = 3e-4
+        eps_low: float = number(3e-4, above=0, most=1)
         """Sequence ratios below 1 - eps_low get no gradient where A < 0."""
-        eps_high: float = 4e-4
+        eps_high: float = number(4e-4, above=0, most=math.inf)
         """Sequence ratios above 1 + eps_high get no gradient where A > 0."""
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
@@ -184,19 +169,10 @@ class Cispo(PolicyLoss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
-        cap: float = 5.0
+        cap: float = number(5.0, above=0, most=math.inf)
         """Largest importance weight (absolute)."""
-        floor: float | None = None
+        floor: float | None = number(None, least=0, most="cap")
         """Smallest importance weight (absolute); None for no bound, as in the paper's experiments."""
-
-        def __post_init__(self) -> None:
-            expect(
-                self.cap > 0, "algorithm.loss.cap", self.cap, "a number > 0", "Use 5; for a bound 1 + eps give 1 + eps."
-            )
-            expect(
-                self.floor is None or 0 <= self.floor <= self.cap, "algorithm.loss.floor", self.floor,
-                f"None or a number in [0, cap ({self.cap})]", "Use None; for a bound 1 - eps give 1 - eps.",
-            )  # fmt: skip
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weight = self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)  # [T]
@@ -208,10 +184,6 @@ class Cispo(PolicyLoss):
 
 class Reinforce(PolicyLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(PolicyLoss.Config):
-        """No fields."""
 
     uses_ratio = False
 

@@ -4,17 +4,16 @@ The sampler (vLLM) and the trainer run different kernels, so the tokens come fro
 a stop-gradient weight made from w = pi_old / mu that multiplies the loss of each token.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchtitan.config import Configurable
-
-from torchtitan_rl.run.errors import expect
 
 from .inputs import Sequences, safe_exp
+from .part import Part, number
 
 
 class Correction(NamedTuple):
@@ -26,15 +25,8 @@ class Correction(NamedTuple):
     """[T] bool, where the importance weight was truncated or masked."""
 
 
-class Mismatch(Configurable, ABC):
+class Mismatch(Part, ABC):
     """Turns log w = log pi_old - log mu into the weight of each token."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
 
     @abstractmethod
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
@@ -43,10 +35,6 @@ class Mismatch(Configurable, ABC):
 
 class NoCorrection(Mismatch):
     """Weight 1 on every token."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Mismatch.Config):
-        """No fields."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         return Correction(torch.ones_like(log_weight), torch.zeros_like(log_weight, dtype=torch.bool))  # [T], [T]
@@ -57,11 +45,8 @@ class TokenTruncate(Mismatch):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Mismatch.Config):
-        cap: float = 2.0
+        cap: float = number(2.0, above=0, most=math.inf)
         """Largest weight."""
-
-        def __post_init__(self) -> None:
-            expect(self.cap > 0, "algorithm.mismatch.cap", self.cap, "a number > 0", "Use 2.")
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
@@ -75,12 +60,8 @@ class SequenceTruncate(TokenTruncate):
     the length.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(TokenTruncate.Config):
-        """The fields of `TokenTruncate.Config`."""
-
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)
+        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # of [T]
 
 
 class TokenMask(Mismatch):
@@ -88,14 +69,10 @@ class TokenMask(Mismatch):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Mismatch.Config):
-        low: float = 0.5
+        low: float = number(0.5, least=0)
         """Smallest weight that is kept."""
-        high: float = 5.0
+        high: float = number(5.0, above="low", most=math.inf)
         """Largest weight that is kept."""
-
-        def __post_init__(self) -> None:
-            expect(self.low >= 0, "algorithm.mismatch.low", self.low, "a number >= 0", "Use 0.5.")
-            expect(self.high > self.low, "algorithm.mismatch.high", self.high, f"a number > low ({self.low})", "Use 5.")
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
@@ -105,10 +82,6 @@ class TokenMask(Mismatch):
 
 class SequenceMask(TokenMask):
     """w_i inside [low, high], else 0, w_i the geometric mean of the sequence's token weights."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(TokenMask.Config):
-        """The fields of `TokenMask.Config`."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)

@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from torchtitan.config import Configurable
-
 from torchtitan_rl.metrics.summary import describe, same_everywhere
-from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Completion, Episode, Group, Metric
+
+from .part import Part, number
 
 
 def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:
@@ -32,22 +31,16 @@ def logprob_mean(completion: Completion) -> float:
     return math.fsum(completion.sampled_logprobs.tolist()) / max(completion.num_sampled, 1)
 
 
-class SeedGrpo(Configurable):
+class SeedGrpo(Part):
     """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G, H the entropy of the group's G answers that have a reward.
 
     SEED-GRPO, arXiv 2505.12346, as its released code computes it (docs/algorithms.md says what the paper writes).
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        alpha: float = 0.0417
+    class Config(Part.Config):
+        alpha: float = number(0.0417, least=0)
         """Strength; at the largest possible entropy, log G, advantages are divided by 1 + alpha."""
-
-        def __post_init__(self) -> None:
-            expect(self.alpha >= 0, "algorithm.seed_grpo.alpha", self.alpha, "a number >= 0", "Use 0.0417.")
-
-    def __init__(self, config: Config) -> None:
-        self.alpha = config.alpha
 
     def entropy(self, members: list[Episode]) -> float:
         """The members' semantic entropy, in nats."""
@@ -59,7 +52,7 @@ class SeedGrpo(Configurable):
         return 1.0 if len(members) < 2 else 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
 
     def _effective_alpha(self, size: int) -> float:
-        return self.alpha / math.log(size)
+        return self.config.alpha / math.log(size)
 
     def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """`semantic_entropy/...` over groups of at least two; the maximum and alpha_eff are the largest group's."""

@@ -1,7 +1,6 @@
 """What a step's groups say about rewards, right and wrong answers, and advantages. The same on every rank."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,9 +8,6 @@ from torchtitan_rl.metrics.summary import describe, fraction, mean, same_everywh
 from torchtitan_rl.types import Episode, Group, Metric, flat
 
 Groups = Sequence[Group[Episode]]
-
-NOT_FINITE = "not_finite"
-"""The name of every reason that says which number is not finite: there are as many as there are tokens."""
 
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
@@ -49,7 +45,7 @@ def group_metrics(groups: Groups) -> dict[str, Metric]:
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
         metrics["groups/all_right_fraction"] = fraction([all(group) for group in judged])
-        metrics["groups/mixed_fraction"] = fraction([any(group) and not all(group) for group in judged])
+        metrics["groups/mixed_fraction"] = fraction([len(set(group)) == 2 for group in judged])
         metrics["train/accuracy"] = fraction([right for group in judged for right in group])
     return metrics
 
@@ -68,14 +64,10 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
     episodes = flat(groups)
     if not episodes:
         return {}
-    reasons = Counter(_named(episode.left_out) for episode in episodes if episode.left_out is not None)
+    # "not finite: which number it is" counts as "not finite": there are as many numbers as tokens.
+    reasons = Counter(e.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
         **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
-        "nonfinite/completions": same_everywhere(float(reasons[NOT_FINITE])),
+        "nonfinite/completions": same_everywhere(float(reasons["not_finite"])),
     }
-
-
-def _named(reason: str) -> str:
-    """Example: _named("no reward") == "no_reward". What names a NaN, an infinity or an overflow is all of one name."""
-    return NOT_FINITE if re.search(r"\b(nan|inf|overflow)\b", reason) else reason.replace(" ", "_")

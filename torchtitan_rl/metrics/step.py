@@ -43,15 +43,10 @@ def record_step(
         state: with the step counted already: `state.step - 1` is the one whose weights sampled.
     """
     rank, world_size = _rank_and_size()
-    record_metrics(reward_metrics(groups))
-    record_metrics(group_metrics(groups))
-    record_metrics(advantage_metrics(groups))
-    record_metrics(participation_metrics(groups))
-    record_metrics(algorithm.group_metrics(groups))
+    record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
+    record_metrics(advantage_metrics(groups) | participation_metrics(groups))
     completions = completion_metrics(groups)
-    record_metrics(completions)
-    record_metrics(diversity_metrics(groups))
-    record_metrics(optimizer_metrics(update, state))
+    record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(

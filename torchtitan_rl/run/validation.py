@@ -84,8 +84,7 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     _check_training(config)
     _check_lengths(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
-    config.algorithm.validate()
-    config.algorithm.build().validate_group_size(config.sampling.n)
+    config.algorithm.build().validate_sampling(config.sampling.n, max_completion_tokens=config.sampling.max_tokens)
 
 
 def _check_layout(config: "Controller.Config", world_size: int) -> None:

@@ -1,5 +1,6 @@
 """Configuration: composed by small pieces, refused with the reason, and importable without vLLM."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,38 +11,111 @@ import tyro
 from torchtitan_rl.algorithm import (
     KL,
     Algorithm,
+    BatchStd,
+    BetaController,
+    Cispo,
     Clip,
+    Grpo,
     Gspo,
+    MaxEnt,
+    MetaController,
     NoCorrection,
+    SeedGrpo,
     SeqMeanTokenMean,
     SequenceMask,
+    TauController,
     TokenMask,
     TokenTruncate,
+    Truncation,
 )
+from torchtitan_rl.run.errors import UserError
+
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("settings", "message"),
     [
-        (lambda: Algorithm.Config(entropy_coef=-0.1), r"algorithm\.entropy_coef = -0\.1: expected a number >= 0"),
-        (lambda: Algorithm.Config(entropy_coef=float("nan")), r"algorithm\.entropy_coef = nan"),
-        (lambda: Algorithm.Config(refill_rounds=0), r"algorithm\.refill_rounds = 0: expected at least 1 round"),
-        (
-            lambda: Algorithm.Config(old_logprobs="sampler", mismatch=TokenTruncate.Config()),
-            r'algorithm\.mismatch = .*expected no correction with old_logprobs "sampler"',
+        ({"entropy_coef": -0.1}, "entropy_coef = -0.1: expected a number >= 0. Use 0.0."),
+        ({"entropy_coef": NAN}, "entropy_coef = nan"),
+        ({"entropy_coef": INF}, "entropy_coef = inf: expected a number < inf"),
+        ({"refill_rounds": 0}, "refill_rounds = 0: expected a number >= 1"),
+        ({"old_logprobs": "sampler", "mismatch": TokenTruncate.Config()}, "mismatch = "),
+        ({"kl": KL.Config(coef=INF)}, "kl.coef = inf"),
+        ({"seed_grpo": SeedGrpo.Config(alpha=-1)}, "seed_grpo.alpha = -1"),
+        ({"truncation": Truncation.Config(cache_tokens=0)}, "truncation.cache_tokens = 0"),
+        ({"advantage": Grpo.Config(std_eps=0.0)}, "advantage.std_eps = 0.0: expected a number > 0. Use 0.0001."),
+        ({"advantage": BatchStd.Config(std_eps=0.0)}, "advantage.std_eps = 0.0"),
+        ({"mismatch": TokenTruncate.Config(cap=0.0)}, "mismatch.cap = 0"),
+        ({"mismatch": TokenMask.Config(low=-1.0)}, "mismatch.low = -1"),
+        ({"mismatch": SequenceMask.Config(low=2.0, high=1.0)}, "mismatch.high = 1.0: expected a number > 2.0 (low)"),
+        ({"loss": Clip.Config(eps_low=0.0)}, "loss.eps_low = 0.0: expected a number > 0"),
+        ({"loss": Clip.Config(eps_low=1.5)}, "loss.eps_low = 1.5: expected a number <= 1"),
+        ({"loss": Clip.Config(eps_high=NAN)}, "loss.eps_high = nan"),
+        ({"loss": Clip.Config(dual_clip=1.0)}, "loss.dual_clip = 1.0: expected a number > 1. Use 3"),
+        ({"loss": Cispo.Config(cap=-1.0)}, "loss.cap = -1.0"),
+        ({"loss": Cispo.Config(cap=1.2, floor=1.3)}, "loss.floor = 1.3: expected a number <= 1.2 (cap)"),
+        *(
+            ({"loss": MaxEnt.Config(**{name: -1.0})}, f"loss.{name} = -1.0")
+            for name in ("tau", "beta", "q_temperature")
         ),
-        (lambda: KL.Config(coef=float("inf")), r"algorithm\.kl\.coef = inf"),
-        (lambda: TokenTruncate.Config(cap=0.0), r"algorithm\.mismatch\.cap = 0"),
-        (lambda: TokenMask.Config(low=-1.0), r"algorithm\.mismatch\.low = -1"),
-        (
-            lambda: SequenceMask.Config(low=2.0, high=1.0),
-            r"algorithm\.mismatch\.high = 1\.0: expected a number > low \(2",
-        ),
+        *(({"loss": MaxEnt.Config(**{name: -1.0})}, f"loss.{name} = -1.0") for name in ("q_floor", "clip_coef")),
+        ({"loss": MaxEnt.Config(clip=Clip.Config(eps_low=2.0))}, "loss.clip.eps_low = 2.0"),
+        ({"kl": KL.Config(estimator="k4")}, "kl.estimator = 'k4': expected one of ('k1', 'k2', 'k3'). Use 'k3'."),
+        ({"zero_variance": "dorp"}, "zero_variance = 'dorp'"),
+        ({"nonfinite": "masked"}, "nonfinite = 'masked'"),
+        ({"loss": MaxEnt.Config(clip_ratio="seq")}, "loss.clip_ratio = 'seq'"),
     ],
 )
-def test_illegal_settings_name_the_field_the_value_and_the_remedy(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_impossible_settings_are_refused_by_name(settings, message):
+    with pytest.raises(UserError, match=re.escape(f"algorithm.{message}")):
+        Algorithm.Config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("controller", "message"),
+    [
+        (TauController.Config(target=-1.0), "target = -1.0: expected a number >= 0. It is an entropy in nats"),
+        (TauController.Config(target=1.0, learning_rate=0.0), "learning_rate = 0"),
+        (TauController.Config(target=1.0, min_tau=0.0), "min_tau = 0"),
+        (
+            TauController.Config(target=1.0, min_tau=2.0, max_tau=1.0),
+            "max_tau = 1.0: expected a number >= 2.0 (min_tau)",
+        ),
+        (BetaController.Config(target=0.0, horizon=1), "target = 0"),
+        (BetaController.Config(target=1.0, horizon=0), "horizon = 0"),
+        (BetaController.Config(target=1.0, horizon=1, max_step=0), "max_step = 0"),
+        (MetaController.Config(target_entropy=-1.0), "target_entropy = -1"),
+    ],
+)
+def test_impossible_settings_of_a_controller_are_refused_by_name(controller, message):
+    field = {TauController: "tau", BetaController: "beta", MetaController: "meta"}[controller._owner] + "_controller"
+    with pytest.raises(UserError, match=re.escape(f"algorithm.loss.{field}.{message}")):
+        Algorithm.Config(loss=MaxEnt.Config(beta=0.1, **{field: controller}))
+
+
+def test_a_controlled_beta_must_not_start_at_0():
+    with pytest.raises(UserError, match=r"algorithm\.loss\.beta = 0\.0"):
+        MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1))
+
+
+def test_floors_that_take_all_the_mass_of_a_group_are_refused_before_a_run():
+    algorithm = Algorithm.Config(loss=MaxEnt.Config(q_floor=0.25)).build()
+    algorithm.validate_sampling(3, max_completion_tokens=16)
+    with pytest.raises(UserError, match=r"algorithm\.loss\.q_floor = 0\.25: expected less than 1 / 4"):
+        algorithm.validate_sampling(4, max_completion_tokens=16)
+
+
+def test_a_subclass_without_a_config_is_built_as_itself():
+    class Half(Grpo):
+        """A_i = half of Grpo's."""
+
+        def of_group(self, rewards, step_rewards):
+            return [value / 2 for value in super().of_group(rewards, step_rewards)]
+
+    assert type(Half.Config(std_eps=0.5).build()) is Half
+    assert type(Grpo.Config().build()) is Grpo
+    assert Half.Config(std_eps=0.5) != Grpo.Config(std_eps=0.5)
 
 
 def test_building_twice_gives_independent_algorithms():

@@ -161,5 +161,3 @@ def test_an_idle_micro_batch_needs_no_reference():
 
 def test_no_reference_is_needed_without_a_coefficient():
     assert not Algorithm.Config().build().needs_reference
-    with pytest.raises(ValueError, match=r"algorithm\.kl\.coef = -1"):
-        KL.Config(coef=-1)

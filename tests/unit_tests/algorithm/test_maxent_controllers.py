@@ -105,8 +105,10 @@ def test_no_single_step_takes_beta_to_0_where_it_would_stay():
 
 
 def test_the_meta_controllers_beta_does_not_become_negative():
-    meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0).build()
-    assert meta.move_beta(0.5, 0.0).value == 0.0
+    meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0)
+    algorithm = algorithm_with(beta=0.5, meta_controller=meta)
+    algorithm.after_update({KL: 0.0})
+    assert state(algorithm)["beta"] == 0.0
 
 
 def test_the_meta_controller_moves_both_and_the_others_report_inactive():
@@ -168,25 +170,3 @@ def test_a_value_without_a_controller_comes_from_the_configuration_not_the_check
 def test_algorithms_without_controllers_have_no_state():
     algorithm = Algorithm.Config().build()
     assert (algorithm.controller_inputs, algorithm.state_dict(), algorithm.after_update({})) == ((), {"loss": {}}, {})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TauController.Config(target=-1.0), r"tau_controller\.target = -1"),
-        (lambda: TauController.Config(target=1.0, learning_rate=0.0), r"tau_controller\.learning_rate = 0"),
-        (lambda: TauController.Config(target=1.0, min_tau=0.0), r"tau_controller\.min_tau = 0"),
-        (lambda: TauController.Config(target=1.0, min_tau=2.0, max_tau=1.0), r"tau_controller\.max_tau = 1"),
-        (lambda: BetaController.Config(target=0.0, horizon=1), r"beta_controller\.target = 0"),
-        (lambda: BetaController.Config(target=1.0, horizon=0), r"beta_controller\.horizon = 0"),
-        (lambda: BetaController.Config(target=1.0, horizon=1, max_step=0), r"beta_controller\.max_step = 0"),
-        (lambda: MetaController.Config(target_entropy=-1.0), r"meta_controller\.target_entropy = -1"),
-        (
-            lambda: MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1)),
-            r"algorithm\.loss\.beta = 0\.0",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

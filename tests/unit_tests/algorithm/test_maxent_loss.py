@@ -193,12 +193,6 @@ def test_what_would_have_no_effect_is_refused(config, message):
     Algorithm.Config(loss=Reinforce.Config(), **config)
 
 
-@pytest.mark.parametrize("field", ["tau", "beta", "q_temperature", "q_floor", "clip_coef"])
-def test_negative_settings_are_refused(field):
-    with pytest.raises(ValueError, match=rf"algorithm\.loss\.{field} = -1"):
-        MaxEnt.Config(**{field: -1.0})
-
-
 def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
     algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))

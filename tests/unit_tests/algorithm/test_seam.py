@@ -64,7 +64,7 @@ def test_only_refill_asks_for_fresh_prompts_and_a_stated_number_of_times(choice,
 
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
-        Algorithm.Config().build().validate_group_size(1)
+        Algorithm.Config().build().validate_sampling(1, max_completion_tokens=16)
 
 
 def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph():

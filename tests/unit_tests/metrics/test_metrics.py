@@ -94,7 +94,11 @@ def test_advantages_and_participation_are_of_the_completions_in_the_loss():
 
 
 def test_completions_left_out_as_not_finite_are_one_count_whatever_the_fault():
-    faults = ["reward function 'f' returned nan", "the sampler's log-probability of token 17 is -inf", "zero variance"]
+    faults = [
+        "not finite: reward function 'f' returned nan",
+        "not finite: the sampler's log-probability of token 17 is -inf",
+        "zero variance",
+    ]
     found = values(participation_metrics([group(0, *(sample(i, left_out=why) for i, why in enumerate(faults)))]))
     assert found["nonfinite/completions"] == 2
     assert {key for key in found if "left_out" in key} == {"loss/left_out/not_finite", "loss/left_out/zero_variance"}

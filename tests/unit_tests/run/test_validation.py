@@ -103,10 +103,10 @@ def test_what_the_config_function_must_set_is_named(field):
 
 
 def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
-    def bug(*_):
+    def bug(*_, **__):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("torchtitan_rl.algorithm.Algorithm.Config.validate", bug)
+    monkeypatch.setattr("torchtitan_rl.algorithm.Algorithm.validate_sampling", bug)
     with pytest.raises(ValueError, match="a bug") as raised:
         check()
     assert not isinstance(raised.value, UserError)

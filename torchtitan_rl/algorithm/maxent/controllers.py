@@ -5,14 +5,13 @@ The statistics are the same on every rank, so the values are too.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from torchtitan.config import Configurable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from torchtitan_rl.metrics.summary import same_everywhere
-from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Metric
+
+from ..part import Part, number
 
 WEIGHT_ENTROPY = "maxent/weight_entropy/mean"
 REFERENCE_KL = "reference/kl_k3"
@@ -31,140 +30,103 @@ class Move(NamedTuple):
     """How far the statistic is from its target, in the controller's own terms and sign."""
 
 
-class TauController(Configurable):
+class TauController(Part):
     """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        target: float
+    class Config(Part.Config):
+        target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
         """H*, the wanted mean entropy of a group's weights, in nats; at most log G can be reached."""
-        start_target: float | None = None
+        start_target: float | None = number(None, least=0)
         """Where H* starts, moving linearly to `target` over `horizon` steps; None: at `target`."""
-        horizon: int = 0
+        horizon: int = number(0, least=0)
         """Steps over which H* moves; 0: at once."""
-        learning_rate: float = 0.05
+        learning_rate: float = number(0.05, above=0)
         """eta, per nat of entropy."""
-        warmup_steps: int = 0
+        warmup_steps: int = number(0, least=0)
         """tau first moves, and the entropy is first smoothed, at step warmup_steps + 1, steps counted from 0: the
         first step never moves it, as in the authors' trainer."""
-        min_tau: float = 0.01
+        min_tau: float = number(0.01, above=0)
         """Smallest tau."""
-        max_tau: float = 100.0
+        max_tau: float = number(100.0, least="min_tau")
         """Largest tau."""
 
-        def __post_init__(self) -> None:
-            name = "algorithm.loss.tau_controller"
-            expect(self.target >= 0, f"{name}.target", self.target, "an entropy >= 0 in nats", "Use log(G) / 2.")
-            expect(self.learning_rate > 0, f"{name}.learning_rate", self.learning_rate, "a number > 0", "Use 0.05.")
-            expect(self.horizon >= 0, f"{name}.horizon", self.horizon, "at least 0 steps", "Use 0 for a fixed target.")
-            check_tau_range(name, self.min_tau, self.max_tau)
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    steers: ClassVar = {"tau": WEIGHT_ENTROPY}
 
     def target(self, step: int) -> float:
         """H* at a step counted from 0."""
-        if self.config.start_target is None or step >= self.config.horizon:
-            return self.config.target
-        return self.config.start_target + (self.config.target - self.config.start_target) * step / self.config.horizon
+        start, target, horizon = self.config.start_target, self.config.target, self.config.horizon
+        return target if start is None or step >= horizon else start + (target - start) * step / horizon
 
-    def warming_up(self, step: int) -> bool:
-        """Whether tau and the smoothed entropy still stand at a step counted from 0."""
-        return step <= self.config.warmup_steps
-
-    def smooth(self, ema: float | None, weight_entropy: float) -> float:
-        """The next H~; its first value is the entropy itself."""
-        if ema is None:
-            return weight_entropy
-        return EMA_DECAY * ema + (1 - EMA_DECAY) * weight_entropy
-
-    def move_tau(self, tau: float, ema: float, step: int) -> Move:
-        """The next tau, after the warm-up."""
-        target = self.target(step)
-        log_tau = math.log(tau) + self.config.learning_rate * (target - ema)
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """tau's next value and, in the state, the next H~, whose first is the entropy itself; nothing in the warm-up."""
+        if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
+            return {}
+        entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
+        ema = state.weight_entropy_ema = entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
+        target = self.target(state.step)
+        log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
         low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
-        return Move(math.exp(min(max(log_tau, low), high)), target, target - ema)
+        return {"tau": Move(math.exp(min(max(log_tau, low), high)), target, target - ema)}
 
 
-class BetaController(Configurable):
+class BetaController(Part):
     """e = clip(KL / KL* - 1, +-max_step); beta <- beta max(1 + e / horizon, 1e-6): a large KL raises beta."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        target: float
+    class Config(Part.Config):
+        target: float = number(above=0, remedy="It is a KL in nats per token: use 0.01.")
         """KL*, in nats per token."""
-        horizon: float
+        horizon: float = number(above=0, remedy="Use 10.")
         """Steps; the larger, the slower beta moves."""
-        max_step: float = 0.2
+        max_step: float = number(0.2, above=0)
         """Bound on the relative error e."""
 
-        def __post_init__(self) -> None:
-            name = "algorithm.loss.beta_controller"
-            expect(self.target > 0, f"{name}.target", self.target, "a KL > 0 in nats per token", "Use 0.01.")
-            expect(self.horizon > 0, f"{name}.horizon", self.horizon, "a number of steps > 0", "Use 10.")
-            expect(self.max_step > 0, f"{name}.max_step", self.max_step, "a number > 0", "Use 0.2.")
+    steers: ClassVar = {"beta": REFERENCE_KL}
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-    def move_beta(self, beta: float, kl: float) -> Move:
-        """The next beta."""
-        limit = self.config.max_step
-        error = min(max(kl / self.config.target - 1, -limit), limit)
-        return Move(beta * max(1 + error / self.config.horizon, MIN_BETA_SCALE), self.config.target, error)
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """beta's next value."""
+        if REFERENCE_KL not in stats:
+            return {}
+        limit, target = self.config.max_step, self.config.target
+        error = min(max(stats[REFERENCE_KL] / target - 1, -limit), limit)
+        return {"beta": Move(state.beta * max(1 + error / self.config.horizon, MIN_BETA_SCALE), target, error)}
 
 
-class MetaController(Configurable):
+class MetaController(Part):
     """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
 
     Takes the place of the other two, which then report inactive.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        target_entropy: float
+    class Config(Part.Config):
+        target_entropy: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
         """H*, in nats."""
-        target_kl: float | None = None
+        target_kl: float | None = number(None, above=0)
         """KL*, in nats per token; None leaves beta as it is."""
-        learning_rate: float = 0.05
+        learning_rate: float = number(0.05, above=0)
         """eta, for both."""
-        min_tau: float = 0.01
+        min_tau: float = number(0.01, above=0)
         """Smallest tau."""
-        max_tau: float = 100.0
+        max_tau: float = number(100.0, least="min_tau")
         """Largest tau."""
 
-        def __post_init__(self) -> None:
-            name = "algorithm.loss.meta_controller"
-            expect(
-                self.target_entropy >= 0, f"{name}.target_entropy", self.target_entropy,
-                "an entropy >= 0 in nats", "Use log(G) / 2.",
-            )  # fmt: skip
-            expect(
-                self.target_kl is None or self.target_kl > 0, f"{name}.target_kl", self.target_kl,
-                "None or a KL > 0 in nats per token", "Use None to leave beta alone.",
-            )  # fmt: skip
-            expect(self.learning_rate > 0, f"{name}.learning_rate", self.learning_rate, "a number > 0", "Use 0.05.")
-            check_tau_range(name, self.min_tau, self.max_tau)
-
     def __init__(self, config: Config) -> None:
-        self.config = config
+        super().__init__(config)
+        self.steers = {"tau": WEIGHT_ENTROPY} | ({} if config.target_kl is None else {"beta": REFERENCE_KL})
 
-    def move_tau(self, tau: float, weight_entropy: float) -> Move:
-        """The next tau."""
-        gradient = weight_entropy - self.config.target_entropy
-        moved = tau - self.config.learning_rate * gradient
-        return Move(min(max(moved, self.config.min_tau), self.config.max_tau), self.config.target_entropy, gradient)
-
-    def move_beta(self, beta: float, kl: float) -> Move:
-        """The next beta; `target_kl` must be set."""
-        gradient = kl - self.config.target_kl
-        return Move(max(0.0, beta + self.config.learning_rate * gradient), self.config.target_kl, gradient)
-
-
-def check_tau_range(name: str, min_tau: float, max_tau: float) -> None:
-    """Raise ValueError unless 0 < min_tau <= max_tau."""
-    expect(min_tau > 0, f"{name}.min_tau", min_tau, "a number > 0", "Use 0.01.")
-    expect(max_tau >= min_tau, f"{name}.max_tau", max_tau, f"at least min_tau ({min_tau})", "Use 100.")
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """The next values of tau and, with a `target_kl`, beta."""
+        config, moves = self.config, {}
+        if WEIGHT_ENTROPY in stats:
+            gradient = stats[WEIGHT_ENTROPY] - config.target_entropy
+            tau = min(max(state.tau - config.learning_rate * gradient, config.min_tau), config.max_tau)
+            moves["tau"] = Move(tau, config.target_entropy, gradient)
+        if "beta" in self.steers and REFERENCE_KL in stats:
+            gradient = stats[REFERENCE_KL] - config.target_kl
+            moves["beta"] = Move(max(0.0, state.beta + config.learning_rate * gradient), config.target_kl, gradient)
+        return moves
 
 
 @dataclass(slots=True)
@@ -180,68 +142,34 @@ class ControllerState:
 
 
 class Controllers:
-    """Moves tau and beta once a step by whichever controllers are configured; with `meta`, by it alone."""
+    """Moves tau and beta once a step, by the controllers that are configured."""
 
-    def __init__(
-        self,
-        tau: float,
-        beta: float,
-        of_tau: TauController.Config | None,
-        of_beta: BetaController.Config | None,
-        meta: MetaController.Config | None,
-    ) -> None:
+    def __init__(self, tau: float, beta: float, configs: list[Part.Config | None]) -> None:
         self.state = ControllerState(tau, beta)
-        self.meta = meta and meta.build()
-        self.of_tau = None if meta or not of_tau else of_tau.build()
-        self.of_beta = None if meta or not of_beta else of_beta.build()
-        self.moves_tau = bool(self.meta or self.of_tau)
-        self.moves_beta = bool(self.of_beta or (meta and meta.target_kl is not None))
-        self.inputs = (WEIGHT_ENTROPY,) * self.moves_tau + (REFERENCE_KL,) * self.moves_beta
+        self.active = [config.build() for config in configs if config is not None]
+        self.steered = {name: key for controller in self.active for name, key in controller.steers.items()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's state; a value that no controller owns stays the configuration's."""
-        restored = ControllerState(**state)
-        restored.tau = restored.tau if self.moves_tau else self.state.tau
-        restored.beta = restored.beta if self.moves_beta else self.state.beta
-        self.state = restored
+        owned = {name: value for name, value in state.items() if name in self.steered or name not in ("tau", "beta")}
+        self.state = ControllerState(**(asdict(self.state) | owned))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Move tau and beta; without its statistic (a step where no group has a preference) each stays."""
-        if not self.inputs:
+        if not self.active:
             return {}
-        state = self.state
-        tau_move, beta_move = self._tau_move(stats.get(WEIGHT_ENTROPY)), self._beta_move(stats.get(REFERENCE_KL))
-        values = move_values("tau", state.tau, tau_move) | move_values("beta", state.beta, beta_move)
-        values["controller_loss"] = 0.5 * sum(move.error**2 for move in (tau_move, beta_move) if move)
-        values["tau_active"] = float(tau_move is not None and self.meta is None)
-        values["beta_active"] = float(beta_move is not None and self.meta is None)
-        values["meta_active"] = float(bool(tau_move or beta_move) and self.meta is not None)
+        state, moves, meta = self.state, {}, isinstance(self.active[0], MetaController)
+        for controller in self.active:
+            moves |= controller.moves(state, stats)
+        values = {"controller_loss": 0.5 * sum(move.error**2 for move in moves.values())}
+        values["meta_active"] = float(meta and bool(moves))
+        for name in ("tau", "beta"):
+            values[f"{name}_active"] = float(name in moves and not meta)
+            values[f"{name}_delta"] = moves[name].value - getattr(state, name) if name in moves else 0.0
+        for name, move in moves.items():
+            values |= {f"{name}_target": move.target, f"{name}_error": move.error}
+            setattr(state, name, move.value)
         if state.weight_entropy_ema is not None:
             values["weight_entropy/ema"] = state.weight_entropy_ema
-        state.tau = state.tau if tau_move is None else tau_move.value
-        state.beta = state.beta if beta_move is None else beta_move.value
         state.step += 1
         return {f"maxent/{key}": same_everywhere(value) for key, value in values.items()}
-
-    def _tau_move(self, weight_entropy: float | None) -> Move | None:
-        state = self.state
-        if weight_entropy is None or not self.moves_tau:
-            return None
-        if self.meta is not None:
-            return self.meta.move_tau(state.tau, weight_entropy)
-        if self.of_tau.warming_up(state.step):
-            return None
-        state.weight_entropy_ema = self.of_tau.smooth(state.weight_entropy_ema, weight_entropy)
-        return self.of_tau.move_tau(state.tau, state.weight_entropy_ema, state.step)
-
-    def _beta_move(self, kl: float | None) -> Move | None:
-        if kl is None or not self.moves_beta:
-            return None
-        return (self.meta or self.of_beta).move_beta(self.state.beta, kl)
-
-
-def move_values(name: str, before: float, move: Move | None) -> dict[str, float]:
-    """The delta, target and error of one step; only the delta, 0, where nothing moved."""
-    if move is None:
-        return {f"{name}_delta": 0.0}
-    return {f"{name}_delta": move.value - before, f"{name}_target": move.target, f"{name}_error": move.error}

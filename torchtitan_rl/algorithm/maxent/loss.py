@@ -14,6 +14,7 @@ from torchtitan_rl.types import Episode, Group, Metric
 from ..aggregations import Aggregation
 from ..inputs import LossInputs
 from ..losses import Clip, Gspo, ListwiseLoss
+from ..part import number
 from .controllers import BetaController, Controllers, MetaController, TauController
 from .weights import entropy, is_neutral, listwise_weights, reward_distribution
 
@@ -27,13 +28,13 @@ class MaxEnt(ListwiseLoss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(ListwiseLoss.Config):
-        tau: float = 1.0
+        tau: float = number(1.0, above=0)
         """Temperature of the weights (its start, with a controller)."""
-        beta: float = 0.0
+        beta: float = number(0.0, least=0)
         """Weight of the reference's log-probability in the weights (its start, with a controller); 0 loads none."""
-        q_temperature: float = 1.0
+        q_temperature: float = number(1.0, least=0)
         """T_q, temperature of the distribution over rewards, in units of reward."""
-        q_floor: float = 1e-6
+        q_floor: float = number(1e-6, least=0)
         """Least mass of a completion in that distribution."""
         normalize_reference: bool = True
         """Divide the reference's log-probability of a completion by its length."""
@@ -41,7 +42,7 @@ class MaxEnt(ListwiseLoss):
         """Divide s_i by the completion's length."""
         neutral: Literal["skip", "uniform"] = "skip"
         """A group whose rewards are all equal: out of the loss, or pulled towards the uniform distribution over it."""
-        clip_coef: float = 0.0
+        clip_coef: float = number(0.0, least=0)
         """Weight of the additional clip loss."""
         clip: Clip.Config = field(default_factory=Clip.Config)
         """The additional clip loss."""
@@ -56,14 +57,8 @@ class MaxEnt(ListwiseLoss):
         """Moves both by analytic gradients, in place of the other two."""
 
         def __post_init__(self) -> None:
-            name = "algorithm.loss"
-            expect(0 < self.tau < math.inf, f"{name}.tau", self.tau, "a number > 0", "Use 1.")
-            expect(0 <= self.beta < math.inf, f"{name}.beta", self.beta, "a number >= 0", "Use 0 for no reference.")
-            expect(self.q_temperature >= 0, f"{name}.q_temperature", self.q_temperature, "a number >= 0", "Use 1.")
-            expect(self.q_floor >= 0, f"{name}.q_floor", self.q_floor, "a number >= 0", "Use 1e-6.")
-            expect(self.clip_coef >= 0, f"{name}.clip_coef", self.clip_coef, "a number >= 0", "Use 0 for no clip loss.")
             expect(
-                self.beta_controller is None or self.beta > 0, f"{name}.beta", self.beta,
+                self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
             )  # fmt: skip
 
@@ -72,11 +67,18 @@ class MaxEnt(ListwiseLoss):
         if config.clip_coef > 0:
             by_token = config.clip_ratio == "token"
             self.token_loss = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
+        alone = [config.tau_controller, config.beta_controller]
         self.controllers = Controllers(
-            config.tau, config.beta, config.tau_controller, config.beta_controller, config.meta_controller
+            config.tau, config.beta, [config.meta_controller] if config.meta_controller else alone
         )
-        self.controller_inputs = self.controllers.inputs
-        self.needs_reference = config.beta > 0 or self.controllers.moves_beta
+        self.controller_inputs = tuple(self.controllers.steered.values())
+        self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
+
+    def validate_group_size(self, n: int) -> None:
+        floor = self.config.q_floor
+        expect(
+            floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / {n} (sampling.n), all the mass", "Use 1e-6."
+        )
 
     def weigh(self, members: list[Episode]) -> None:
         rewards = [episode.shaped_reward for episode in members]
@@ -107,14 +109,17 @@ class MaxEnt(ListwiseLoss):
         log_share = log_prob - rows.logsumexp(dim=1)  # [S]
         return -(inputs.mass * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
-    def extra(self, inputs: LossInputs, aggregation: Aggregation) -> Tensor | None:
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
         if self.token_loss is None:
-            return None
+            return {"policy": listwise}
         losses = self.token_loss(inputs) * inputs.correction  # [T]
         if self.config.clip_ratio == "token":
-            return self.config.clip_coef * aggregation(losses, inputs)
-        of_sequence = inputs.sequences.mean(losses)  # [S] the tokens of a sequence share one loss
-        return self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)
+            clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
+        else:
+            of_sequence = inputs.sequences.mean(losses)  # [S] the tokens of a sequence share one loss
+            clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
+        return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
         """`maxent/weight_entropy/mean` over the groups in the loss: what the controllers steer by."""
@@ -160,10 +165,6 @@ class MaxEnt(ListwiseLoss):
 
 class SequenceClip(Gspo):
     """The clip loss of exp(s_i - s_i old), the same on every token of a sequence."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Clip.Config):
-        """The fields of `Clip.Config`."""
 
     def __init__(self, config: Clip.Config, normalize: bool) -> None:
         super().__init__(config)

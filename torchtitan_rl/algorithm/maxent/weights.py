@@ -2,8 +2,6 @@
 
 import math
 
-from torchtitan_rl.run.errors import expect
-
 NEUTRAL_SPREAD = 1e-8
 """A group with max q - min q at most this prefers none of its completions."""
 
@@ -18,13 +16,8 @@ def softmax(logits: list[float], temperature: float) -> list[float]:
 
 
 def reward_distribution(rewards: list[float], temperature: float, floor: float) -> list[float]:
-    """q_i = (p_i (1 - G floor) + floor) / sum, with p = softmax(u / max(temperature, 1e-8)) over the group's rewards u.
-
-    Raises:
-        ValueError: the floors alone are more than all the mass.
-    """
+    """q_i = (p_i (1 - G floor) + floor) / sum, with p = softmax(u / max(temperature, 1e-8)) over the group's rewards u."""
     size = len(rewards)
-    expect(floor * size < 1, "algorithm.loss.q_floor", floor, f"less than 1 / {size} (the group's size)", "Use 1e-6.")
     floored = [p * (1 - size * floor) + floor for p in softmax(rewards, max(temperature, 1e-8))]
     total = math.fsum(floored)
     return [mass / total for mass in floored]
