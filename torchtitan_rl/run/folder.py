@@ -5,9 +5,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,14 +43,21 @@ class RunFolder:
             dump_folder: as configured; empty for a new folder under outputs/ named after the config and the time.
 
         Raises:
-            UserError: on rank 0, when the folder cannot be written or another run is using it.
+            UserError: on rank 0, when the folder cannot be written or another run is using it; on a rank of another node that
+                does not see it.
         """
         lock = None
+        token = comm.broadcast(uuid.uuid4().hex)
         folder = dump_folder or f"outputs/{name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dist.get_rank() == 0:
             lock = _lock(Path(folder))
+            lock.truncate(0)
+            lock.write(token)
+            lock.flush()
             failure_marker(Path(folder)).unlink(missing_ok=True)
-        return cls(Path(comm.broadcast(folder)).resolve(), lock)
+        path = Path(comm.broadcast(folder)).resolve()
+        _check_shared(path, token)
+        return cls(path, lock)
 
     def describe(self, name: str, config: Configurable.Config) -> None:
         """Write config.json and environment.json from rank 0."""
@@ -108,6 +117,25 @@ def _lock(folder: Path) -> IO[str]:
             f"dump_folder: the file system of {folder} has no locks ({error.strerror}). Pass a --dump-folder on another one."
         ) from error
     return lock
+
+
+def _check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
+    """Raise UserError unless this rank's node sees what rank 0 wrote: its part of every checkpoint would be lost there."""
+    deadline = time.monotonic() + patience_s  # a network file system may show a new file half a minute late
+    while True:
+        try:
+            os.listdir(path.parent)  # asks the server anew
+            if (path / "run.lock").read_text() == token:
+                return
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    raise UserError(
+        f"dump_folder: node {socket.gethostname()} does not see {path} as rank 0's node does. Pass a --dump-folder on a file "
+        "system that all nodes share."
+    )
 
 
 def _version(package: str) -> str | None:

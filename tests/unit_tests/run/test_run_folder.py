@@ -1,11 +1,12 @@
 import multiprocessing
 import os
+import socket
 import subprocess
 
 import pytest
 
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.run.folder import _lock, code_version
+from torchtitan_rl.run.folder import _check_shared, _lock, code_version
 
 
 def hold(folder, ready, release):
@@ -32,6 +33,14 @@ def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="dump_folder: cannot write to .*--dump-folder"):
         _lock(tmp_path / "file" / "run")
+
+
+def test_a_node_that_sees_another_folder_is_named(tmp_path):
+    (tmp_path / "run.lock").write_text("this run")
+    _check_shared(tmp_path, "this run")
+    for other in (tmp_path, tmp_path / "missing" / "run"):
+        with pytest.raises(UserError, match=f"node {socket.gethostname()} does not see .*--dump-folder on a file system"):
+            _check_shared(other, "another run", patience_s=0.3)
 
 
 def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
