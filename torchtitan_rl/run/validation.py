@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.generator.generator import check_replicas
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.memory import check_memory
 from torchtitan_rl.trainer.policy import check_hf_folder
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     config.algorithm.validate()
     config.algorithm.build().validate_group_size(config.sampling.n)
+    if not ON_CPU:
+        check_memory(config, world_size=world_size, gpu_bytes=gpu_memory_bytes())
 
 
 def _check_layout(config: "Controller.Config", world_size: int) -> None:

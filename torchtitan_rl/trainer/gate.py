@@ -49,7 +49,7 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> float:
     diff = (logprobs - batch.sampler_logprobs).abs().cpu().numpy()[counted]  # [loss tokens]
     lengths = np.bincount(batch.sequence_ids.cpu().numpy()[counted], minlength=len(batch.members))  # [S]
     largest = 0.0
-    for member, values in zip(batch.members, np.split(diff, np.cumsum(lengths)[:-1]), strict=True):
+    for member, values in zip(batch.members, np.split(diff, np.cumsum(lengths))[:-1], strict=True):
         if len(values):
             member.episode.logprob_diff_mean = float(values.mean(dtype=np.float64))
             member.episode.logprob_diff_max = float(values.max())  # NaN counts as the largest

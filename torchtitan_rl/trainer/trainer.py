@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,7 +25,7 @@ from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
 from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
-from torchtitan_rl.trainer.policy import build_policy, score
+from torchtitan_rl.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
 
 Plan = list[list[list[Member]]]
@@ -212,7 +213,7 @@ class Trainer(Configurable):
             self._keep_old_logprobs(batches)
         results = [self._optimizer_step(mine, samples=one_step) for _ in range(config.num_epochs) for mine in batches]
         metrics = [metrics for result in results for metrics in result.metrics]
-        update_ratio = self._check_weights()
+        update_ratio = self._check_weights() if results else 0.0
         self._record(metrics)
         self._record([self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))])
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
@@ -221,8 +222,8 @@ class Trainer(Configurable):
         rank_tokens = [sum(_num_tokens(plan[rank]) for plan in plans) for rank in range(self.dp_size)]
         packed = sum(batch.token_ids.numel() for mine in batches for batch in mine)
         return UpdateReport(
-            grad_norm=results[-1].grad_norm,
-            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / len(results),
+            grad_norm=results[-1].grad_norm if results else 0.0,
+            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
             update_ratio=update_ratio,
             learning_rate=learning_rate,
             optimizer_steps=len(results),
@@ -264,8 +265,7 @@ class Trainer(Configurable):
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
             raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
-        if batches[0].normalizers.num_tokens:  # an empty mini-batch must not move the policy by momentum alone
-            self.optimizer.step()
+        self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
 
@@ -324,14 +324,16 @@ class Trainer(Configurable):
                 begin += member.num_tokens
                 member.episode.reference_logprobs = logprobs[first : begin - 1].copy()  # [L]
         self._share(groups, lambda episode: episode.reference_logprobs, _set_reference)
+        for episode in flat(groups):
+            if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
+                episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
 
-    @torch.no_grad()
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
-        logprobs, _ = score(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
+        logprobs = score_only(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
     def _share(
@@ -343,9 +345,8 @@ class Trainer(Configurable):
         for i, found in comm.all_gather_lists(mine if self._records else []):
             write(episodes[i], found)
 
-    @torch.no_grad()
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        return score(model, batch.token_ids, batch.positions, batch.labels, self.temperature)[0]  # [T]
+        return score_only(model, batch.token_ids, batch.positions, batch.labels, self.temperature)  # [T]
 
     def _plan(self, groups: Sequence[Group[Episode]]) -> Plan:
         flops = self._model_flops(0), self._model_flops(1)
