@@ -99,7 +99,9 @@ def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
 def optimizer_goes_on(folder: Path) -> None:
     """Only the first step of all has Adam's largest stride, each weight by the learning rate: its moments were restored."""
     strides = {
-        step: row["optimizer/update_ratio"] / row["optimizer/learning_rate"] for step, row in metrics_of(folder).items() if step > 0
+        step: row["optimizer/update_ratio"] / row["optimizer/learning_rate"]
+        for step, row in metrics_of(folder).items()
+        if step > 0
     }
     assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
 
@@ -127,17 +129,8 @@ def exported_model_equals_policy(folder: Path) -> None:
     from tests.exported import greedy_accuracy
 
     exported = folder / "exported"
-    command = [
-        sys.executable,
-        "scripts/export_hf.py",
-        "--run",
-        str(folder),
-        "--output",
-        str(exported),
-        "--dtype",
-        "float32",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"

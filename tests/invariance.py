@@ -177,7 +177,9 @@ def main() -> None:
         expected = torch.load(args.compare)
         for name, result in results.items():
             diff = difference(result, expected[name])
-            print(f"{name}: gradient norm {result['norms']['grad_norm']:.6f}, relative difference {diff:.1e}", flush=True)
+            print(
+                f"{name}: gradient norm {result['norms']['grad_norm']:.6f}, relative difference {diff:.1e}", flush=True
+            )
             failed |= not diff < 1e-5
     comm.barrier()
     comm.close_process_group()

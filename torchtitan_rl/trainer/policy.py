@@ -148,13 +148,13 @@ def check_hf_folder(hf_assets_path: str, model_spec: ModelSpec) -> None:
     folder = Path(hf_assets_path)
     if not folder.is_dir():
         raise UserError(
-            f"hf_assets_path: no folder at {folder} on node {socket.gethostname()}. Expected a Hugging Face checkpoint folder (config.json, tokenizer "
-            "files, *.safetensors) on every node: download one there, or pass --hf-assets-path FOLDER."
+            f"hf_assets_path: no folder at {folder} on node {socket.gethostname()}. Expected a Hugging Face checkpoint folder "
+            "(config.json, tokenizer files, *.safetensors) on every node: download one there, or pass --hf-assets-path FOLDER."
         )
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"hf_assets_path: {folder} on node {socket.gethostname()} has no config.json or no *.safetensors file. Expected a complete Hugging Face "
-            "checkpoint; download it again."
+            f"hf_assets_path: {folder} on node {socket.gethostname()} has no config.json or no *.safetensors file. Expected a "
+            "complete Hugging Face checkpoint; download it again."
         )
     found = json.loads((folder / "config.json").read_text())
     expected = hf_architecture(model_spec.model)

@@ -1,9 +1,9 @@
 """Turn a step's episodes into an update of the sharded policy."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -218,7 +218,7 @@ class Trainer(Configurable):
         self._record([self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))])
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        self._share(groups, _logprob_diff, _set_logprob_diff)
+        self._share(groups, "logprob_diff_max", "logprob_diff_mean")
         rank_tokens = [sum(_num_tokens(plan[rank]) for plan in plans) for rank in range(self.dp_size)]
         packed = sum(batch.token_ids.numel() for mine in batches for batch in mine)
         return UpdateReport(
@@ -323,7 +323,7 @@ class Trainer(Configurable):
                 first = begin + len(member.prompt.token_ids) - 1  # predicts the first completion token
                 begin += member.num_tokens
                 member.episode.reference_logprobs = logprobs[first : begin - 1].copy()  # [L]
-        self._share(groups, lambda episode: episode.reference_logprobs, _set_reference)
+        self._share(groups, "reference_logprobs")
         for episode in flat(groups):
             if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
                 episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
@@ -336,14 +336,14 @@ class Trainer(Configurable):
         logprobs = score_only(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
-    def _share(
-        self, groups: Sequence[Group[Episode]], read: Callable[[Episode], Any], write: Callable[[Episode, Any], None]
-    ) -> None:
-        """Give every rank what the data-parallel ranks found out about their episodes (None: nothing)."""
+    def _share(self, groups: Sequence[Group[Episode]], *names: str) -> None:
+        """Give every rank these fields of the episodes in which a data-parallel rank has filled in the first."""
         episodes = flat(groups)
-        mine = [(i, found) for i, episode in enumerate(episodes) if (found := read(episode)) is not None]
-        for i, found in comm.all_gather_lists(mine if self._records else []):
-            write(episodes[i], found)
+        found = {i: [getattr(episode, name) for name in names] for i, episode in enumerate(episodes)}
+        mine = [(i, values) for i, values in found.items() if values[0] is not None and self._records]
+        for i, values in comm.all_gather_lists(mine):
+            for name, value in zip(names, values, strict=True):
+                setattr(episodes[i], name, value)
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
         return score_only(model, batch.token_ids, batch.positions, batch.labels, self.temperature)  # [T]
@@ -372,15 +372,3 @@ class Trainer(Configurable):
 
 def _num_tokens(batches: list[list[Member]]) -> int:
     return sum(member.num_tokens for members in batches for member in members)
-
-
-def _logprob_diff(episode: Episode) -> tuple[float, float] | None:
-    return None if episode.logprob_diff_max is None else (episode.logprob_diff_mean, episode.logprob_diff_max)
-
-
-def _set_logprob_diff(episode: Episode, found: tuple[float, float]) -> None:
-    episode.logprob_diff_mean, episode.logprob_diff_max = found
-
-
-def _set_reference(episode: Episode, found: FloatArray) -> None:
-    episode.reference_logprobs = found
