@@ -24,6 +24,9 @@ sys.path.insert(0, str(ROOT))
 BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
 """Largest sampler/logprob_diff of a step in bfloat16: two implementations round single tokens differently by tenths."""
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
+TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
+PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
+"""A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
 
 @dataclass
@@ -93,6 +96,16 @@ def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
     return check
 
 
+def optimizer_goes_on(folder: Path) -> None:
+    """Only the first step of all has Adam's largest stride, each weight by the learning rate: its moments were restored."""
+    strides = {
+        step: row["optimizer/update_ratio"] / row["optimizer/learning_rate"]
+        for step, row in metrics_of(folder).items()
+        if step > 0
+    }
+    assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
+
+
 def files_exist(*names: str) -> Callable[[Path], None]:
     """Each name (a glob) is there and not empty."""
 
@@ -116,17 +129,8 @@ def exported_model_equals_policy(folder: Path) -> None:
     from tests.exported import greedy_accuracy
 
     exported = folder / "exported"
-    command = [
-        sys.executable,
-        "scripts/export_hf.py",
-        "--run",
-        str(folder),
-        "--output",
-        str(exported),
-        "--dtype",
-        "float32",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
@@ -167,9 +171,10 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--max-tokens", "40", "--compare", "{dir}/one.pt"], ["--compare", "{dir}/one.pt"],
-             ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
-            "every objective's loss and gradient on 1, 2 and 4 ranks, TP 1 and 2, in one and many micro-batches", "invariance",
-            [1, 1, 2, 4], [], "tests.invariance",
+             ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"],
+             ["--replicate", "2", "--compare", "{dir}/one.pt"]],
+            "every objective's loss, gradient and update on 1, 2 and 4 ranks, TP 1 and 2, HSDP, in one and many micro-batches",
+            "invariance", [1, 1, 2, 4, 2], [], "tests.invariance",
         ),
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
@@ -195,6 +200,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
              run("--config", "debug", *SHORT, "--num-steps", "5")],
             "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED),
+             run("--config", "debug", *SHORT, "--num-steps", "4", *PROBED),
+             run("--config", "debug", *SHORT, "--num-steps", "6", *PROBED, *TP2)],
+            "a run goes on under FSDP 2 and then under TP 2", "resume_layouts", [1, 2, 2],
+            [steps_are(6), sampler_agrees(), optimizer_goes_on],
         ),
         OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,

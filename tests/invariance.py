@@ -40,7 +40,6 @@ from torchtitan_rl.algorithm import (  # noqa: E402
     TokenTruncate,
 )
 from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.observability import Recorder  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, flat  # noqa: E402
@@ -89,7 +88,7 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
 
 
 def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int) -> dict:
-    """Gradient norm, controllers' state and full gradients, under Hugging Face names, of one update."""
+    """Norms of gradient and update, controllers' state and full gradients, under Hugging Face names, of one update."""
     algorithm = config.build()
     trainer = Trainer.Config(
         parallelism=parallelism,
@@ -128,15 +127,16 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         for episode in flat(groups):
             episode.reference_logprobs = episode.reference_logprobs - np.float32(0.3)
     report = trainer.update(groups)
-    return {"grad_norm": report.grad_norm, "state": algorithm.state_dict(), "grads": caught}
+    norms = {"grad_norm": report.grad_norm, "update_ratio": report.update_ratio}
+    return {"norms": norms, "state": algorithm.state_dict(), "grads": caught}
 
 
 def difference(found: dict, expected: dict) -> float:
-    """The largest relative difference of gradients, gradient norm and controller state."""
+    """The largest relative difference of gradients, norms and controller state."""
     grads = found["grads"], expected["grads"]
     total = torch.cat([t.flatten() for t in grads[1].values()]).norm()
     worst = max(float((grads[0][name] - t).norm() / total) for name, t in grads[1].items())
-    worst = max(worst, abs(found["grad_norm"] / expected["grad_norm"] - 1))
+    worst = max(worst, *(abs(norm / expected["norms"][name] - 1) for name, norm in found["norms"].items()))
     states = _numbers(found["state"]), _numbers(expected["state"])
     assert len(states[0]) == len(states[1])
     return max([worst, *(abs(a - b) for a, b in zip(*states, strict=True))])
@@ -152,19 +152,21 @@ def _numbers(state: object) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--replicate", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=100_000)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--compare", type=Path)
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
-    parallelism = ParallelismConfig(tensor_parallel_degree=args.tp, spmd_backend="partial_dtensor")
+    parallelism = ParallelismConfig(
+        tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"
+    )
     set_spmd_backend(parallelism.spmd_backend)
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
         save_tiny_checkpoint(Path(folder))
     comm.barrier()
-    Recorder.Config(enabled=False).build(run_folder=Path(folder), run_name="", run_config={}, total_steps=1)
     results = {name: update(config, folder, dims, parallelism, args.max_tokens) for name, config in CASES.items()}
     failed = False
     if dist.get_rank() == 0 and args.save:
@@ -173,7 +175,9 @@ def main() -> None:
         expected = torch.load(args.compare)
         for name, result in results.items():
             diff = difference(result, expected[name])
-            print(f"{name}: gradient norm {result['grad_norm']:.6f}, relative difference {diff:.1e}", flush=True)
+            print(
+                f"{name}: gradient norm {result['norms']['grad_norm']:.6f}, relative difference {diff:.1e}", flush=True
+            )
             failed |= not diff < 1e-5
     comm.barrier()
     comm.close_process_group()

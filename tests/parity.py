@@ -93,7 +93,6 @@ def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str,
     if not diff < most_diff:
         failures.append(f"policy and transformers differ by {diff:.2e} in log-probability")
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model_grads = {}
     for name, p in model.named_parameters():  # the adapter renames and splits gradients as it does weights
         with torch.no_grad():
             p.copy_(grads[name])
@@ -127,7 +126,9 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
                 for p in model.parameters():
                     p.mul_(1 + growth * version)
         weights = hf_weights(model, adapter, generator.dtype)
-        sync.push(weights, generator, policy_version=version, probe=np.array(SEQUENCES[0]), trainer_logprobs=trainer_logprobs)
+        sync.push(
+            weights, generator, policy_version=version, probe=np.array(SEQUENCES[0]), trainer_logprobs=trainer_logprobs
+        )
         diffs = []
         for group in comm.all_gather_lists(generator.generate(prompts, step=version)):
             for completion in group.samples:
@@ -147,7 +148,9 @@ def main() -> None:
     parser.add_argument("--replicate", type=int, default=1)
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--untied", action="store_true")
-    parser.add_argument("--dtype", choices=list(BOUNDS), default="float32", help="of the policy's and the engine's arithmetic")
+    parser.add_argument(
+        "--dtype", choices=list(BOUNDS), default="float32", help="of the policy's and the engine's arithmetic"
+    )
     parser.add_argument("--output", help="write the differences here as JSON")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))

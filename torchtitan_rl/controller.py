@@ -248,14 +248,14 @@ class Controller(Configurable):
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def _sync_weights(self) -> None:
-        sync = self.weight_sync.push(
+        num_bytes = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype),
             self.generator,
             policy_version=self.state.step,
             probe=self.held_out[0].token_ids,
             trainer_logprobs=self.trainer.token_logprobs,
         )
-        record_metric("sync/bytes", sync.num_bytes, Reduce.MAX)
+        record_metric("sync/bytes", num_bytes, Reduce.MAX)
 
     def _evaluate(self) -> bool:
         """Sample the held-out prompts when due; whether they were."""

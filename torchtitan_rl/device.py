@@ -139,8 +139,10 @@ def compute_capability() -> tuple[int, int]:
 
 
 def gpu_memory_bytes() -> int | None:
-    """All memory of this rank's GPU; None without one."""
-    return None if ON_CPU else torch.cuda.mem_get_info()[1]
+    """All memory of this rank's GPU; None without one. Makes no CUDA context, so it may be asked before the device is set."""
+    if ON_CPU:
+        return None
+    return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
 _highest_sample = 0  # bytes; here because every phase of a step may add to it and one place reports it

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import device  # first: its effects must precede torchtitan and vLLM
+from torchtitan_rl import device  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.rank_output import RankOutput
 
@@ -53,15 +53,11 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
     from torchtitan_rl.run.folder import RunFolder
-    from torchtitan_rl.run.memory import check_memory
     from torchtitan_rl.run.validation import prepare_start, validate
 
-    world_size = int(os.environ["WORLD_SIZE"])
-    validate(config, world_size=world_size)
+    validate(config, world_size=int(os.environ["WORLD_SIZE"]))
     prepare_start(config)
     comm.init_process_group(config.comm)
-    if gpu_bytes := device.gpu_memory_bytes():  # known once this rank has its GPU
-        check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     folder.describe(name, config)

@@ -18,14 +18,6 @@ class WeightSyncError(TrainingStopped):
     """After a sync, trainer and engine disagree about a fixed sequence."""
 
 
-@dataclass
-class SyncReport:
-    """What one push moved."""
-
-    num_tensors: int = 0
-    num_bytes: int = 0
-
-
 class WeightSync(Configurable):
     """Pushes weights and, on the first push and then every `check_interval`, probes that they arrived.
 
@@ -55,8 +47,8 @@ class WeightSync(Configurable):
         policy_version: int,
         probe: IntArray,
         trainer_logprobs: Callable[[IntArray], FloatArray],
-    ) -> SyncReport:
-        """Load every weight into the engine; collective, like the iterator.
+    ) -> int:
+        """Load every weight into the engine and return their bytes; collective, like the iterator.
 
         Args:
             weights: (Hugging Face name, full tensor in the generator's dtype), all of them, tied ones under both names.
@@ -68,13 +60,13 @@ class WeightSync(Configurable):
         Raises:
             WeightSyncError: when the probe differs by more than `max_diff`.
         """
-        report = SyncReport()
-        generator.load_weights(_counted(weights, report), policy_version=policy_version)
+        sizes: list[int] = []  # bytes of each
+        generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
         interval = self.config.check_interval
         if self._num_pushes == 0 or (interval and self._num_pushes % interval == 0):
             self._check(generator.prompt_logprobs(probe), trainer_logprobs(probe))
         self._num_pushes += 1
-        return report
+        return sum(sizes)
 
     def _check(self, engine: FloatArray, trainer: FloatArray) -> None:
         """Both [L - 1]."""
@@ -87,8 +79,7 @@ class WeightSync(Configurable):
             )
 
 
-def _counted(weights: Weights, report: SyncReport) -> Iterator[tuple[str, Tensor]]:
+def _counted(weights: Weights, sizes: list[int]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights:
-        report.num_tensors += 1
-        report.num_bytes += tensor.numel() * tensor.element_size()
+        sizes.append(tensor.nbytes)
         yield name, tensor

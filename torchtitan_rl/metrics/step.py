@@ -42,6 +42,8 @@ def record_step(
         groups: all of the step, the same on every rank.
         state: with the step counted already: `state.step - 1` is the one whose weights sampled.
     """
+    for metrics in update.metrics:
+        record_metrics(metrics)
     rank, world_size = _rank_and_size()
     record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))

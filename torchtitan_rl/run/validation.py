@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.generator.generator import check_replicas
 from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.run.errors import UserError, expect
+from torchtitan_rl.run.memory import check_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,6 +86,8 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     _check_lengths(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     config.algorithm.build().validate_sampling(config.sampling.n, max_completion_tokens=config.sampling.max_tokens)
+    if gpu_bytes := gpu_memory_bytes():
+        check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
 
 def _check_layout(config: "Controller.Config", world_size: int) -> None:

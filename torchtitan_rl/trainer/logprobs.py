@@ -93,7 +93,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             z = _logits(hidden[part], weight, constants.temperature)  # [C, Vs]
             mine, row = _local_labels(labels[part], constants.first, weight.shape[0])  # [C], [C]
             chosen = torch.where(mine, z.gather(-1, row[:, None])[:, 0], 0)  # [C]
-            out[part], norm[part] = _combine(*statistics(z), chosen, mine, constants.group)
+            out[part], norm[part] = _combine(statistics(z), chosen, mine, constants.group)
         ctx.save_for_backward(hidden, weight, labels, norm, out)
         ctx.constants = constants
         return out
@@ -129,20 +129,14 @@ def _scaled(t: Tensor, temperature: float) -> Tensor:
 
 
 def _combine(
-    peak: Tensor,
-    below: Tensor,
-    ties: Tensor,
-    weighted: Tensor,
-    chosen: Tensor,
-    mine: Tensor,
-    group: dist.ProcessGroup | None,
+    statistics: tuple[Tensor, ...], chosen: Tensor, mine: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Each rank's `_statistics` [C] of its part of the vocabulary -> (log-probability, entropy) and (peak, log-sum), [C, 2].
 
     A rank's sums are relative to its own peak; here they become relative to the highest of all. The result is the same on
     every rank. Entropy is log Σe - Σ e (z - peak) / Σe, where neither term is negative.
     """
-    own = peak
+    own, below, ties, weighted = statistics  # [C] each
     peak = _all_reduce(own.clone(), group, dist.ReduceOp.MAX)  # [C]
     drop = own - peak  # [C], at most 0
     scale = drop.exp()  # [C]

@@ -35,7 +35,7 @@ def _adamw_update(state: dict[str, Tensor], group: dict) -> Tensor:
     """lr · m̂ / (√v̂ + eps) of this rank's shard; Loshchilov and Hutter, arXiv 1711.05101, algorithm 2. Zero before any step."""
     if not state:
         return torch.zeros(1, device=DEVICE_TYPE)
-    step, (beta1, beta2) = float(state["step"]), group["betas"]
+    step, (beta1, beta2) = state["step"].double(), group["betas"]  # left on its device: no wait for each parameter
     first = _local(state["exp_avg"]) / (1 - beta1**step)
     second = _local(state["exp_avg_sq"]) / (1 - beta2**step)
     return group["lr"] * first / (second.sqrt() + group["eps"])
@@ -53,6 +53,6 @@ def _local(t: Tensor) -> Tensor:
 def _share_of_ranks(t: Tensor) -> float:
     """One over the number of ranks that hold the same values: a replicated parameter must count once in a sum over ranks."""
     shards = 1
-    if isinstance(t, DTensor):
-        shards = math.prod(t.device_mesh.size(i) for i, placement in enumerate(t.placements) if placement.is_shard())
+    if isinstance(t, DTensor):  # is_shard() is False for the strided shards of FSDP over TP
+        shards = math.prod(t.device_mesh.size(i) for i, p in enumerate(t.placements) if not p.is_replicate())
     return shards / dist.get_world_size()

@@ -26,10 +26,10 @@ def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[At
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
     """Mini-batches of whole groups, as equal in groups as they can be; groups without a loss are in none.
 
-    Fewer parts where there are fewer groups; one empty part where there are none.
+    Fewer parts where there are fewer groups, none where there are none: momentum alone must not move the policy.
     """
     learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
-    num_parts = max(1, min(num_parts, len(learning)))
+    num_parts = min(num_parts, len(learning))
     return [learning[part::num_parts] for part in range(num_parts)]
 
 

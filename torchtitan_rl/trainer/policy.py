@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -118,3 +119,17 @@ def score(
     with model.lm_head.scoring(labels, temperature):
         out = model(token_ids[None], positions[None], masks)  # [1, T, 2]
     return out[0, :, 0], out[0, :, 1]
+
+
+@torch.no_grad()
+def score_only(model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The log π(label) of `score`, [T], without a graph. Every weight is sharded again afterwards.
+
+    FSDP2 leaves the embedding and the head gathered, in the forward's dtype, until a backward that never comes: they would
+    take memory, and a checkpoint would hold these rounded copies in place of the master weights.
+    """
+    logprobs, _ = score(model, token_ids, positions, labels, temperature)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return logprobs

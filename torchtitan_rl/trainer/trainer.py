@@ -1,10 +1,11 @@
 """Turn a step's episodes into an update of the sharded policy."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,13 +19,12 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.observability import record_metric
 from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
 from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
-from torchtitan_rl.trainer.policy import build_policy, score
+from torchtitan_rl.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
 
 Plan = list[list[list[Member]]]
@@ -57,6 +57,9 @@ class UpdateReport:
     """Places in this rank's micro-batches, padding included."""
     padding_tokens: int
     """Those of them that held no token."""
+    metrics: list[dict[str, Metric]]
+    """The objective's, of each of this rank's micro-batches and of its controllers; none on a tensor-parallel sibling, which has
+    computed the same numbers."""
 
 
 class _StepResult(NamedTuple):
@@ -176,7 +179,7 @@ class Trainer(Configurable):
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         tp_mesh = parallel_dims.get_optional_mesh("tp")
-        self._records = tp_mesh is None or tp_mesh.get_local_rank() == 0
+        self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
     def _load_policy(self) -> Decoder:
         config = self.config
@@ -198,7 +201,7 @@ class Trainer(Configurable):
         return hf_weights(self.model, self.adapter, dtype)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
-        """Take the step's optimizer steps, move the schedule and the algorithm's controllers, record the metrics.
+        """Take the step's optimizer steps, move the schedule and the algorithm's controllers.
 
         Raises:
             NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
@@ -212,17 +215,16 @@ class Trainer(Configurable):
             self._keep_old_logprobs(batches)
         results = [self._optimizer_step(mine, samples=one_step) for _ in range(config.num_epochs) for mine in batches]
         metrics = [metrics for result in results for metrics in result.metrics]
-        update_ratio = self._check_weights()
-        self._record(metrics)
-        self._record([self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))])
+        update_ratio = self._check_weights() if results else 0.0
+        moved = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        self._share(groups, _logprob_diff, _set_logprob_diff)
+        self._share(groups, "logprob_diff_max", "logprob_diff_mean")
         rank_tokens = [sum(_num_tokens(plan[rank]) for plan in plans) for rank in range(self.dp_size)]
         packed = sum(batch.token_ids.numel() for mine in batches for batch in mine)
         return UpdateReport(
-            grad_norm=results[-1].grad_norm,
-            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / len(results),
+            grad_norm=results[-1].grad_norm if results else 0.0,
+            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
             update_ratio=update_ratio,
             learning_rate=learning_rate,
             optimizer_steps=len(results),
@@ -231,6 +233,7 @@ class Trainer(Configurable):
             trained_tokens=config.num_epochs * sum(rank_tokens),
             packed_tokens=packed,
             padding_tokens=packed - rank_tokens[self.dp_rank],
+            metrics=[*metrics, moved] if self._reports else [],
         )
 
     def _keep_old_logprobs(self, batches: list[list[TrainBatch]]) -> None:
@@ -264,8 +267,7 @@ class Trainer(Configurable):
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
             raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
-        if batches[0].normalizers.num_tokens:  # an empty mini-batch must not move the policy by momentum alone
-            self.optimizer.step()
+        self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
 
@@ -308,12 +310,6 @@ class Trainer(Configurable):
                 merged[key] = total / weight
         return merged
 
-    def _record(self, metrics: list[dict[str, Metric]]) -> None:
-        if not self._records:  # tensor-parallel siblings computed the same numbers
-            return
-        for key, metric in (item for found in metrics for item in found.items()):
-            record_metric(key, metric.value, metric.reduction, weight=metric.weight)
-
     def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
         """Set `reference_logprobs` of every episode to log π_ref of its tokens, [L], the same on every rank. Collective."""
         for batch in self._pack(self._plan(groups), groups):
@@ -323,29 +319,30 @@ class Trainer(Configurable):
                 first = begin + len(member.prompt.token_ids) - 1  # predicts the first completion token
                 begin += member.num_tokens
                 member.episode.reference_logprobs = logprobs[first : begin - 1].copy()  # [L]
-        self._share(groups, lambda episode: episode.reference_logprobs, _set_reference)
+        self._share(groups, "reference_logprobs")
+        for episode in flat(groups):
+            if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
+                episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
 
-    @torch.no_grad()
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
-        logprobs, _ = score(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
+        logprobs = score_only(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
-    def _share(
-        self, groups: Sequence[Group[Episode]], read: Callable[[Episode], Any], write: Callable[[Episode, Any], None]
-    ) -> None:
-        """Give every rank what the data-parallel ranks found out about their episodes (None: nothing)."""
+    def _share(self, groups: Sequence[Group[Episode]], *names: str) -> None:
+        """Give every rank these fields of the episodes in which a data-parallel rank has filled in the first."""
         episodes = flat(groups)
-        mine = [(i, found) for i, episode in enumerate(episodes) if (found := read(episode)) is not None]
-        for i, found in comm.all_gather_lists(mine if self._records else []):
-            write(episodes[i], found)
+        found = {i: [getattr(episode, name) for name in names] for i, episode in enumerate(episodes)}
+        mine = [(i, values) for i, values in found.items() if values[0] is not None and self._reports]
+        for i, values in comm.all_gather_lists(mine):
+            for name, value in zip(names, values, strict=True):
+                setattr(episodes[i], name, value)
 
-    @torch.no_grad()
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        return score(model, batch.token_ids, batch.positions, batch.labels, self.temperature)[0]  # [T]
+        return score_only(model, batch.token_ids, batch.positions, batch.labels, self.temperature)  # [T]
 
     def _plan(self, groups: Sequence[Group[Episode]]) -> Plan:
         flops = self._model_flops(0), self._model_flops(1)
@@ -371,15 +368,3 @@ class Trainer(Configurable):
 
 def _num_tokens(batches: list[list[Member]]) -> int:
     return sum(member.num_tokens for members in batches for member in members)
-
-
-def _logprob_diff(episode: Episode) -> tuple[float, float] | None:
-    return None if episode.logprob_diff_max is None else (episode.logprob_diff_mean, episode.logprob_diff_max)
-
-
-def _set_logprob_diff(episode: Episode, found: tuple[float, float]) -> None:
-    episode.logprob_diff_mean, episode.logprob_diff_max = found
-
-
-def _set_reference(episode: Episode, found: FloatArray) -> None:
-    episode.reference_logprobs = found

@@ -1,6 +1,7 @@
 """Every branch that only a GPU takes, on a simulated `torch.cuda` surface."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,7 +175,6 @@ def test_peak_memory_is_of_the_whole_gpu_and_begins_anew_when_read(monkeypatch):
     assert device.sample_memory() == 50 * GIB
     assert device.peak_memory_bytes() == 50 * GIB
     assert device.peak_memory_bytes() == 20 * GIB
-    assert device.gpu_memory_bytes() == 80 * GIB
 
 
 def test_peak_memory_without_a_gpu_is_the_resident_set(monkeypatch):
@@ -186,3 +186,10 @@ def test_peak_memory_without_a_gpu_is_the_resident_set(monkeypatch):
     assert device.peak_memory_bytes() - before > 48 * 2**20
     assert device.peak_memory_bytes() - before < 48 * 2**20
     assert device.gpu_memory_bytes() is None
+
+
+def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
+    monkeypatch.setattr(device, "ON_CPU", False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda rank: SimpleNamespace(total_memory=rank * GIB))
+    assert device.gpu_memory_bytes() == 3 * GIB

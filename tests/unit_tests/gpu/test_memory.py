@@ -3,8 +3,10 @@
 import re
 
 import pytest
+import torch
 
 import configs.qwen3 as shipped
+from torchtitan_rl.run import validation
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.run.memory import GIB, check_memory, memory_need
 
@@ -65,3 +67,12 @@ def test_an_engine_that_does_not_sleep_counts_during_the_update_too():
     config.generator.sleep = False
     need = memory_need(config, world_size=1, gpu_bytes=H100)
     assert need.updating["engine"] == need.awake["engine"]
+
+
+def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setattr(validation, "ON_CPU", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
+    validation.validate(shipped.qwen3_0_6b(), world_size=1)
+    with pytest.raises(UserError, match="does not fit"):
+        validation.validate(shipped.qwen3_4b(), world_size=1)

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, flops_per_token=10.0,
-    rank_tokens=[500, 700], trained_tokens=1200, packed_tokens=1500, padding_tokens=300,
+    rank_tokens=[500, 700], trained_tokens=1200, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "train": 3.0, "step": 5.0}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchtitan_rl import device, train
+from torchtitan_rl import train
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.registry import config_functions
 
@@ -75,10 +75,8 @@ def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, sho
     assert run(None) == (2, f"error: LOG_RANK = '{shown}': expected a rank, 0 to 0. Leave it out for 0.\n")
 
 
-def test_a_run_that_does_not_fit_the_gpu_is_refused_before_its_folder_is_made(run, monkeypatch):
-    monkeypatch.setattr(device, "gpu_memory_bytes", lambda: 2**30)
-    monkeypatch.setattr("torchtitan_rl.comm.init_process_group", lambda config: None)
-    monkeypatch.setattr("torchtitan_rl.run.validation.prepare_start", lambda config: None)
+def test_a_run_that_does_not_fit_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.run.validation.gpu_memory_bytes", lambda: 2**30)
     code, said = run(train._train, ["--config", "debug_bf16"])
     assert code == 2
     assert "error: qwen3 4x256 on 1 GPUs of 1 GiB does not fit: engine awake" in said

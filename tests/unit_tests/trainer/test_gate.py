@@ -45,3 +45,8 @@ def test_gate_stops_with_the_likely_causes(diff):
 def test_gate_passes_within_the_bound_and_when_off():
     LogprobGate.Config(max_diff=0.1).build().check(0.1)
     assert LogprobGate.Config(max_diff=None).build().check(math.inf) is None
+
+
+def test_an_empty_micro_batch_differs_by_nothing():
+    batch = pack([], normalizers=COUNTS, multiple=8)
+    assert fill_logprob_diff(batch, batch.sampler_logprobs + 1) == 0

@@ -139,8 +139,8 @@ def test_mini_batches_hold_whole_groups_that_learn(parts, sizes):
     assert sorted(g.prompt.prompt_idx for part in split for g in part) == [0, 1, 2]
 
 
-def test_without_anything_to_learn_there_is_one_empty_mini_batch():
-    assert split_groups([group(0, episode(left_out="no reward"))], 4) == [[]]
+def test_without_anything_to_learn_there_is_no_mini_batch():
+    assert split_groups([group(0, episode(left_out="no reward"))], 4) == []
 
 
 def test_packed_tensors_are_on_the_device():

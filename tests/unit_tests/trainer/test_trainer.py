@@ -1,0 +1,128 @@
+"""`Trainer` on a tiny random Qwen3 in one process: what an update, a score and a checkpoint see."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.invariance import MAX_TOKENS, scored_step
+from tests.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.algorithm import KL, Algorithm
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.trainer.checkpoint import PolicyState
+from torchtitan_rl.trainer.trainer import Trainer
+from torchtitan_rl.types import Completion, Group, ScoredCompletion, flat
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield str(path)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def build(folder):
+    def trainer(algorithm: Algorithm.Config | None = None, **config) -> Trainer:
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
+        return Trainer.Config(parallelism=parallelism, **settings).build(
+            model_spec=tiny_spec(),
+            hf_assets_path=folder,
+            parallel_dims=ParallelDims.from_config(parallelism, 1),
+            algorithm=(algorithm or Algorithm.Config()).build(),
+            num_steps=10,
+            max_model_len=64,
+            max_completion_tokens=MAX_TOKENS,
+            temperature=1.0,
+            dump_folder="",
+        )
+
+    return trainer
+
+
+def credited(trainer: Trainer, **step):
+    groups = draft_episodes(scored_step(**step))
+    if trainer.reference is not None:
+        trainer.score_reference(groups)
+    trainer.algorithm.assign_credit(groups, max_completion_tokens=MAX_TOKENS)
+    return groups
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    """All of them in one vector, a copy."""
+    values = (p.full_tensor() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+    return torch.cat([value.detach().double().flatten() for value in values])
+
+
+def test_a_checkpoint_after_a_probe_holds_the_sharded_master_weights(build):
+    trainer = build(mixed_precision_param="bfloat16")
+    trainer.token_logprobs(np.arange(1, 9))
+    state = PolicyState(trainer.model).state_dict()
+    assert {name: t.dtype for name, t in state.items()} == dict.fromkeys(state, torch.float32)
+    assert all(isinstance(t, DTensor) for t in state.values())
+
+
+def test_a_completion_without_sampled_tokens_needs_no_reference(build):
+    trainer = build(Algorithm.Config(kl=KL.Config(coef=0.1)))
+    groups = scored_step(num_prompts=2)
+    prompt, samples = groups[0].prompt, list(groups[0].samples)
+    for place, (tokens, mask) in enumerate([([], []), ([5, 6], [False, False])]):
+        completion = Completion(
+            sample_idx=place, policy_version=0, token_ids=tokens, logprobs=[0.0] * len(tokens), loss_mask=mask, text="",
+            finish_reason="stop",
+        )  # fmt: skip
+        samples[place] = ScoredCompletion(completion=completion, reward=1.0)
+    episodes = draft_episodes([Group(prompt=prompt, samples=samples), groups[1]])
+    trainer.score_reference(episodes)
+    assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
+    trainer.algorithm.assign_credit(episodes, max_completion_tokens=MAX_TOKENS)
+    assert [e.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
+    assert trainer.update(episodes).optimizer_steps == 1
+
+
+def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
+    trainer = build(Algorithm.Config(zero_variance="drop"), num_minibatches=2)
+    trainer.update(credited(trainer))
+    before = weights(trainer)
+    groups = credited(trainer)
+    for episode in flat(groups):
+        episode.left_out = "no reward"
+    report = trainer.update(groups)
+    assert torch.equal(weights(trainer), before)
+    assert (report.optimizer_steps, report.trained_tokens, report.update_ratio) == (0, 0, 0.0)
+
+
+def test_an_episode_longer_than_the_budget_is_trained_on_alone(build):
+    small, large = build(max_tokens_per_microbatch=3), build()
+    reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+    assert reports[0].rank_tokens == reports[1].rank_tokens
+
+
+def test_more_mini_batches_than_groups_and_several_passes(build):
+    trainer = build(num_minibatches=9, num_epochs=2)
+    groups = credited(trainer)
+    learning = sum(any(e.in_loss for e in group.samples) for group in groups)
+    report = trainer.update(groups)
+    assert report.optimizer_steps == 2 * learning
+    assert report.trained_tokens == 2 * sum(report.rank_tokens)
+    assert all(e.logprob_diff_max is not None for e in flat(groups) if e.in_loss)
+
+
+def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
+    trainer = build()
+    trainer.restore_learning_rate()
+    for group in trainer.optimizer.optimizers[0].param_groups:
+        group["lr"] = 1e-2  # large against float32's rounding of the weights
+    before = weights(trainer)
+    report = trainer.update(credited(trainer))
+    after = weights(trainer)
+    assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
