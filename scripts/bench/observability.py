@@ -107,7 +107,6 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
         rank_tokens=[1], trained_tokens=1, packed_tokens=1, padding_tokens=0,
     )  # fmt: skip
     algorithm = SimpleNamespace(group_metrics=lambda groups: {})
-    seconds = {"generate": 1.0, "train": 1.0, "step": 2.0}
     per_token = np.random.default_rng(0).random((128, 16_384))  # [micro-batch, tokens]
     config = obs.Recorder.Config(sinks=options.sinks, wandb_mode="offline", keep_all_rows=options.keep_all_rows)
     run = obs.Recorder(config, run_folder=folder, run_name="bench", run_config={"a": 1}, total_steps=options.steps)
@@ -125,7 +124,7 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
     for step in range(1, options.steps + 1):
         state = SimpleNamespace(step=step, optimizer_steps=step, prompts_seen=1, tokens_seen=1)
         with part("record_step"):
-            record_step(groups, update, state=state, algorithm=algorithm, seconds=seconds)
+            record_step(groups, update, state=state, algorithm=algorithm)
         with part("6,400 scalars of micro-batches"):
             for i in range(6400):
                 obs.record_metric(f"scalar/{i % 50}", i)

@@ -171,7 +171,7 @@ class Selected:
 class Selection:
     """All of the config's selectors. Rows of different splits never compete."""
 
-    def __init__(self, select: Sequence[str], *, seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
+    def __init__(self, select: Sequence[str], seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
         """Raises: UserError for a selector that cannot be."""
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):

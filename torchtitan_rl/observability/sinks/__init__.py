@@ -10,8 +10,8 @@ from torchtitan_rl.run.errors import expect
 
 SINKS = {
     "console": f"{__name__}.console:ConsoleSink",
-    "jsonl": f"{__name__}.jsonl:JsonlSink",
-    "local": f"{__name__}.local:LocalSink",
+    "jsonl": f"{__name__}.files:JsonlSink",
+    "local": f"{__name__}.files:LocalSink",
     "tensorboard": f"{__name__}.tensorboard:TensorboardSink",
     "trackio": f"{__name__}.trackio:TrackioSink",
     "wandb": f"{__name__}.wandb:WandbSink",
