@@ -27,29 +27,19 @@ class Schema:
         """The rows with every cell of a column of several kinds as text, from the step on where the second appears."""
         is_new = table not in self._kinds
         kinds = self._kinds.setdefault(table, {})
-        for row in rows:
-            for column, cell in row.items():
-                self._note(table, kinds, column, kind_of(cell), step, announce=not is_new)
+        for column, cell in (pair for row in rows for pair in row.items()):
+            kind = kind_of(cell)
+            if column not in kinds and not is_new:
+                told = f"has a new column {column!r} from step {step} on; earlier rows have none there"
+                self._warn(f"{table} {column}", f"table {table!r} {told}")
+            known = kinds.setdefault(column, kind)
+            if known is None:
+                kinds[column] = kind
+            elif kind not in (None, known) and known != "mixed":
+                told = f"column {column!r} held {known}, and {kind} from step {step} on: now text"
+                self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
+                kinds[column] = "mixed"
         mixed = {column for column, kind in kinds.items() if kind == "mixed"}
         if not mixed:
             return rows
         return [{c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()} for row in rows]
-
-    def _note(
-        self, table: str, kinds: dict[str, str | None], column: str, kind: str | None, step: int, *, announce: bool
-    ) -> None:
-        if column not in kinds:
-            if announce:
-                self._warn(
-                    f"{table} {column}",
-                    f"table {table!r} has a new column {column!r} from step {step} on; earlier rows have none there",
-                )
-            kinds[column] = kind
-        elif kinds[column] is None:
-            kinds[column] = kind
-        elif kind is not None and kinds[column] not in (kind, "mixed"):
-            self._warn(
-                f"{table} {column} mixed",
-                f"table {table!r}: column {column!r} held {kinds[column]}, and {kind} from step {step} on: now text",
-            )
-            kinds[column] = "mixed"
