@@ -17,7 +17,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
-from torchtitan_rl.observability.schema import Schema
+from torchtitan_rl.observability.rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Slim
@@ -147,7 +147,7 @@ class Recorder(Configurable):
         collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
         started -= seconds
         if any(guard.mode == "per_rank_reduce" for guard in self._guards.values()):
-            self._guarded("reducing", lambda: self._write(step, collection, "per_rank_reduce", started), {})
+            self._guarded("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
         waiting = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
@@ -155,7 +155,7 @@ class Recorder(Configurable):
         started += time.perf_counter() - waiting
         values: dict[str, float] = {}
         if self._enabled and gathered is not None and self._rank == 0:
-            values = self._guarded("merging", lambda: self._merge_and_write(step, gathered, started), {})
+            values = self._guarded("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
         self._next_step = step + 1
         return values
 
@@ -205,14 +205,14 @@ class Recorder(Configurable):
                     lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
                 )
 
-    def _merge_and_write(self, step: int, gathered: list[Collection], started: float) -> dict[str, float]:
-        merged = gathered[0]
-        for collection in gathered[1:]:
-            merged.merge(collection, self._collector.warn)
-        return self._write(step, merged, "global_reduce", started)
+    def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
+        """Merges ranks, hands the step to the sinks of a mode, and returns its values.
 
-    def _write(self, step: int, collection: Collection, mode: Mode, started: float) -> dict[str, float]:
-        """Hands a step to the sinks of a mode; its values. `started`: as if all since then had gone into its metrics."""
+        `started`: as if all time since then had gone into this step's metrics.
+        """
+        collection, *others = collections
+        for other in others:
+            collection.merge(other, self._collector.warn)
         guards = self._guards.values()
         selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
         values = collection.values()

@@ -1,8 +1,8 @@
-"""Rows of sample tables: plain cells, and the one place where groups of episodes are flattened into rows."""
+"""Rows of sample tables: plain cells, columns over a whole run, and where groups of episodes are flattened into rows."""
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +59,46 @@ def score_of(row: Row) -> float | None:
     """What the row is ranked by: its "score", else its reward. None for NaN, None, text and nothing."""
     score = row["score"] if "score" in row else row.get("reward")
     return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
+
+
+def kind_of(cell: object) -> str | None:
+    """What a cell is for the purposes of a column: "truth", "number", "text", "nested", or None for no value."""
+    if cell is None:
+        return None
+    if isinstance(cell, bool):
+        return "truth"
+    if isinstance(cell, (int, float)):
+        return "number"
+    return "text" if isinstance(cell, str) else "nested"
+
+
+class Schema:
+    """The columns and kinds of every table over a whole run; `warn(topic, message)` hears of changes once each."""
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self._warn = warn
+        self._kinds: dict[str, dict[str, str | None]] = {}
+
+    def fit(self, table: str, rows: list[Row], step: int) -> list[Row]:
+        """The rows with every cell of a column of several kinds as text, from the step on where the second appears."""
+        is_new = table not in self._kinds
+        kinds = self._kinds.setdefault(table, {})
+        for column, cell in (pair for row in rows for pair in row.items()):
+            kind = kind_of(cell)
+            if column not in kinds and not is_new:
+                told = f"has a new column {column!r} from step {step} on; earlier rows have none there"
+                self._warn(f"{table} {column}", f"table {table!r} {told}")
+            known = kinds.setdefault(column, kind)
+            if known is None:
+                kinds[column] = kind
+            elif kind not in (None, known) and known != "mixed":
+                told = f"column {column!r} held {known}, and {kind} from step {step} on: now text"
+                self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
+                kinds[column] = "mixed"
+        mixed = {column for column, kind in kinds.items() if kind == "mixed"}
+        if not mixed:
+            return rows
+        return [{c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()} for row in rows]
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:

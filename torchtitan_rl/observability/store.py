@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.observability.line_file import read_lines
-from torchtitan_rl.observability.rows import Row
-from torchtitan_rl.observability.schema import kind_of
+from torchtitan_rl.observability.rows import Row, kind_of
 from torchtitan_rl.observability.text import flat_cell
 
 if TYPE_CHECKING:
