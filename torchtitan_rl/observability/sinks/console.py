@@ -60,7 +60,6 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
-        self._previous_s: float | None = None
 
     def write(self, record: StepRecord) -> None:
         self._console.print(self._step_line(record), soft_wrap=True)
@@ -104,17 +103,12 @@ class ConsoleSink(Sink):
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
         """The step's seconds, and the time that the remaining steps take at this session's mean pace."""
-        seconds = record.values.get("time/step")
-        if seconds is None and self._previous_s is not None:
-            seconds = record.time_s - self._previous_s
-        self._previous_s = record.time_s
-        if self._first is None:
-            self._first = (record.step, record.time_s)
-        steps_done, elapsed = record.step - self._first[0], record.time_s - self._first[1]
-        pace = elapsed / steps_done if steps_done > 0 else seconds
-        shown = "-" if seconds is None else f"{seconds:.1f} s"
+        pace = seconds = record.values.get("time/step")
+        first_step, first_s = self._first = self._first or (record.step, record.time_s)
+        if record.step > first_step:
+            pace = (record.time_s - first_s) / (record.step - first_step)
         remaining = max(0, self.context.total_steps - record.step)
-        return shown, "-" if pace is None else duration(pace * remaining)
+        return "-" if seconds is None else f"{seconds:.1f} s", "-" if pace is None else duration(pace * remaining)
 
     def _evaluation_line(self, record: StepRecord) -> Text:
         line = Text("  evaluation", style="cyan")
