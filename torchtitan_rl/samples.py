@@ -19,19 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.observability import read_rows
-from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, rows_table, safe, sample_panel
+from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
 from torchtitan_rl.observability.rows import Row, score_of
 from torchtitan_rl.observability.text import compact_number
-
-PLAIN_WIDTH = 120
-"""Columns of the output where it is no terminal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what `arguments` ask for. Returns the exit code: 0; 1: no row matches; 2: a folder without samples."""
     options = _parser().parse_args(arguments)
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    console = plain_console()
     try:
         rows = _matching(options.run, options)
         others = _matching(options.diff, options) if options.diff else []

@@ -5,40 +5,42 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchtitan_rl.observability.sinks.base import Sink, StepRecord
+from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 
 logger = logging.getLogger(__name__)
 
-_STOP = object()
+
+class Task(NamedTuple):
+    """Something to do with the sink, and how many table rows are lost when it is not done."""
+
+    run: Callable[[Sink], int | None] | None
+    """Returns how many rows it left out; None: close the sink."""
+    rows: int = 0
 
 
 class Guard:
     """Builds a sink and writes to it on a background thread.
 
-    The training thread only puts records on a bounded queue: a full queue drops the record and counts its rows. Any
-    exception, in the sink's construction or in a write, disables that sink after one error in the log.
+    The training thread only puts tasks on a bounded queue: with `most` of them waiting, the next is dropped and its rows
+    are counted. Any exception, in the sink's construction or in a write, disables that sink after one error in the log.
     """
 
-    def __init__(self, name: str, build: Callable[[], Sink], queue_size: int) -> None:
-        self.name = name
+    def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
+        self.name, self.mode = name, mode
         self.dropped_rows = 0
-        """Table rows that never reached the sink, because it was too slow or had been disabled."""
-        self.dropped_records = 0
-        """Step records that never reached the sink."""
-        self.errors = 0
-        self._build = build
-        self._queue: queue.Queue[Any] = queue.Queue(queue_size)
+        """Table rows that never reached the sink, because it was too slow, full, or had been disabled."""
+        self.dropped_writes = 0
+        """Steps, or streamed values, that never reached the sink."""
+        self.disabled = False
+        """True once an error has ended the sink."""
+        self._build, self._most = build, most
+        self._queue: queue.Queue[Task] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
-
-    @property
-    def disabled(self) -> bool:
-        """True once an error has ended the sink."""
-        return self.errors > 0
 
     def submit(self, record: StepRecord) -> None:
         """Hands one step to the sink. Returns at once; never raises.
@@ -48,17 +50,16 @@ class Guard:
         """
         if not self._positioned:
             self.rewind(record.step)
-        if self.disabled or not self._put(record.write_to):
-            self._drop(record)
+        self._put(Task(lambda sink: sink.write(record), record.num_rows))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Hands one unreduced value to the sink. Returns at once; never raises."""
-        if not self.disabled and not self._put(lambda sink: sink.stream(key, value, step)):
-            self.dropped_records += 1
+        self._put(Task(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
     def rewind(self, step: int) -> None:
         """Has the sink forget what it wrote of `step` and later: training resumes there."""
-        self._positioned = self._put(lambda sink: sink.rewind(step))
+        self._positioned = True
+        self._queue.put(Task(lambda sink: sink.rewind(step)))
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until everything handed over is written. False: it is not, after `timeout_s` seconds."""
@@ -69,62 +70,51 @@ class Guard:
             time.sleep(0.002)
         return not self.disabled
 
-    def close(self, timeout_s: float) -> None:
-        """Writes what waits and closes the sink, in `timeout_s` seconds at most: a stuck sink is left behind."""
-        deadline = time.monotonic() + timeout_s
-        while not self.disabled and not self._put(_STOP) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+    def finish(self) -> None:
+        """Has the sink close once it has written what waits. Returns at once."""
+        self._queue.put(Task(None))
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end after `finish`; a sink that is stuck for `timeout_s` seconds is left behind."""
+        self._thread.join(timeout_s)
         if self._thread.is_alive() and not self.disabled:
-            logger.error(
-                f"sink {self.name}: still busy after {timeout_s:.0f} s; left behind with "
-                f"{self._queue.unfinished_tasks} writes waiting"
-            )
+            waiting = self._queue.unfinished_tasks - 1
+            logger.error(f"sink {self.name}: still busy at the end; left behind with {waiting} writes waiting")
 
-    def _put(self, task: Any) -> bool:
-        try:
-            self._queue.put_nowait(task)
-        except queue.Full:
-            return False
-        return True
-
-    def _drop(self, record: StepRecord) -> None:
-        with self._counting:
-            self.dropped_records += 1
-            self.dropped_rows += record.num_rows
-        if self.dropped_records == 1 and not self.disabled:
+    def _put(self, task: Task) -> None:
+        if not self.disabled and self._queue.qsize() < self._most:
+            self._queue.put(task)
+            return
+        self._drop(task.rows)
+        if self.dropped_writes == 1 and not self.disabled:
             logger.warning(
-                f"sink {self.name}: too slow, {self._queue.maxsize} writes are waiting; step {record.step} is not "
-                "written to it. Further drops are counted in obs/dropped_rows."
+                f"sink {self.name}: too slow, {self._most} writes are waiting; what comes now is not written to it. "
+                "The rows lost are counted in obs/dropped_rows."
             )
+
+    def _drop(self, rows: int) -> None:
+        with self._counting:
+            self.dropped_writes += 1
+            self.dropped_rows += rows
 
     def _run(self) -> None:
-        task: Any = None
+        task = Task(None)
         try:
             sink = self._build()
-            while (task := self._queue.get()) is not _STOP:
-                left_out = task(sink)
+            while (task := self._queue.get()).run is not None:
+                left_out = task.run(sink)
                 with self._counting:
                     self.dropped_rows += left_out or 0
                 self._queue.task_done()
             sink.close()
             self._queue.task_done()
         except BaseException as error:
-            self.errors += 1
+            self.disabled = True
             logger.error(
                 f"sink {self.name} is disabled for the rest of this run; training goes on without it. "
                 f"{type(error).__name__}: {error}",
                 exc_info=error,
             )
-            self._count_lost(task)
-
-    def _count_lost(self, task: Any) -> None:
-        """Counts the record that was being written, and those that wait."""
-        while True:
-            record = getattr(task, "__self__", None)
-            if isinstance(record, StepRecord):
-                self._drop(record)
-            try:
-                task = self._queue.get_nowait()
-            except queue.Empty:
-                return
+            self._drop(task.rows)
+            while not self._queue.empty():
+                self._drop(self._queue.get().rows)

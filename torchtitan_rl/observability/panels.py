@@ -3,6 +3,7 @@
 Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never read as markup.
 """
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,9 @@ PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
 RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
 """The budget of one sample: longer text shows its head and tail."""
 
+PLAIN_WIDTH = 120
+"""Columns of the output where it is no terminal."""
+
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out",
           "response_tokens", "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max",
@@ -25,40 +29,52 @@ _ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "poli
               "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", *_IN_TITLE, *_BELOW}  # fmt: skip
 
 
-def safe(text: object, console: Console, characters: int = 200, lines: int = 1) -> Text:
+def plain_console() -> Console:
+    """Standard output as it is: nothing in a text is markup, and colour only on a terminal."""
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def safe(text: object, console: Console, characters: int = 200, lines: int = 1, style: str = "") -> Text:
     """The text for this terminal: no escapes or control characters, head and tail of what is too long."""
     shown = head_and_tail(printable(str(text), console.encoding), characters)
     shown = head_and_tail_lines(shown, lines) if lines > 1 else shown.replace("\n", " ")
-    return Text(shown, overflow="fold")
+    return Text(shown, style, overflow="fold")
 
 
 def sample_panel(row: Row, console: Console) -> Panel:
     """One row: why it is shown and where it is from, prompt, response, and its numbers below."""
     parts: list[RenderableType] = []
     if "prompt" in row:
-        prompt = safe(row["prompt"], console, PROMPT_CHARACTERS, PROMPT_LINES)
-        prompt.stylize("dim")
-        parts.append(prompt)
+        parts.append(safe(row["prompt"], console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
     if "response" in row:
         parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
-    further = [column for column in row if column not in _ELSEWHERE]
-    numbers = Text()
-    for column in [*(column for column in _BELOW if column in row), *further]:
-        if row[column] is None and column not in ("answer", "reward"):
-            continue
-        numbers.append(f"{safe(column, console).plain.replace('_', ' ')} ", style="dim")
-        cell = compact_number(flat_cell(row[column])) if row[column] is not None else "none"
-        numbers.append_text(safe(cell, console))
-        numbers.append("  ")
-    parts.append(numbers)
-    reason = row.get("select_reason") or "sample"
-    title = safe(f"{reason} · {row['split']}" if row.get("split") else reason, console)
+    reason, reward = row.get("select_reason") or "sample", row.get("reward", row.get("score"))
+    title = f"{reason} · {row['split']}" if row.get("split") else reason
     if row.get("prompt_idx") is not None:
-        title.append_text(safe(f" · prompt {row['prompt_idx']} sample {row.get('sample_idx')}", console))
-    title.stylize("bold")
-    reward = row.get("reward", row.get("score"))
+        title += f" · prompt {row['prompt_idx']} sample {row.get('sample_idx')}"
     good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
-    return Panel(Group(*parts), title=title, title_align="left", border_style="green" if good else "yellow")
+    return Panel(
+        Group(*parts, _numbers(row, console)),
+        title=safe(title, console, style="bold"),
+        title_align="left",
+        border_style="green" if good else "yellow",
+    )
+
+
+def _numbers(row: Row, console: Console) -> Text:
+    """Names and cells of what is neither shown elsewhere nor says nothing: no value, a second reward, no staleness."""
+    numbers = Text()
+    for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
+        cell = row[column]
+        told = cell is not None or column in ("answer", "reward")
+        if column == "score" and cell == row.get("reward") or column == "staleness" and cell == 0 or not told:
+            continue
+        numbers.append_text(safe(column.replace("_", " "), console, style="dim")).append(" ")
+        numbers.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console)).append("  ")
+    return numbers
 
 
 def metrics_grid(values: dict[str, float], console: Console, columns: int = 3) -> Table:
@@ -67,10 +83,8 @@ def metrics_grid(values: dict[str, float], console: Console, columns: int = 3) -
     names = list(values)
     height = -(-len(names) // columns)
     for line in range(height):
-        cells: list[Text] = []
-        for name in names[line::height]:
-            cells += [safe(name, console), Text(compact_number(values[name]), justify="right")]
-        grid.add_row(*cells)
+        pairs = ((safe(n, console), Text(compact_number(values[n]), justify="right")) for n in names[line::height])
+        grid.add_row(*(cell for pair in pairs for cell in pair))
     return grid
 
 

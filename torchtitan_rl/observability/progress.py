@@ -1,11 +1,10 @@
 """What a person at the terminal sees of the phases that are not steps, and the seconds that phases take."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torchtitan_rl.observability.collector import active
 
@@ -18,9 +17,10 @@ _running: list[str] = []
 
 
 def progress(message: str) -> None:
-    """Prints one line, from global rank 0 alone (by torchrun's RANK)."""
+    """Prints one line, from global rank 0 alone (by torchrun's RANK). Never raises."""
     if os.environ.get("RANK", "0") == "0":
-        print(message, file=sys.stdout, flush=True)
+        with suppress(OSError, ValueError):  # a full disk, a pipe nobody reads, a closed or an ASCII stream
+            print(message, flush=True)
 
 
 @contextmanager

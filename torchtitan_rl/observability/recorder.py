@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
-from torchtitan_rl.observability.schema import Schema
+from torchtitan_rl.observability.rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Slim
@@ -28,15 +29,17 @@ CLOSE_SECONDS = 30.0
 """How long `close` waits for a sink's last writes."""
 CHECKPOINT_SECONDS = 5.0
 """How long `state_dict` waits for the files to hold every step so far."""
+VALUES_A_STEP = 256
+"""A sink that streams is handed values, not steps: so many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction",
     "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3", "ratio/clip_fraction",
-    "sampler/logprob_diff/*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
-    "optimizer/grad_norm", "optimizer/learning_rate", "time/[a-z]*[a-z]", "perf/*", "evaluation/*", "obs/overhead_ms",
+    "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
+    "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*", "evaluation/*", "obs/overhead_ms",
 )  # fmt: skip
-"""About 30 numbers of a usual run."""
+"""Some 35 numbers of a usual step, 40 where it evaluates; with `slim` these always have a chart."""
 
 Gather = Callable[[object], list[object] | None]
 
@@ -118,25 +121,21 @@ class Recorder(Configurable):
         self.config = config
         self._rank = rank
         self._gather = gather
-        self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
         expect(config.queue_size >= 1, "metrics.queue_size", config.queue_size, "at least 1 step", "64 is usual.")
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
-        self._selection = Selection(
-            config.select, seed=config.seed, keep_all=config.keep_all_rows, num_traces=num_traces
-        )
-        self._slim = Slim(always=config.console_metrics)
+        self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
         self._collector = Collector(self._selection)
         self._schema = Schema(self._collector.warn)
+        self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
         self._guards: dict[str, Guard] = {}
-        self._merged_sinks: list[Guard] = []
-        self._rank_sinks: list[Guard] = []
-        collecting.activate(self._collector if self._enabled else None)
+        self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
         if self._enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
+        collecting.activate(self._collector if self._enabled else None)
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
@@ -147,8 +146,8 @@ class Recorder(Configurable):
         started = time.perf_counter()
         collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
         started -= seconds
-        if self._rank_sinks:
-            self._guarded("reducing", lambda: self._write(step, collection, self._rank_sinks, started), {})
+        if any(guard.mode == "per_rank_reduce" for guard in self._guards.values()):
+            self._guarded("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
         waiting = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
@@ -156,7 +155,7 @@ class Recorder(Configurable):
         started += time.perf_counter() - waiting
         values: dict[str, float] = {}
         if self._enabled and gathered is not None and self._rank == 0:
-            values = self._guarded("merging", lambda: self._merge_and_write(step, gathered, started), {})
+            values = self._guarded("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
         self._next_step = step + 1
         return values
 
@@ -177,7 +176,7 @@ class Recorder(Configurable):
             guard.rewind(self._next_step)
 
     def close(self) -> None:
-        """Writes what waits, in at most 30 s, and closes the sinks. May be called again; also called at exit."""
+        """Writes what waits, in at most 30 s for all sinks together, and closes them. May be called again; also called at exit."""
         if self._closed:
             return
         self._closed = True
@@ -186,7 +185,9 @@ class Recorder(Configurable):
             collecting.activate(None)
         deadline = time.monotonic() + CLOSE_SECONDS
         for guard in self._guards.values():
-            guard.close(max(0.1, deadline - time.monotonic()))
+            guard.finish()
+        for guard in self._guards.values():
+            guard.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
         """Builds this rank's sinks, each behind a guard."""
@@ -196,42 +197,42 @@ class Recorder(Configurable):
             context = SinkContext(
                 config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank, **run
             )
-            guard = self._guards[name] = Guard(name, functools.partial(sink, context), self.config.queue_size)
-            if mode == "global_reduce":
-                self._merged_sinks.append(guard)
-            elif mode == "per_rank_reduce":
-                self._rank_sinks.append(guard)
-            else:
+            streams = mode == "per_rank_no_reduce"
+            most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
+            guard = self._guards[name] = Guard(name, functools.partial(sink, context), most, mode)
+            if streams:
                 self._collector.listeners.append(
                     lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
                 )
 
-    def _merge_and_write(self, step: int, gathered: list[Collection], started: float) -> dict[str, float]:
-        merged = gathered[0]
-        for collection in gathered[1:]:
-            merged.merge(collection, self._collector.warn)
-        return self._write(step, merged, self._merged_sinks, started)
+    def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
+        """Merges ranks, hands the step to the sinks of a mode, and returns its values.
 
-    def _write(self, step: int, collection: Collection, guards: list[Guard], started: float) -> dict[str, float]:
-        """Hands a step to sinks; its values. `started`: as if all time since then had gone into this step's metrics."""
+        `started`: as if all time since then had gone into this step's metrics.
+        """
+        collection, *others = collections
+        for other in others:
+            collection.merge(other, self._collector.warn)
+        guards = self._guards.values()
         selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
         values = collection.values()
-        values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in self._guards.values()))
-        values["obs/sink_errors"] = float(sum(guard.errors for guard in self._guards.values()))
+        values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in guards))
+        values["obs/sink_errors"] = float(sum(guard.disabled for guard in guards))
         values["obs/rejected_values"] = float(self._collector.rejected)
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
         record = StepRecord(
             step=step,
             time_s=time.time(),
             values=values,
-            charts=self._slim(values) if self.config.slim and guards is self._merged_sinks else values,
-            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items()},
+            charts=self._slim[mode](values) if self.config.slim else values,
+            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
-            distributions={key: numbers for key, numbers in collection.distributions().items() if len(numbers)},
+            distributions=collection.distributions(),
         )
         for guard in guards:
-            guard.submit(record)
+            if guard.mode == mode:
+                guard.submit(record)
         return dict(values)
 
     def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:

@@ -1,16 +1,17 @@
 """How the values recorded under one key become one number, on one rank and over all of them.
 
-Each reduction is an accumulator with a small picklable state. Ranks merge *states*, never reduced values: the mean of
-two ranks' means of [1, 1, 1] and [0] would be 0.5, their merged states give 0.75.
+A reduction is a state that values and other ranks' states merge into. Ranks merge *states*, never reduced values: the
+mean of two ranks' means of [1, 1, 1] and [0] would be 0.5, their merged states give 0.75.
 """
 
 import math
 import operator
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 MAX_SAMPLE = 8192
@@ -36,168 +37,144 @@ class Reduce(StrEnum):
     """A dict or a list of dicts: rows of a sample table."""
 
 
-class Accumulator(Protocol):
-    """What a reduction is. Values are finite; others are counted before they get here."""
+class Formula(NamedTuple):
+    """A reduction to one number."""
 
-    def append(self, value: Any, weight: float) -> None: ...
-
-    def get_value(self) -> float | dict[str, float] | None:
-        """The reduced value, a dict of suffix to value for a distribution, or None when empty."""
-
-    def get_state(self) -> Any:
-        """A picklable state for `merge`; sharing nothing with this accumulator."""
-
-    def merge(self, state: Any) -> None:
-        """Takes in another rank's state, which comes after this one's own values."""
+    state: Callable[[float, float], Any]
+    """Of one value and its weight."""
+    merge: Callable[[Any, Any], Any]
+    """Of an earlier state and a later one. A higher rank's is the earlier."""
+    value: Callable[[Any], float | None]
 
 
-class Mean:
-    def __init__(self) -> None:
-        self.total = self.weight = 0.0
-
-    def append(self, value: float, weight: float) -> None:
-        self.merge((value * weight, weight))
-
-    def get_value(self) -> float | None:
-        return self.total / self.weight if self.weight else None
-
-    def get_state(self) -> tuple[float, float]:
-        return self.total, self.weight
-
-    def merge(self, state: tuple[float, float]) -> None:
-        self.total += state[0]
-        self.weight += state[1]
+def _chan(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Weight, mean and sum of squared deviations of both: [1e8, 1e8 + 1, 1e8 + 2] has a deviation of 0.816, not 0."""
+    weight, delta = a[0] + b[0], b[1] - a[1]
+    share = b[0] / weight if weight else 0.0
+    return weight, a[1] + delta * share, a[2] + b[2] + delta * delta * a[0] * share
 
 
-class Folded:
-    """One number that `choose` folds the values into, two at a time; None while empty."""
-
-    choose: ClassVar[Callable[[float, float], float]]
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def append(self, value: float, weight: float) -> None:
-        self.value = value if self.value is None else self.choose(self.value, value)
-
-    def get_value(self) -> float | None:
-        return self.value
-
-    get_state = get_value
-
-    def merge(self, state: float | None) -> None:
-        if state is not None:
-            self.append(state, 1.0)
+def _one(choose: Callable[[float, float], float]) -> Formula:
+    return Formula(lambda value, weight: value, choose, lambda state: state)
 
 
-class Sum(Folded):
-    choose = staticmethod(operator.add)
+FORMULAS = {
+    Reduce.MEAN: Formula(
+        state=lambda value, weight: (value * weight, weight),
+        merge=lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        value=lambda state: state[0] / state[1] if state[1] else None,
+    ),
+    Reduce.STD: Formula(
+        state=lambda value, weight: (weight, value, 0.0),
+        merge=_chan,
+        value=lambda state: math.sqrt(max(state[2], 0.0) / state[0]) if state[0] else None,
+    ),
+    Reduce.SUM: _one(operator.add),
+    Reduce.MAX: _one(max),
+    Reduce.MIN: _one(min),
+    Reduce.LAST: _one(lambda earlier, later: later),
+}
 
 
-class Max(Folded):
-    choose = staticmethod(max)
+class Series:
+    """One key of one step: its reduction, who recorded it first, and the state so far."""
+
+    def __init__(self, reduction: Reduce, site: str) -> None:
+        self.reduction = reduction
+        self.site = site
+        """file:line of the first call that recorded the key in this process."""
+        self.non_finite = 0
+        """Values that were NaN or infinite: shown as `key/non_finite`, kept out of the reduction."""
+        self._state: Any = None
+
+    def append(self, value: Any, weight: float = 1.0) -> None:
+        """Takes in one value: a float, or a 0-d tensor on any device."""
+        number, weight = float(value), float(weight)
+        if math.isfinite(number) and math.isfinite(weight):
+            formula = FORMULAS[self.reduction]
+            state = formula.state(number, weight)
+            self._state = state if self._state is None else formula.merge(self._state, state)
+        else:
+            self.non_finite += 1
+
+    def merge(self, other: "Series") -> None:
+        """Takes in a higher rank's series of the same reduction."""
+        self.non_finite += other.non_finite
+        if self._state is None:
+            self._state = other._state
+        elif other._state is not None:
+            self._state = FORMULAS[self.reduction].merge(other._state, self._state)
+
+    def values(self, key: str) -> dict[str, float]:
+        """The numbers to show: of a series without a finite value none."""
+        value = None if self._state is None else FORMULAS[self.reduction].value(self._state)
+        return ({} if value is None else {key: value}) | self._non_finite(key)
+
+    def _non_finite(self, key: str) -> dict[str, float]:
+        return {f"{key}/non_finite": float(self.non_finite)} if self.non_finite else {}
 
 
-class Min(Folded):
-    choose = staticmethod(min)
-
-
-class Last(Folded):
-    """The lowest rank's last value: `merge` only fills an empty one."""
-
-    choose = staticmethod(lambda old, new: new)
-
-    def merge(self, state: float | None) -> None:
-        if self.value is None:
-            self.value = state
-
-
-class Std:
-    """Welford's running variance, merged by Chan's formula: [1e8, 1e8 + 1, 1e8 + 2] gives 0.816, not 0."""
-
-    def __init__(self) -> None:
-        self.weight = self.mean = self.squares = 0.0
-
-    def append(self, value: float, weight: float) -> None:
-        self.merge((weight, value, 0.0))
-
-    def get_value(self) -> float | None:
-        return math.sqrt(max(self.squares, 0.0) / self.weight) if self.weight else None
-
-    def get_state(self) -> tuple[float, float, float]:
-        return self.weight, self.mean, self.squares
-
-    def merge(self, state: tuple[float, float, float]) -> None:
-        weight, mean, squares = state
-        total = self.weight + weight
-        if not total:
-            return
-        delta = mean - self.mean
-        self.squares += squares + delta * delta * self.weight * weight / total
-        self.mean += delta * weight / total
-        self.weight = total
-
-
-class Distribution:
+class Distribution(Series):
     """All values, or of more than MAX_SAMPLE a uniform sample: those of the smallest random priorities.
 
     The smallest of several ranks' smallest are the smallest of all: ranks' samples merge into one of the pooled values.
     The seed is fixed: the same values give the same sample.
     """
 
-    def __init__(self) -> None:
-        self.values = np.empty(0)  # [n] float64
-        self._priorities = np.empty(0)  # [n] float64
+    def __init__(self, reduction: Reduce, site: str) -> None:
+        super().__init__(reduction, site)
+        self._parts = [(np.empty(0), np.empty(0))]
+        """Values and their priorities, each float64 [n]. They are put together, and thinned, only now and then."""
+        self._size = 0
         self._bound = 1.0
         """Priorities from here on cannot be among the smallest."""
         self._random = np.random.default_rng(0)
-        self._new: list[tuple[np.ndarray, np.ndarray]] = []
-        self._num_new = 0
 
-    def append(self, value: float | np.ndarray, weight: float) -> None:
-        values = np.atleast_1d(value)  # [m]
+    def append(self, value: np.ndarray | Tensor, weight: float = 1.0) -> None:
+        """Takes in an array or a tensor [n]. A weight means nothing here."""
+        values = value.double().cpu().numpy() if isinstance(value, Tensor) else value  # [n]
+        finite = np.isfinite(values)
+        if not finite.all():
+            self.non_finite += len(values) - int(np.count_nonzero(finite))
+            values = values[finite]
         if self._bound < 1.0:  # draw how many fall below the bound, and which, in place of a priority for each
             count = self._random.binomial(len(values), self._bound)
             values = values[np.sort(self._random.choice(len(values), count, replace=False, shuffle=False))]
         self._add(values, self._bound * self._random.random(len(values)))
 
-    def get_value(self) -> dict[str, float] | None:
-        self._fold()
-        if not len(self.values):
-            return None
-        return dict(zip(QUANTILES, np.quantile(self.values, list(QUANTILES.values())).tolist(), strict=True))
+    def merge(self, other: "Distribution") -> None:
+        self.non_finite += other.non_finite
+        self._add(*other._sample())
 
-    def get_state(self) -> tuple[np.ndarray, np.ndarray]:
-        self._fold()
-        return self.values.copy(), self._priorities.copy()
+    def values(self, key: str) -> dict[str, float]:
+        numbers = self.numbers()
+        quantiles = np.quantile(numbers, list(QUANTILES.values())).tolist() if len(numbers) else []
+        return {f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)} | self._non_finite(key)
 
-    def merge(self, state: tuple[np.ndarray, np.ndarray]) -> None:
-        self._add(*state)
+    def numbers(self) -> np.ndarray:
+        """float64 [n] the finite values, or the sample of them."""
+        return self._sample()[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._sample()  # a rank sends no more than it has to
+        return self.__dict__
 
     def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
-        self._new.append((values, priorities))
-        self._num_new += len(values)
-        if self._num_new > MAX_SAMPLE:
-            self._fold()
+        self._parts.append((values, priorities))
+        self._size += len(values)
+        if self._size > 2 * MAX_SAMPLE:
+            self._sample()
 
-    def _fold(self) -> None:
-        if not self._new:
-            return
-        self.values = np.concatenate([self.values, *(values for values, _ in self._new)])
-        self._priorities = np.concatenate([self._priorities, *(priorities for _, priorities in self._new)])
-        self._new, self._num_new = [], 0
-        if len(self.values) > MAX_SAMPLE:
-            kept = np.argpartition(self._priorities, MAX_SAMPLE)[:MAX_SAMPLE]
-            self.values, self._priorities = self.values[kept], self._priorities[kept]
-            self._bound = float(self._priorities.max())
+    def _sample(self) -> tuple[np.ndarray, np.ndarray]:
+        values, priorities = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
+        if len(values) > MAX_SAMPLE:
+            kept = np.argpartition(priorities, MAX_SAMPLE)[:MAX_SAMPLE]
+            values, priorities = values[kept], priorities[kept]
+            self._bound = float(priorities.max())
+        self._parts, self._size = [(values, priorities)], len(values)
+        return values, priorities
 
 
-ACCUMULATORS: dict[Reduce, type[Accumulator]] = {
-    Reduce.MEAN: Mean,
-    Reduce.SUM: Sum,
-    Reduce.MAX: Max,
-    Reduce.MIN: Min,
-    Reduce.STD: Std,
-    Reduce.DISTRIBUTION: Distribution,
-    Reduce.LAST: Last,
-}
+def new_series(reduction: Reduce, site: str) -> Series:
+    """An empty series of any reduction but TABLE."""
+    return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction, site)

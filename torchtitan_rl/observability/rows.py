@@ -1,8 +1,8 @@
-"""Rows of sample tables: plain cells, and the one place where groups of episodes are flattened into rows."""
+"""Rows of sample tables: plain cells, columns over a whole run, and where groups of episodes are flattened into rows."""
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,29 +17,30 @@ Row = dict[str, Any]
 TRAINED_SPLIT = "train"
 """The split whose rows have an advantage; the others are only looked at."""
 
+MAX_DEPTH = 10
+"""Of nested cells; what lies deeper becomes text. A list that holds itself has no other end."""
+
 _PLAIN = frozenset((str, bool, float, type(None)))
 _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
 
 
-def plain(cell: Any) -> Any:
+def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
     """The cell as something every sink can hold: None, bool, int of 64 bits, float, str, or lists and dicts of them.
 
     Tensors and arrays become numbers or lists; anything else becomes its text. Never raises.
     """
     if type(cell) in _PLAIN:
         return cell
-    if isinstance(cell, int):
-        return int(cell) if -(2**63) <= cell < 2**63 else str(cell)
     try:
+        if isinstance(cell, int):
+            return int(cell) if -(2**63) <= cell < 2**63 else str(cell)
         if isinstance(cell, str):
             return str.__str__(cell)
-        if isinstance(cell, dict):
-            return {str(key): plain(value) for key, value in cell.items()}
-        if isinstance(cell, (list, tuple)):
-            return [plain(value) for value in cell]
-        if hasattr(cell, "tolist"):
-            return plain(cell.tolist())
-        return str(cell)
+        if isinstance(cell, dict) and depth:
+            return {str(key): plain(value, depth - 1) for key, value in cell.items()}
+        if isinstance(cell, (list, tuple)) and depth:
+            return [plain(value, depth - 1) for value in cell]
+        return plain(cell.tolist()) if hasattr(cell, "tolist") else str(cell)
     except Exception as error:
         return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
 
@@ -58,6 +59,46 @@ def score_of(row: Row) -> float | None:
     """What the row is ranked by: its "score", else its reward. None for NaN, None, text and nothing."""
     score = row["score"] if "score" in row else row.get("reward")
     return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
+
+
+def kind_of(cell: object) -> str | None:
+    """What a cell is for the purposes of a column: "truth", "number", "text", "nested", or None for no value."""
+    if cell is None:
+        return None
+    if isinstance(cell, bool):
+        return "truth"
+    if isinstance(cell, (int, float)):
+        return "number"
+    return "text" if isinstance(cell, str) else "nested"
+
+
+class Schema:
+    """The columns and kinds of every table over a whole run; `warn(topic, message)` hears of changes once each."""
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self._warn = warn
+        self._kinds: dict[str, dict[str, str | None]] = {}
+
+    def fit(self, table: str, rows: list[Row], step: int) -> list[Row]:
+        """The rows with every cell of a column of several kinds as text, from the step on where the second appears."""
+        is_new = table not in self._kinds
+        kinds = self._kinds.setdefault(table, {})
+        for column, cell in (pair for row in rows for pair in row.items()):
+            kind = kind_of(cell)
+            if column not in kinds and not is_new:
+                told = f"has a new column {column!r} from step {step} on; earlier rows have none there"
+                self._warn(f"{table} {column}", f"table {table!r} {told}")
+            known = kinds.setdefault(column, kind)
+            if known is None:
+                kinds[column] = kind
+            elif kind not in (None, known) and known != "mixed":
+                told = f"column {column!r} held {known}, and {kind} from step {step} on: now text"
+                self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
+                kinds[column] = "mixed"
+        mixed = {column for column, kind in kinds.items() if kind == "mixed"}
+        if not mixed:
+            return rows
+        return [{c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()} for row in rows]
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:

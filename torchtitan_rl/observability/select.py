@@ -7,7 +7,7 @@ chosen from the pooled rows. Rows equal in every column are one row.
 import difflib
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,18 +26,16 @@ class Candidate(NamedTuple):
     row: Row
     score: float | None
     """What it is ranked by; None: it is not."""
+    reward: float | None
+    """Of a row with a score: what its group's variance is of."""
+    group: int | None
+    """The prompt's index; None for rows that have none."""
     place: tuple[Any, ...]
     """prompt_idx and sample_idx; rows without them come later, by their content."""
     idle: bool
     """It moves nothing (advantage 0, or out of the loss): of rows with equal scores the others are shown first."""
     turn: bytes
     """Breaks ties: another order in every step and for every seed, and the same in every run and on every rank."""
-
-    @property
-    def group(self) -> int | None:
-        """The prompt's index; None for rows that have none."""
-        prompt_idx = self.row.get("prompt_idx")
-        return prompt_idx if isinstance(prompt_idx, int) else None
 
 
 Choose = Callable[[list[Candidate]], list[Candidate]]
@@ -46,6 +44,11 @@ Choose = Callable[[list[Candidate]], list[Candidate]]
 def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True) -> Choose:
     """The k candidates of smallest `key` among those that `takes` accepts: O(log k) a row."""
     return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.turn))
+
+
+def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
+    """A selector of k of the candidates that `takes` accepts."""
+    return lambda k: first(k, lambda c: 0, takes)
 
 
 def top(k: int) -> Choose:
@@ -83,13 +86,13 @@ def zero_variance(k: int) -> Choose:
 
     def choose(rows: list[Candidate]) -> list[Candidate]:
         ends = [_reward_ends(group) for group in _groups(rows)]
-        alike = [pair[0] for pair in ends if len(pair) == 2 and _reward(pair[0]) == _reward(pair[1])]
+        alike = [pair[0] for pair in ends if len(pair) == 2 and pair[0].reward == pair[1].reward]
         return heapq.nsmallest(k, alike, key=lambda c: c.turn)
 
     return choose
 
 
-def _groups(rows: Iterable[Candidate]) -> list[list[Candidate]]:
+def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
     groups: dict[int, list[Candidate]] = {}
     for c in rows:
         if c.group is not None:
@@ -97,14 +100,9 @@ def _groups(rows: Iterable[Candidate]) -> list[list[Candidate]]:
     return list(groups.values())
 
 
-def _reward(c: Candidate) -> float | None:
-    reward = c.row.get("reward", c.score)
-    return reward if isinstance(reward, (int, float)) and c.score is not None else None
-
-
 def _reward_ends(group: list[Candidate]) -> list[Candidate]:
     """The rows of lowest and highest reward: enough to know that all are equal, and on which rank is the first."""
-    members = sorted((c for c in group if _reward(c) is not None), key=lambda c: (_reward(c), c.turn))
+    members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.turn))
     return [members[0], members[-1]] if len(members) > 1 else members
 
 
@@ -113,13 +111,13 @@ SELECTORS: dict[str, Callable[..., Choose]] = {
     "bottom": bottom,
     "random": random,
     "longest": longest,
-    "truncated": lambda k: first(k, lambda c: 0, lambda c: c.row.get("finish_reason") == "length"),
-    "failed": lambda k: first(k, lambda c: 0, lambda c: c.row.get("answer", "absent") is None),
-    "unscored": lambda k: first(k, lambda c: 0, lambda c: c.score is None),
+    "truncated": any_of(lambda c: c.row.get("finish_reason") == "length"),
+    "failed": any_of(lambda c: c.row.get("answer", "absent") is None),
+    "unscored": any_of(lambda c: c.score is None),
     "zero_variance": zero_variance,
     "group_best": lambda k: each_group(top(k)),
     "group_worst": lambda k: each_group(bottom(k)),
-    "pinned": lambda text: first(PINNED_SHOWN, lambda c: 0, lambda c: text in str(c.row.get("prompt", ""))),
+    "pinned": lambda text: any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN),
 }
 """What `select` may name; each takes k, and `pinned` the text of a prompt."""
 
@@ -149,12 +147,8 @@ def parse_selector(text: str) -> Selector:
         fits = not argument or argument.isdecimal()
         expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "As in 'top:2'.")
     choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
-    candidates = _all_reward_ends if name == "zero_variance" else choose
+    candidates = each_group(_reward_ends) if name == "zero_variance" else choose
     return Selector(name.replace("_", " "), choose, candidates)
-
-
-def _all_reward_ends(rows: list[Candidate]) -> list[Candidate]:
-    return each_group(_reward_ends)(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +165,7 @@ class Selected:
 class Selection:
     """All of the config's selectors. Rows of different splits never compete."""
 
-    def __init__(self, select: Sequence[str], *, seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
+    def __init__(self, select: Sequence[str], seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
         """Raises: UserError for a selector that cannot be."""
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
@@ -213,11 +207,20 @@ class Selection:
         return [_distinct(members) for _, members in sorted(splits.items())]
 
     def _candidate(self, row: Row) -> Candidate:
-        prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
-        known = isinstance(prompt_idx, int) and isinstance(sample_idx, int)
-        place = (0, prompt_idx, sample_idx) if known else (1, _digest(_content(row)))
-        idle = "advantage" in row and not (row["advantage"] and row.get("in_loss", True))
-        return Candidate(row, score_of(row), place, idle, _digest(f"{self._seed}:{row.get('step')}:{place}"))
+        score, prompt_idx, sample_idx = score_of(row), row.get("prompt_idx"), row.get("sample_idx")
+        reward = row.get("reward", score)
+        group = prompt_idx if isinstance(prompt_idx, int) else None
+        known = group is not None and isinstance(sample_idx, int)
+        place = (0, group, sample_idx) if known else (1, _digest(_content(row)))
+        return Candidate(
+            row=row,
+            score=score,
+            reward=reward if isinstance(reward, (int, float)) and score is not None else None,
+            group=group,
+            place=place,
+            idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
+            turn=_digest(f"{self._seed}:{row.get('step')}:{place}"),
+        )
 
 
 def _distinct(candidates: list[Candidate]) -> list[Candidate]:

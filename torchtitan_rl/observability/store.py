@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.observability.line_file import read_lines
-from torchtitan_rl.observability.rows import Row
-from torchtitan_rl.observability.schema import kind_of
+from torchtitan_rl.observability.rows import Row, kind_of
 from torchtitan_rl.observability.text import flat_cell
 
 if TYPE_CHECKING:
@@ -45,11 +44,10 @@ def _column(cells: list[Any]) -> "pyarrow.Array":
     import pyarrow
 
     cells = [flat_cell(cell) for cell in cells]
-    kinds = {kind for cell in cells if (kind := kind_of(cell)) is not None}
-    if not kinds:
-        return pyarrow.nulls(len(cells))
+    kinds = {kind_of(cell) for cell in cells} - {None}
+    common = None
     if len(kinds) > 1:
-        return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
-    if kinds == {"number"} and any(isinstance(cell, float) for cell in cells):
-        return pyarrow.array([None if cell is None else float(cell) for cell in cells], pyarrow.float64())
-    return pyarrow.array(cells)
+        common = str
+    elif any(isinstance(cell, float) for cell in cells):
+        common = float
+    return pyarrow.array([cell if cell is None or common is None else common(cell) for cell in cells])

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit_tests.observability.observability_parts import group, rows_of, sample
 from torchtitan_rl.observability import Reduce, record_metric
-from torchtitan_rl.observability.guard import Guard
+from torchtitan_rl.observability.guard import Guard, Task
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord
 
 STEPS = 12
@@ -131,7 +131,7 @@ def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, c
         rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
         record_metric("t", rows, Reduce.TABLE)
         values = run.flush(step)
-    dropped = run._guards["blocked"].dropped_records
+    dropped = run._guards["blocked"].dropped_writes
     assert dropped >= 5
     assert values["obs/dropped_rows"] >= 2 * (dropped - 1)
     assert caplog.text.count("sink blocked: too slow") == 1
@@ -143,9 +143,31 @@ def test_a_stuck_sink_is_left_behind_at_the_end_with_a_message(faulty, caplog, r
     guard = Guard("blocked", lambda: context_sink, 4)
     guard.submit(StepRecord(step=1, time_s=0.0))
     started = time.monotonic()
-    guard.close(0.3)
+    guard.finish()
+    guard.join(0.3)
     assert time.monotonic() - started < 2
     assert "still busy" in caplog.text
+
+
+def test_a_stuck_sink_takes_no_other_s_time_to_close(faulty, recorder, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.observability.recorder.CLOSE_SECONDS", 0.5)
+    monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
+    run = recorder(sinks=["blocked", "slow"], queue_size=1)
+    for step in range(1, 5):
+        run.flush(step)
+    run.close()
+    assert SlowlyClosedSink.closed, "it had the whole half second, not what the stuck one left of it"
+
+
+class SlowlyClosedSink(Sink):
+    closed = False
+
+    def write(self, record):
+        pass
+
+    def close(self):
+        time.sleep(0.3)
+        type(self).closed = True
 
 
 def test_flush_returns_at_once_while_a_sink_is_blocked(recorder, faulty):
@@ -183,7 +205,7 @@ def test_state_dict_does_not_wait_for_ever_for_a_blocked_file(recorder, monkeypa
     run = recorder()
     monkeypatch.setattr("torchtitan_rl.observability.recorder.CHECKPOINT_SECONDS", 0.2)
     release = threading.Event()
-    run._guards["jsonl"]._put(lambda sink: release.wait(30) and None)
+    run._guards["jsonl"]._put(Task(lambda sink: release.wait(30) and None))
     run.flush(1)
     started = time.monotonic()
     assert run.state_dict()["next_step"] == 2

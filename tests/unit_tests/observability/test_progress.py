@@ -1,5 +1,6 @@
 """Phases outside steps are visible, and timed ones recorded."""
 
+import io
 import threading
 import time
 
@@ -47,6 +48,20 @@ def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
     with pytest.raises(RuntimeError, match="no engine"), phase("start"):
         raise RuntimeError("no engine")
     assert "start: failed after 0.0 s" in capsys.readouterr().out
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_a_closed_or_an_ascii_stdout_stops_no_phase(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for stream in (FullDisk(), closed, io.TextIOWrapper(io.BytesIO(), encoding="ascii")):
+        monkeypatch.setattr("sys.stdout", stream)
+        with phase("train ±"):
+            pass
 
 
 def test_only_rank_0_prints(capsys, monkeypatch):

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.unit_tests.observability.observability_parts import FORK, group, rows_of, sample
-from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric
+from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric, timed
+from torchtitan_rl.observability.guard import Task
 from torchtitan_rl.observability.sinks import SINKS, Sink
 from torchtitan_rl.run.errors import UserError
 
@@ -76,6 +78,19 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
     found = lines(tmp_path / "metrics.rank1.jsonl")
     assert [line["step"] for line in found] == [0] * 5 + [1, 1]
     assert found[-1]["value"] == [{"score": 1}]
+
+
+def test_a_burst_of_streamed_values_as_in_one_step_loses_none_and_holds_its_times(recorder, tmp_path):
+    run = recorder(sinks=["jsonl:per_rank_no_reduce"])
+    with timed("generate"):
+        run._guards["jsonl"]._put(Task(lambda sink: time.sleep(0.2)))
+        for value in range(1000):
+            record_metric("x", value)
+    run.flush(3)
+    run.close()
+    found = lines(tmp_path / "metrics.rank0.jsonl")
+    assert [line["value"] for line in found if line["key"] == "x"] == list(range(1000))
+    assert found[-1]["key"] == "time/generate"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Reductions: what each computes, and that ranks merge states."""
 
 import math
+import pickle
 import statistics
 
 import numpy as np
@@ -8,23 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observability.reduce import ACCUMULATORS, MAX_SAMPLE, Reduce
+from torchtitan_rl.observability.reduce import FORMULAS, MAX_SAMPLE, Reduce, new_series
 
-SCALARS = list(ACCUMULATORS)
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
+def series(reduction, pairs=()):
+    """A series that was given these (value, weight) pairs."""
+    one = new_series(reduction, "here:1")
+    for value, weight in pairs:
+        one.append(np.array([value]) if reduction is Reduce.DISTRIBUTION else value, weight)
+    return one
+
+
 def reduced(reduction, *ranks):
-    """The value that ranks with these (value, weight) pairs merge to."""
-    accumulators = []
-    for pairs in ranks:
-        accumulator = ACCUMULATORS[reduction]()
-        for value, weight in pairs:
-            accumulator.append(value, weight)
-        accumulators.append(accumulator)
-    for other in accumulators[1:]:
-        accumulators[0].merge(other.get_state())
-    return accumulators[0].get_value()
+    """The value that ranks with these (value, weight) pairs merge to, as they reach rank 0; a distribution's median."""
+    first, *others = (pickle.loads(pickle.dumps(series(reduction, pairs))) for pairs in ranks)
+    for other in others:
+        first.merge(other)
+    return first.values("x").get("x/p50" if reduction is Reduce.DISTRIBUTION else "x")
 
 
 def once(values):
@@ -51,12 +54,10 @@ def test_last_of_several_ranks_is_the_lowest_rank_s_latest():
     assert reduced(Reduce.LAST, [], once([3, 4]), once([9])) == 4
 
 
-@pytest.mark.parametrize("reduction", SCALARS)
+@pytest.mark.parametrize("reduction", [*FORMULAS, Reduce.DISTRIBUTION])
 def test_empty_has_no_value(reduction):
-    accumulator = ACCUMULATORS[reduction]()
-    assert accumulator.get_value() is None
-    accumulator.append(1.0, 1.0)
-    assert accumulator.get_value() is not None
+    assert reduced(reduction, []) is None
+    assert reduced(reduction, once([1.0])) is not None
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,46 +73,43 @@ def test_merged_states_equal_the_pooled_values_for_every_reduction(ranks):
         (Reduce.DISTRIBUTION, lambda v: float(np.quantile(v, 0.5))),
     ):
         value = reduced(reduction, *map(once, ranks))
-        if not pooled:
+        if pooled:
+            assert value == pytest.approx(expected(pooled), rel=1e-9, abs=1e-5)
+        else:
             assert value is None
-            continue
-        if reduction is Reduce.DISTRIBUTION:
-            value = value["p50"]
-        assert value == pytest.approx(expected(pooled), rel=1e-9, abs=1e-5)
-
-
-def test_states_share_nothing_with_their_accumulator():
-    accumulator = ACCUMULATORS[Reduce.DISTRIBUTION]()
-    accumulator.append(1.0, 1.0)
-    values, _ = accumulator.get_state()
-    accumulator.append(2.0, 1.0)
-    assert list(values) == [1.0]
 
 
 def distribution(*arrays):
-    accumulator = ACCUMULATORS[Reduce.DISTRIBUTION]()
+    one = series(Reduce.DISTRIBUTION)
     for values in arrays:
-        accumulator.append(np.asarray(values, dtype=float), 1.0)
-    return accumulator
+        one.append(np.asarray(values, dtype=float))
+    return one
+
+
+def test_a_distribution_s_numbers_stay_what_they_were_when_more_comes():
+    one = distribution([1.0])
+    values = one.numbers()
+    one.append(np.array([2.0]))
+    assert list(values) == [1.0]
 
 
 def test_a_distribution_is_exact_up_to_its_cap_and_a_repeatable_sample_of_bounded_size_above_it():
     values = np.arange(MAX_SAMPLE, dtype=float)
-    assert sorted(distribution(*np.split(values, 8)).get_state()[0]) == values.tolist()
+    assert sorted(distribution(*np.split(values, 8)).numbers()) == values.tolist()
     many = np.split(np.arange(50.0 * MAX_SAMPLE), 100)
-    sample, again = distribution(*many).get_state()[0], distribution(*many).get_state()[0]
+    sample, again = distribution(*many).numbers(), distribution(*many).numbers()
     assert len(sample) == len(set(sample)) == MAX_SAMPLE
     assert np.array_equal(sample, again)
 
 
 def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
     small, large = distribution(np.zeros(MAX_SAMPLE * 2)), distribution(*np.ones((60, MAX_SAMPLE // 10)))
-    small.merge(large.get_state())
+    small.merge(large)
     share = 6 / (6 + 2)
-    assert small.get_state()[0].mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
-    values = distribution(*np.split(np.random.default_rng(1).normal(size=400_000), 50)).get_value()
-    assert values["p05"] == pytest.approx(-1.645, abs=0.1)
-    assert values["p50"] == pytest.approx(0.0, abs=0.05)
+    assert small.numbers().mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
+    values = distribution(*np.split(np.random.default_rng(1).normal(size=400_000), 50)).values("x")
+    assert values["x/p05"] == pytest.approx(-1.645, abs=0.1)
+    assert values["x/p50"] == pytest.approx(0.0, abs=0.05)
 
 
 def test_reduce_is_named_by_its_string_too():

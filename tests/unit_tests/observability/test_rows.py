@@ -1,5 +1,6 @@
 """Columns of an episode row, plain cells, and schemas over time."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,9 +8,8 @@ import pytest
 import torch
 
 from tests.unit_tests.observability.observability_parts import NASTY, group, rows_of, sample
-from torchtitan_rl.observability import Reduce, record_metric
-from torchtitan_rl.observability.rows import plain, plain_row
-from torchtitan_rl.observability.schema import Schema
+from torchtitan_rl.observability import Reduce, read_samples, record_metric
+from torchtitan_rl.observability.rows import Schema, plain, plain_row
 from torchtitan_rl.observability.select import Selection
 
 SPECIFIED = [
@@ -115,6 +115,17 @@ def test_a_cell_that_cannot_be_shown_says_so():
 
     assert plain(Hostile()) == "<Hostile that cannot be shown: RuntimeError>"
     assert plain_row({"a": Hostile()})["a"].startswith("<Hostile")
+
+
+def test_a_cell_that_holds_itself_comes_to_an_end_and_is_written(recorder, tmp_path):
+    loop = []
+    loop += [loop, loop]
+    run = recorder()
+    record_metric("t", [{"score": 1, "cell": loop}, {"score": 0, "cell": functools.reduce(lambda a, _: [a], range(5000))}],
+                  Reduce.TABLE)  # fmt: skip
+    run.flush(1)
+    run.close()
+    assert read_samples(tmp_path).num_rows == 2
 
 
 def test_a_new_column_is_warned_of_once_by_name_and_nothing_is_dropped():

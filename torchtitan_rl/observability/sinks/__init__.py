@@ -10,8 +10,8 @@ from torchtitan_rl.run.errors import expect
 
 SINKS = {
     "console": f"{__name__}.console:ConsoleSink",
-    "jsonl": f"{__name__}.jsonl:JsonlSink",
-    "local": f"{__name__}.local:LocalSink",
+    "jsonl": f"{__name__}.files:JsonlSink",
+    "local": f"{__name__}.files:LocalSink",
     "tensorboard": f"{__name__}.tensorboard:TensorboardSink",
     "trackio": f"{__name__}.trackio:TrackioSink",
     "wandb": f"{__name__}.wandb:WandbSink",
@@ -36,17 +36,10 @@ def chosen_sinks(names: Sequence[str]) -> dict[str, tuple[type[Sink], Mode]]:
         expect(name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode.")
         module, _, class_name = SINKS[name].partition(":")
         sink = getattr(importlib.import_module(module), class_name)
-        expect(
-            mode in sink.modes, "metrics.sinks", text, f"a mode of {name}: {', '.join(sink.modes)}",
-            "Leave the mode out for global_reduce.",
-        )  # fmt: skip
+        modes = f"a mode of {name}: {', '.join(sink.modes)}"
+        expect(mode in sink.modes, "metrics.sinks", text, modes, "Leave the mode out for global_reduce.")
         there = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
-        expect(
-            there,
-            "metrics.sinks",
-            text,
-            f"the library {sink.requires}",
-            f"Install it with: pip install {sink.requires}",
-        )
+        install = f"Install it with: pip install {sink.requires}"
+        expect(there, "metrics.sinks", text, f"the library {sink.requires}", install)
         chosen[name] = (sink, mode)
     return chosen

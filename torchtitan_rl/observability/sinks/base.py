@@ -29,7 +29,7 @@ class StepRecord:
     charts: dict[str, float] = field(default_factory=dict)
     """The values that are worth a chart: with `slim`, without constant and duplicate series."""
     tables: dict[str, list[Row]] = field(default_factory=dict)
-    """The selected rows of each table, each with its `select_reason`."""
+    """The selected rows of each table that has some, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
     """The rows for the local store: with `keep_all_rows` every row."""
     traces: list[Row] = field(default_factory=list)
@@ -41,10 +41,6 @@ class StepRecord:
     def num_rows(self) -> int:
         """Table rows in this record."""
         return sum(len(rows) for rows in self.tables.values())
-
-    def write_to(self, sink: "Sink") -> int | None:
-        """The guard's task for this record."""
-        return sink.write(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,12 @@
 
 import fnmatch
 import math
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 
-from torchtitan_rl.observability.panels import metrics_grid, sample_panel
+from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
 from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
@@ -47,10 +45,6 @@ STEP_LINE = (
     Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7),
 )
 EVALUATION_PREFIX = "evaluation/"
-
-
-PLAIN_WIDTH = 120
-"""Columns of the output where it is no terminal."""
 MAX_SAMPLES = 6
 """Samples of one table that are printed a step: the line budget is this times that of one sample."""
 
@@ -64,22 +58,21 @@ class ConsoleSink(Sink):
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
-        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        if not self._console.is_terminal:
-            self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+        self._console = plain_console()
         self._first: tuple[int, float] | None = None
-        self._previous_s: float | None = None
 
     def write(self, record: StepRecord) -> None:
         self._console.print(self._step_line(record), soft_wrap=True)
         if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
             self._console.print(self._evaluation_line(record), soft_wrap=True)
         every = self.context.config.console_every
-        due = every > 0 and record.step % every == 0
+        if every <= 0:
+            return
+        due = record.step % every == 0
         if due:
             self._console.print(metrics_grid(self._matched(record.values), self._console))
         for key, rows in record.tables.items():
-            if every > 0 and (due or key.startswith(EVALUATION_PREFIX)):
+            if due or key.startswith(EVALUATION_PREFIX):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
@@ -106,24 +99,16 @@ class ConsoleSink(Sink):
             line.append(f"  {column.label} ", style="dim")
             line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
         seconds, remaining = self._times(record)
-        line.append(f"  {seconds:>7}", style="")
-        line.append("  ETA ", style="dim")
-        line.append(f"{remaining:>7}")
-        return line
+        return line.append(f"  {seconds:>7}").append("  ETA ", style="dim").append(f"{remaining:>7}")
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
         """The step's seconds, and the time that the remaining steps take at this session's mean pace."""
-        seconds = record.values.get("time/step")
-        if seconds is None and self._previous_s is not None:
-            seconds = record.time_s - self._previous_s
-        self._previous_s = record.time_s
-        if self._first is None:
-            self._first = (record.step, record.time_s)
-        steps_done, elapsed = record.step - self._first[0], record.time_s - self._first[1]
-        pace = elapsed / steps_done if steps_done > 0 else seconds
-        shown = "-" if seconds is None else f"{seconds:.1f} s"
+        pace = seconds = record.values.get("time/step")
+        first_step, first_s = self._first = self._first or (record.step, record.time_s)
+        if record.step > first_step:
+            pace = (record.time_s - first_s) / (record.step - first_step)
         remaining = max(0, self.context.total_steps - record.step)
-        return shown, "-" if pace is None else duration(pace * remaining)
+        return "-" if seconds is None else f"{seconds:.1f} s", "-" if pace is None else duration(pace * remaining)
 
     def _evaluation_line(self, record: StepRecord) -> Text:
         line = Text("  evaluation", style="cyan")

@@ -17,7 +17,7 @@ READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "adva
 class TensorboardSink(Sink):
     """Scalars, histograms, sample tables as markdown, and the configuration as hyper-parameters once at the end.
 
-    After a resumption, what an earlier session wrote of later steps is purged when TensorBoard reads it.
+    Streaming, it holds the scalars. After a resumption, what an earlier session wrote of later steps is purged when TensorBoard reads it.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
@@ -39,9 +39,8 @@ class TensorboardSink(Sink):
         for key, values in record.distributions.items():
             writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
         for key, rows in record.tables.items():
-            if rows:
-                writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
-        self._last = {**self._last, **record.charts}
+            writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
+        self._last |= record.charts
         writer.flush()
 
     def stream(self, key: str, value: Any, step: int) -> None:
@@ -88,9 +87,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str | float | b
     flat: dict[str, str | float | bool] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        elif isinstance(value, (str, int, float)):
-            flat[f"{prefix}{name}"] = utf8(value) if isinstance(value, str) else value
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = utf8(str(value))
+            flat[f"{prefix}{name}"] = value if isinstance(value, (int, float)) else utf8(str(value))
     return flat

@@ -40,9 +40,8 @@ class TrackioSink(Sink):
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)
         for key, rows in record.tables.items():
-            if rows:
-                data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
-                logged[key] = self._trackio.Table(data=data)
+            data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
+            logged[key] = self._trackio.Table(data=data)
         if traces := self._within_budget(record):
             logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
         self._run.log(logged, step=record.step)

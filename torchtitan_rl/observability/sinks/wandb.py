@@ -44,8 +44,7 @@ class WandbSink(Sink):
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._wandb.Histogram(values)
         for key, rows in record.tables.items():
-            if rows:
-                logged[key] = self._extended(key, rows)
+            logged[key] = self._extended(key, rows)
         self._run.log(logged)
 
     def close(self) -> None:
@@ -59,12 +58,15 @@ class WandbSink(Sink):
         table = self._tables.get(key)
         columns = list(dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)]))
         if table is None or columns != table.columns:
-            table = self._tables[key] = self._table(history, columns, "INCREMENTAL")
+            self._tables[key] = self._table(history, columns, "INCREMENTAL")
         else:
-            for row in rows:
-                table.add_data(*(flat_cell(row.get(column)) for column in columns))
-        return table
+            for cells in _cells(rows, columns):
+                table.add_data(*cells)
+        return self._tables[key]
 
     def _table(self, rows: list[Row], columns: list[str], log_mode: str) -> Any:
-        data = [[flat_cell(row.get(column)) for column in columns] for row in rows]
-        return self._wandb.Table(columns=columns, data=data, allow_mixed_types=True, log_mode=log_mode)
+        return self._wandb.Table(columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode)
+
+
+def _cells(rows: list[Row], columns: list[str]) -> list[list[Any]]:
+    return [[flat_cell(row.get(column)) for column in columns] for row in rows]

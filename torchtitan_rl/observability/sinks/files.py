@@ -1,0 +1,70 @@
+"""The two files of a run folder that survive kill -9 and resume: `metrics.jsonl` and, always on, `samples.jsonl`."""
+
+import logging
+from typing import Any
+
+from torchtitan_rl.observability.line_file import LineFile
+from torchtitan_rl.observability.rows import plain
+from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.store import END_OF_BATCH, STORE_FILE
+
+logger = logging.getLogger(__name__)
+
+
+class _FileSink(Sink):
+    """Append-only; a step is there whole or not at all."""
+
+    def __init__(self, context: SinkContext, name: str, end: bytes) -> None:
+        super().__init__(context)
+        self._file = LineFile(context.run_folder / name, end)
+
+    def rewind(self, step: int) -> None:
+        self._file.rewind(step)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonlSink(_FileSink):
+    """`{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}` a line; per rank in `metrics.rank0.jsonl` and so on.
+
+    Every series is in it, whatever `slim` leaves out of the charts. Streaming, a line is
+    `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
+    """
+
+    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context, f"metrics{context.suffix}.jsonl", b"\n")
+
+    def write(self, record: StepRecord) -> None:
+        self._file.append(record.step, [{"time": record.time_s, **record.values}])
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        self._file.append(step, [{"key": key, "value": plain(value)}])
+
+
+class LocalSink(_FileSink):
+    """A row of a sample table a line, with its full text. Stops, and says so, at the byte budget.
+
+    Read it with `read_samples(run_folder)`.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context, STORE_FILE, END_OF_BATCH)
+        self._full = False
+
+    def write(self, record: StepRecord) -> int:
+        """Returns the number of rows that the byte budget kept out."""
+        run_id, budget = self.context.run_id, self.context.config.store_bytes
+        rows = [{"run_id": run_id, "table": key, **row} for key, table in record.kept.items() for row in table]
+        if rows and self._file.size < budget:
+            self._file.append(record.step, rows)
+            return 0
+        if rows and not self._full:
+            self._full = True
+            logger.warning(
+                f"{STORE_FILE} has reached its budget of {budget:,} bytes (metrics.store_bytes): the rows of step "
+                f"{record.step} and later are not kept; they are counted in obs/dropped_rows"
+            )
+        return len(rows)
