@@ -148,6 +148,7 @@ class Controller(Configurable):
             total_steps=config.num_steps,
             rank=rank,
             gather=comm.gather if world_size > 1 else None,
+            decode=self.tokenizer.decode,
         )
         self.state = RunState(algorithm=self.algorithm, recorder=self.recorder)
         self.checkpointer = build_checkpointer(

@@ -142,6 +142,9 @@ class Episode:
     """Whether the KL term applies. False in a group whose rewards are all equal: the reference alone must not move it."""
     reference_logprobs: FloatArray | None = None
     """float32 [L], the frozen reference's log-probability of each token; None when no reference is used."""
+    logprob_diff: FloatArray | None = None
+    """float32 [num_sampled], trainer - sampler log-probability of each sampled token, filled in by the update on the rank
+    that trained it."""
     logprob_diff_mean: float | None = None
     """Mean |trainer - sampler| log-probability over the sampled tokens, filled in by the update."""
     logprob_diff_max: float | None = None

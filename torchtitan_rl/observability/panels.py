@@ -26,7 +26,7 @@ _BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage"
           "response_tokens", "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max",
           "staleness")  # fmt: skip
 _ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "policy_version", "group_size", "episode_id",
-              "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", *_IN_TITLE, *_BELOW}  # fmt: skip
+              "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW}  # fmt: skip
 
 
 def plain_console() -> Console:

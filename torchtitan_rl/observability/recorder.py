@@ -21,6 +21,7 @@ from torchtitan_rl.observability.rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Slim
+from torchtitan_rl.observability.tokens import Decode
 from torchtitan_rl.run.errors import expect
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ class Recorder(Configurable):
         store_bytes: int = 2 * 1024**3
         """Size at which the local store stops, saying so."""
 
+        report: bool = True
+        """At the end of the run, write report.html into its folder: metrics and samples as one page (docs/report.md)."""
+
         console_every: int = 10
         """Steps between the console's panels of metrics and samples; 0: never."""
 
@@ -108,18 +112,22 @@ class Recorder(Configurable):
         total_steps: int,
         rank: int = 0,
         gather: Gather | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """Starts the sinks' threads and makes this the recorder that `record_metric` feeds.
 
         Args:
             gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
                 Called exactly once a flush, on every rank. None: there is one process.
+            decode: token ids as text, with special tokens. None: tokens of samples are not kept.
 
         Raises: UserError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on the ranks that
         have sinks, for a run folder that cannot be written.
         """
         self.config = config
         self._rank = rank
+        self._run_folder = run_folder
+        self._decode = decode
         self._gather = gather
         self._next_step = 0
         self._closed = False
@@ -188,6 +196,18 @@ class Recorder(Configurable):
             guard.finish()
         for guard in self._guards.values():
             guard.join(max(0.0, deadline - time.monotonic()))
+        if self._enabled and self.config.report and self._rank == 0 and self._next_step:
+            self._write_report()
+
+    def _write_report(self) -> None:
+        path = self._run_folder / "report.html"
+        try:
+            from torchtitan_rl.report import write_report  # not needed before the run's end
+
+            write_report([self._run_folder], path)
+            logger.info(f"report: {path}")
+        except Exception:
+            logger.warning("the report could not be written; python -m torchtitan_rl.report tries again", exc_info=True)
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
         """Builds this rank's sinks, each behind a guard."""
@@ -195,8 +215,9 @@ class Recorder(Configurable):
         run_id = _run_id(run_folder) if mine else ""
         for name, (sink, mode) in mine.items():
             context = SinkContext(
-                config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank, **run
-            )
+                config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank,
+                decode=self._decode, **run,
+            )  # fmt: skip
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
             guard = self._guards[name] = Guard(name, functools.partial(sink, context), most, mode)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtitan_rl.observability.text import utf8
+from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
 
 if TYPE_CHECKING:
     from torchtitan_rl.types import Episode, Group, Prompt
@@ -21,6 +22,7 @@ MAX_DEPTH = 10
 """Of nested cells; what lies deeper becomes text. A list that holds itself has no other end."""
 
 _PLAIN = frozenset((str, bool, float, type(None)))
+_CARRIED = _PLAIN | {TokenPayload}
 _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
 
 
@@ -47,7 +49,7 @@ def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
 
 def plain_row(row: Row) -> Row:
     """A copy of the row with plain cells."""
-    return {_column(column): cell if type(cell) in _PLAIN else plain(cell) for column, cell in row.items()}
+    return {_column(column): cell if type(cell) in _CARRIED else plain(cell) for column, cell in row.items()}
 
 
 def has_score(row: Row) -> bool:
@@ -169,4 +171,5 @@ def _row(
         row["messages"] = prompt.messages
     for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
         row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
+    row[TOKENS] = TokenPayload(episode, trained)
     return row

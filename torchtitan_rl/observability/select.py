@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchtitan_rl.observability.rows import Row, score_of
+from torchtitan_rl.observability.tokens import TOKENS
 from torchtitan_rl.run.errors import expect
 
 UNSCORED_SHOWN = 2
@@ -174,12 +175,12 @@ class Selection:
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """The rows of this rank that the selection over all ranks may need."""
-        if self._keep_all:
-            return rows
         found: dict[int, Row] = {}
         for members in self._splits(rows):
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
             found.update({id(c.row): c.row for c in [*chosen, *random(self._num_traces)(members)]})
+        if self._keep_all:
+            return [row if id(row) in found else _cells(row) for row in rows]
         return list(found.values())
 
     def select(self, rows: list[Row], step: int) -> Selected:
@@ -191,12 +192,13 @@ class Selection:
                 for c in selector.choose(members):
                     reasons[id(c)].append(selector.reason)
             members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
-            named = [(c, {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}) for c in members]
+            named = [(c, {**_cells(c.row), "step": step, "select_reason": ", ".join(reasons[id(c)])}) for c in members]
             shown = [row for c, row in named if reasons[id(c)]]
             sampled = {id(c) for c in random(self._num_traces)(members)}
             others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
             selected.shown.extend(shown)
-            selected.kept.extend([row for _, row in named] if self._keep_all else shown)
+            kept = [pair for pair in named if self._keep_all or reasons[id(pair[0])]]
+            selected.kept.extend(_with_tokens(c, row) if reasons[id(c)] else row for c, row in kept)
             selected.traces.extend([*shown, *others][: self._num_traces])
         return selected
 
@@ -221,6 +223,15 @@ class Selection:
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
             turn=_digest(f"{self._seed}:{row.get('step')}:{place}"),
         )
+
+
+def _cells(row: Row) -> Row:
+    """The row without its tokens, which the store alone keeps, and of rows that are shown."""
+    return {column: cell for column, cell in row.items() if column != TOKENS}
+
+
+def _with_tokens(c: Candidate, row: Row) -> Row:
+    return {**row, TOKENS: c.row[TOKENS]} if TOKENS in c.row else row
 
 
 def _distinct(candidates: list[Candidate]) -> list[Candidate]:

@@ -40,17 +40,19 @@ class LogprobGate(Configurable):
 
 
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> float:
-    """Set `logprob_diff_mean` and `_max` of the batch's episodes; the batch's largest difference (infinite if any is NaN).
+    """Set `logprob_diff`, its mean and max of the batch's episodes; the batch's largest difference (infinite if any is NaN).
 
     Args:
         logprobs: [T] log π of the policy that sampled.
     """
     counted = batch.loss_mask.cpu().numpy() > 0  # [T]
-    diff = (logprobs - batch.sampler_logprobs).abs().cpu().numpy()[counted]  # [loss tokens]
+    signed = (logprobs - batch.sampler_logprobs).cpu().numpy()[counted]  # [loss tokens]
     lengths = np.bincount(batch.sequence_ids.cpu().numpy()[counted], minlength=len(batch.members))  # [S]
     largest = 0.0
-    for member, values in zip(batch.members, np.split(diff, np.cumsum(lengths))[:-1], strict=True):
-        if len(values):
+    for member, diff in zip(batch.members, np.split(signed, np.cumsum(lengths))[:-1], strict=True):
+        if len(diff):
+            values = np.abs(diff)
+            member.episode.logprob_diff = diff
             member.episode.logprob_diff_mean = float(values.mean(dtype=np.float64))
             member.episode.logprob_diff_max = float(values.max())  # NaN counts as the largest
             largest = max(largest, math.inf if np.isnan(values).any() else member.episode.logprob_diff_max)

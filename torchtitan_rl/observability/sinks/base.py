@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.tokens import Decode
 
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
@@ -57,6 +58,8 @@ class SinkContext:
     run_config: dict[str, Any]
     total_steps: int
     rank: int
+    decode: Decode | None = None
+    """Token ids as text; None: tokens are not kept."""
 
     @property
     def suffix(self) -> str:

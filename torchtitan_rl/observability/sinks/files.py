@@ -4,9 +4,10 @@ import logging
 from typing import Any
 
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.rows import plain
+from torchtitan_rl.observability.rows import Row, plain
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.store import END_OF_BATCH, STORE_FILE
+from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,23 @@ class LocalSink(_FileSink):
         super().__init__(context, STORE_FILE, END_OF_BATCH)
         self._full = False
 
+    def _written(self, row: Row) -> Row:
+        """The row with its tokens as plain values, or without them."""
+        payload = row.get(TOKENS)
+        if not isinstance(payload, TokenPayload):
+            return row
+        tokens = payload.written(self.context.decode) if self.context.decode else None
+        rest = {column: cell for column, cell in row.items() if column != TOKENS}
+        return rest if tokens is None else {**rest, TOKENS: tokens}
+
     def write(self, record: StepRecord) -> int:
         """Returns the number of rows that the byte budget kept out."""
         run_id, budget = self.context.run_id, self.context.config.store_bytes
-        rows = [{"run_id": run_id, "table": key, **row} for key, table in record.kept.items() for row in table]
+        rows = [
+            {"run_id": run_id, "table": key, **self._written(row)}
+            for key, table in record.kept.items()
+            for row in table
+        ]
         if rows and self._file.size < budget:
             self._file.append(record.step, rows)
             return 0

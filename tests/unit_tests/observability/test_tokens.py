@@ -1,0 +1,55 @@
+"""Tokens of the rows that are shown: in the store, and nowhere else."""
+
+import numpy as np
+import pytest
+
+from tests.unit_tests.observability.observability_parts import group, rows_of, sample
+from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
+from torchtitan_rl.observability.tokens import TokenPayload
+
+
+def decode(ids):
+    """Token 9 is the first half of a character that 10 completes."""
+    return "".join({5: "4", 6: "+", 7: "\n"}.get(i, "") for i in ids) + (
+        "é" if 10 in ids else "\ufffd" if 9 in ids else ""
+    )
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The rows in the store of a run that recorded these groups."""
+
+    def make(*groups, decode=decode, **config):
+        recorder = Recorder(
+            Recorder.Config(sinks=["jsonl:per_rank_no_reduce"], report=False, select=["top:1"], **config),
+            run_folder=tmp_path, run_name="a", run_config={}, total_steps=1, decode=decode,
+        )  # fmt: skip
+        record_metric("rollout/samples", rows_of(*groups), Reduce.TABLE)
+        recorder.flush(1)
+        recorder.close()
+        return list(read_rows(tmp_path))
+
+    return make
+
+
+def test_the_store_has_text_log_probability_difference_and_advantage_of_every_token(stored):
+    best = sample(1, 2.0, loss_mask=[True, False, True], advantage=0.70004, logprob_diff=np.float32([1.234e-5, -2e-7]))
+    (row,) = stored(group(0, sample(0, 1.0), best))
+    assert row["tokens"] == {
+        "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7
+    }  # fmt: skip
+
+
+def test_of_all_rows_that_are_kept_those_shown_have_tokens(stored):
+    rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
+    assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]
+
+
+def test_without_a_way_to_text_there_are_no_tokens(stored):
+    assert "tokens" not in stored(group(0, sample()), decode=None)[0]
+
+
+def test_a_character_over_several_tokens_is_with_the_last():
+    payload = TokenPayload(sample(token_ids=(5, 9, 10, 9)), False)
+    assert payload.written(decode)["text"] == ["4", "", "é", "\ufffd"]
+    assert set(payload.written(decode)) == {"text", "logprob"}

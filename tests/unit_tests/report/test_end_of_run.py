@@ -1,0 +1,44 @@
+"""The recorder's last act: the report beside the files it is made of."""
+
+import pytest
+
+from torchtitan_rl.observability import Recorder, record_metric
+from torchtitan_rl.report import page
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Makes a run of two steps that has ended."""
+
+    def make(rank=0, **config):
+        recorder = Recorder(
+            Recorder.Config(sinks=["jsonl"], **config),
+            run_folder=tmp_path,
+            run_name="a",
+            run_config={},
+            total_steps=2,
+            rank=rank,
+        )
+        for step in (1, 2):
+            record_metric("reward/mean", float(step))
+            recorder.flush(step)
+        recorder.close()
+        return tmp_path / "report.html"
+
+    return make
+
+
+def test_a_run_ends_with_its_report(finished):
+    assert "reward rose from 1 to 2" in finished().read_text("utf-8")
+
+
+def test_other_ranks_and_runs_that_want_none_write_none(finished):
+    assert not finished(report=False).exists()
+    assert not finished(rank=1).exists()
+
+
+def test_a_report_that_fails_costs_a_line_in_the_log(finished, monkeypatch, caplog):
+    monkeypatch.setattr(page, "load_run", lambda *_: 1 / 0)
+    assert not finished().exists()
+    assert "the report could not be written" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,119 @@
+"""Loading a run: whatever is missing, torn or there twice costs a note, never the report."""
+
+import json
+
+import pytest
+
+from tests.unit_tests.report.runs import write_run
+from torchtitan_rl.report import load as loading
+from torchtitan_rl.report import load_run
+from torchtitan_rl.report.load import unique_names
+
+
+def test_metrics_come_as_series_with_gaps_where_a_step_has_no_value(tmp_path):
+    run = load_run(write_run(tmp_path / "a", steps=8))
+    assert run.steps == list(range(9))
+    assert run.points("evaluation/accuracy") == ([0, 4, 8], [0.25, 0.5, 0.75])
+    assert run.series["reward/mean"][0] is None
+    assert (run.total_steps, run.finished) == (8, True)
+
+
+def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path):
+    folder = write_run(tmp_path / "a", steps=3)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with open(folder / name, "a") as file:
+            file.write('[1, 2]\nnot json\n{"step": "three"}\n{"step": 4, "reward/me')
+    run = load_run(folder)
+    assert run.steps == [0, 1, 2, 3]
+    assert len(run.rows) == 3 * 16
+    assert [note for note in run.notes if "4 lines could not be read" in note] == run.notes
+
+
+def test_of_a_step_that_was_written_twice_the_later_one_is_shown(tmp_path):
+    folder = write_run(tmp_path / "a", steps=3)
+    first = (folder / "samples.jsonl").read_text().splitlines()[0]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 2, "reward/mean": 7.0}) + "\n")
+    with open(folder / "samples.jsonl", "a") as file:
+        file.write(json.dumps(json.loads(first) | {"reward": 7.0}) + "\n\n")
+    run = load_run(folder)
+    assert run.steps == [0, 1, 2, 3]
+    assert run.series["reward/mean"][2] == 7.0
+    assert len(run.rows) == 48
+    assert [row["reward"] for row in run.rows if row["episode_id"] == "train/1/0/0"] == [7.0]
+    assert "1 steps are there twice" in " ".join(run.notes)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])
+def test_a_missing_file_is_a_note(tmp_path, missing):
+    folder = write_run(tmp_path / "a", steps=2)
+    (folder / missing).unlink()
+    assert missing in " ".join(load_run(folder).notes)
+
+
+def test_rank_0_stands_in_where_each_rank_wrote_its_own(tmp_path):
+    folder = write_run(tmp_path / "a", steps=2)
+    (folder / "metrics.jsonl").rename(folder / "metrics.rank0.jsonl")
+    run = load_run(folder)
+    assert run.steps == [0, 1, 2]
+    assert "rank 0" in " ".join(run.notes)
+
+
+def test_a_stream_of_values_is_put_together_by_step(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "key": "loss", "value": 1.0}\n{"step": 1, "key": "loss", "value": 2.0}\n'
+    )
+    assert load_run(folder).series == {"loss": [2.0]}
+
+
+def test_nan_and_text_are_no_values(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "a": NaN, "b": "text", "c": Infinity, "d": 1.5, "e": true}\n')
+    assert load_run(folder).series == {"d": [1.5]}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
+        load_run(tmp_path)
+
+
+def test_warnings_that_differ_in_numbers_are_one(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    (folder / "logs" / "rank_0.log").write_text(
+        "2026-11-21 12:00:00,000 WARNING root: 3 tokens lost\n2026-11-21 12:00:01,000 INFO root: fine\n"
+        "2026-11-21 12:00:02,000 WARNING root: 14 tokens lost\n2026-11-21 12:00:03,000 ERROR root: sink died\n"
+    )
+    found = [(w.level, w.count, w.text) for w in load_run(folder).warnings]
+    assert found == [("WARNING", 2, "root: 3 tokens lost"), ("ERROR", 1, "root: sink died")]
+
+
+def test_of_a_large_store_selected_rows_and_whole_groups_are_read(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a", steps=20, prompts=8)
+    monkeypatch.setattr(loading, "READ_BYTES", (folder / "samples.jsonl").stat().st_size // 4)
+    run = load_run(folder)
+    assert run.num_stored_rows == 640
+    assert 80 < len(run.rows) < 320
+    selected = [row for row in run.rows if row["select_reason"]]
+    assert len(selected) == 20
+    counts = {}
+    for row in run.rows:
+        if row["prompt_idx"] != 1:  # whose selected row is always there
+            counts[row["step"], row["prompt_idx"]] = counts.get((row["step"], row["prompt_idx"]), 0) + 1
+    assert set(counts.values()) == {4}
+    assert "rows were read" in " ".join(run.notes)
+
+
+def test_names_are_as_long_as_they_have_to_be(tmp_path):
+    assert unique_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert unique_names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
+    assert len(set(unique_names([tmp_path, tmp_path]))) == 2
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    folder = write_run(tmp_path / "a", steps=2)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to("/dev/full")  # which never ends
+    run = load_run(folder)
+    assert run.steps == []
+    assert len(run.rows) == 32

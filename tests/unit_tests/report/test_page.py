@@ -1,0 +1,112 @@
+"""The file: whole, bounded, and with nothing in its data that a page could run."""
+
+import json
+import re
+
+import pytest
+
+from tests.unit_tests.report.runs import HOSTILE, write_run
+from torchtitan_rl.report import write_report
+from torchtitan_rl.report.__main__ import main
+from torchtitan_rl.report.page import embed, flat
+
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def data_of(page):
+    """What the scripts of the page read."""
+    return json.loads(DATA.search(page.read_text("utf-8"))[1])
+
+
+def column(data, name):
+    """A column of the page's rows, unpacked."""
+    packed = data["rows"]["columns"][name]
+    if "same" in packed:
+        return [packed["same"]] * data["rows"]["count"]
+    return packed["cells"] if "cells" in packed else [packed["words"][code] for code in packed["codes"]]
+
+
+def test_the_command_writes_one_file_into_the_run_s_folder(tmp_path, capsys):
+    folder = write_run(tmp_path / "a")
+    assert main([str(folder)]) == 0
+    assert "report.html: 0." in capsys.readouterr().out
+    assert sorted(path.name for path in folder.glob("*report*")) == ["report.html"]
+
+
+def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "expected the folder of a run" in capsys.readouterr().err
+
+
+def test_every_row_and_value_is_in_the_file(tmp_path):
+    folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
+    run = write_report([folder], output)[0]
+    data = data_of(output)
+    assert data["rows"]["count"] == len(run.rows) == 12 * 16
+    for name in ("step", "prompt", "response", "correct", "reward", "finish_reason", "extra/steps", "example/operands"):
+        assert column(data, name) == [row[name] for row in run.rows], name
+    assert data["runs"][0]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
+
+
+def test_a_page_reaches_for_nothing_outside(tmp_path):
+    write_report([write_run(tmp_path / "a")], tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text("utf-8")
+    assert "default-src 'none'" in page
+    assert re.findall(r"(?:src|href)=\S+", DATA.sub("", page).split("<script>")[0]) == ['href="data:,">']
+    assert "The MIT License" in page
+    assert "Leon Sorokin" in page
+
+
+def test_no_text_can_end_the_data(tmp_path):
+    write_report([write_run(tmp_path / "a", text=HOSTILE)], tmp_path / "r.html")
+    raw = (tmp_path / "r.html").read_bytes()
+    embedded = DATA.search(raw.decode("utf-8"))[1]
+    assert not set(embedded) & set("<>&\u2028\u2029")
+    assert HOSTILE in column(json.loads(embedded), "response")
+    assert raw.count(b"<script") == raw.count(b"</script>") == 2
+
+
+def test_embedded_values_read_back_as_they_were():
+    value = {"a<b>&": ["\u2028", "</script>", None, True, 1.5, "\x00", "\u05e9"]}
+    assert json.loads(embed(value)) == value
+
+
+def test_the_size_is_bounded_by_leaving_out_whole_groups_with_a_note(tmp_path):
+    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
+    write_report([folder], output, size_mb=0.9)
+    data = data_of(output)
+    assert output.stat().st_size < 1.2e6
+    assert "were left out to bound this file's size" in data["notes"][0]
+    groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
+    assert 0 < len(groups) < 40 * 40 * 4
+    assert {groups.count(group) for group in set(groups)} == {4}
+    assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay
+
+
+def test_a_text_of_100k_characters_shows_head_and_tail(tmp_path):
+    text = "a" * 50_000 + "middle" + "z" * 50_000
+    write_report([write_run(tmp_path / "a", steps=2, text=text)], tmp_path / "r.html")
+    shown = max(column(data_of(tmp_path / "r.html"), "response"), key=len)
+    assert len(shown) < 20_100
+    assert shown.startswith("aaa")
+    assert shown.endswith("zzz")
+    assert "80,006 characters" in shown
+
+
+def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    (a / "samples.jsonl").unlink()
+    (b / "metrics.jsonl").unlink()
+    write_report([a, b], tmp_path / "r.html")
+    assert [run["name"] for run in data_of(tmp_path / "r.html")["runs"]] == ["a", "b"]
+
+
+def test_watching_ends_when_the_run_is_done_and_the_last_page_stands_still(tmp_path, capsys):
+    folder = write_run(tmp_path / "a")
+    assert main([str(folder), "--watch", "--every", "0.01"]) == 0
+    assert "a step 12" in capsys.readouterr().out
+    assert data_of(folder / "report.html")["refresh"] is None
+
+
+def test_settings_are_one_level_deep():
+    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}

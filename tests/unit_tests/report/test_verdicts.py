@@ -1,0 +1,139 @@
+"""The lines of words: each says what its numbers say, and none is made up."""
+
+from pathlib import Path
+
+import pytest
+
+from torchtitan_rl.report import Run
+from torchtitan_rl.report.health import health
+from torchtitan_rl.report.load import Warned
+from torchtitan_rl.report.verdicts import verdicts, wilson
+
+
+def run_of(series=None, *, steps=20, rows=(), **config):
+    """A run with these series at steps 1 to `steps`."""
+    return Run(
+        name="a", folder=Path("a"), steps=list(range(1, steps + 1)), times=[2.0 * s for s in range(steps)],
+        series=series or {}, rows=list(rows), config={"num_steps": steps, **config},
+    )  # fmt: skip
+
+
+def line(run, word):
+    """The one verdict that holds the word."""
+    found = [v for v in verdicts(run) if word in v.text]
+    assert len(found) == 1, verdicts(run)
+    return found[0]
+
+
+RISING = [0.4 + 0.04 * s for s in range(20)]
+
+
+def test_a_reward_that_rises_is_good_and_one_that_falls_is_bad():
+    up, down = run_of({"reward/mean": RISING}), run_of({"reward/mean": RISING[::-1]})
+    assert line(up, "reward").level == "good"
+    assert "rose from 0.42 to 1.14 in 20 steps" in line(up, "reward").text
+    assert line(down, "reward").level == "bad"
+    assert "fell" in line(down, "reward").text
+    assert "best 1.16 at step 1" in line(down, "reward").text
+
+
+def test_a_change_that_chance_explains_is_none():
+    noise = [0.5 + (0.1 if s % 2 else -0.1) for s in range(20)]
+    assert "stayed" in line(run_of({"reward/mean": noise}), "reward").text
+
+
+def test_held_out_accuracy_has_the_interval_of_its_prompts():
+    accuracy = [0.617, *[None] * 18, 0.996]
+    found = line(run_of({"evaluation/accuracy": accuracy}, evaluation={"num_prompts": 256}), "held-out")
+    assert "61.7 → 99.6 % (95 % interval 97.8 to 99.9, 256 prompts)" in found.text
+    assert found.level == "good"
+
+
+def test_accuracy_that_was_higher_before_is_said():
+    accuracy = [0.5, 0.95, *[None] * 17, 0.7]
+    found = line(run_of({"evaluation/accuracy": accuracy}, evaluation={"num_prompts": 256}), "held-out")
+    assert found.level == "warn"
+    assert "it was 95.0 % at step 2" in found.text
+
+
+def test_wilson_is_the_textbook_interval():
+    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert wilson(1.0, 256)[1] == 1.0
+
+
+def test_entropy_that_collapses_is_a_warning_with_its_step():
+    found = line(run_of({"policy/entropy": [1.0] * 10 + [0.01] * 10}), "entropy")
+    assert found.level == "warn"
+    assert "less than a tenth by step 11: entropy 1 → 0.01" in found.text
+
+
+def test_groups_without_signal_and_lost_time_are_shares():
+    run = run_of(
+        {"groups/zero_variance_fraction": [0.31] * 20, "time/step": [2.0] * 20, "time/unaccounted": [0.24] * 20}
+    )
+    assert line(run, "groups").text.startswith("31 % of groups had no signal")
+    assert line(run, "unaccounted").text == "12.0 % of step time unaccounted"
+    assert line(run, "unaccounted").level == "warn"
+
+
+def test_the_sampler_is_held_to_the_gate_of_the_config():
+    series = {"sampler/logprob_diff/max": [1e-5] * 19 + [3e-5]}
+    assert "agree to 3.0e-05 nats at the worst token (step 20)" in line(run_of(series), "agree").text
+    gated = run_of(series, trainer={"logprob_gate": {"max_diff": 1e-5}})
+    assert line(gated, "agree").level == "warn"
+
+
+def test_a_spike_of_the_gradient_is_named():
+    found = line(run_of({"optimizer/grad_norm": [0.1] * 10 + [5.0] + [0.1] * 9}), "gradient")
+    assert found.text == "gradient norm peaked at 5 in step 11, 50 times its median"
+
+
+def test_failures_and_numbers_that_are_not_finite_are_bad():
+    run = run_of({"reward/mine/failures": [0.0] * 19 + [3.0], "nonfinite/tokens": [0.0, 2.0] + [0.0] * 18})
+    run.warnings = [Warned("sink died", "ERROR", "12:00", 2)]
+    assert line(run, "mine failed for 3 completions").level == "bad"
+    assert line(run, "not finite").level == "bad"
+    assert line(run, "2 errors in the log").level == "bad"
+
+
+def test_a_run_that_has_not_made_its_steps_says_so():
+    run = run_of({}, num_steps=50)
+    assert "20 of 50 steps in 38 s" in line(run, "steps").text
+
+
+def test_without_data_there_is_no_line():
+    assert [v.text for v in verdicts(Run(name="a", folder=Path("a")))] == ["no step was recorded"]
+
+
+def sample(prompt, answer, expected, reward, length):
+    return {
+        "split": "train", "prompt": f"p{prompt}", "response": f"r{answer}", "answer": answer, "expected_answer": expected,
+        "reward": reward, "response_tokens": length, "reward/correct": reward, "reward/format": 0.2,
+    }  # fmt: skip
+
+
+def test_one_answer_for_many_prompts_is_noticed():
+    rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
+    assert "'42' was given to 20 of 50 prompts, and expected of 1" in line(run_of(rows=rows), "42").text
+    duplicates = health(run_of(rows=rows))["duplicates"]
+    assert duplicates == {"prompts": 50, "answers": [{"answer": "42", "prompts": 20, "expected": 1}]}
+
+
+def test_reward_that_follows_length_is_noticed():
+    rows = [sample(i, str(i), str(i), i / 10, 10 + i) for i in range(40)]
+    found = health(run_of(rows=rows))
+    assert "(r = 1.00 over 40 samples)" in line(run_of(rows=rows), "length").text
+    assert found["scatter"]["r"] == pytest.approx(1.0)
+    assert {p["key"]: p["r"] for p in found["parts"]} == {"reward/correct": pytest.approx(1.0), "reward/format": None}
+
+
+def test_metrics_that_are_missing_or_stopped_are_listed():
+    stopped = [0.1] * 5 + [None] * 15
+    found = health(run_of({"reward/mean": RISING, "optimizer/grad_norm": stopped, "a/b": [1.0, *[None] * 9] * 2}))[
+        "metrics"
+    ]
+    states = {one["key"]: one["state"] for one in found}
+    assert states["policy/entropy"] == "missing"
+    assert states["optimizer/grad_norm"] == "stopped"
+    assert "reward/mean" not in states
+    assert "a/b" not in states

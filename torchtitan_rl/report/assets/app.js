@@ -1,0 +1,66 @@
+// The frame: tabs, light and dark, keys, and reading the file again while training runs.
+
+const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], compare: ['Compare', compare], health: ['Health', healthPage] };
+const main = h('main', {});
+
+function show(view) {
+  state.view = view in VIEWS ? view : 'overview';
+  clearCharts();
+  for (const tab of document.querySelectorAll('nav button')) tab.setAttribute('aria-selected', String(tab.dataset.view === state.view));
+  VIEWS[state.view][1](main);
+  main.dataset.view = state.view;
+  remember();
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+}
+function keptTheme(theme) {
+  try {
+    if (theme) localStorage.setItem('torchtitan_rl.theme', theme);
+    return localStorage.getItem('torchtitan_rl.theme');
+  } catch { return theme; }
+}
+
+const alarming = runs.reduce((count, run) => count + run.health.warnings.filter((one) => one.level !== 'WARNING').length + run.health.counts.filter((one) => one.total > 0).length, 0);
+const running = data.refresh && runs.some((run) => !run.finished);
+setTheme(keptTheme());
+document.body.append(
+  h('header', { class: 'top' },
+    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', read again every ' + plural(data.refresh, 'second') : ''}`)),
+    h('nav', { role: 'tablist' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
+      title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
+    h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
+  main);
+show(state.view);
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme()) { setTheme(); show(state.view); } });
+
+document.addEventListener('keydown', (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.closest('input:not([type=checkbox]):not([type=range]), select, textarea');
+  if (event.key === 'Escape') { if (typing) event.target.blur(); else closeSample(); return; }
+  if (typing) return;
+  const view = Object.keys(VIEWS)[Number(event.key) - 1];
+  if (view) show(view);
+  else if (state.view === 'samples' && (event.key === 'j' || event.key === 'k')) moveSample(event.key === 'j' ? 1 : -1);
+  else if (event.key === '/') { event.preventDefault(); document.querySelector('input[type=search]')?.focus(); }
+});
+
+// A page of a file cannot ask whether the file has changed; it reads itself again, and comes back to where it was.
+if (history.state && typeof history.state.scroll === 'object') {
+  const { x, y, list, detail } = history.state.scroll;
+  history.replaceState(null, '');
+  requestAnimationFrame(() => {
+    scrollTo(x, y);
+    for (const [name, top] of [['.list', list], ['.detail', detail]]) { const element = document.querySelector(name); if (element) element.scrollTop = top || 0; }
+  });
+}
+function readAgain() {
+  const busy = document.hidden || document.activeElement?.matches('input:not([type=checkbox]), select') || String(getSelection()) || document.querySelector('details.picker[open]');
+  if (busy) return;
+  const top = (name) => document.querySelector(name)?.scrollTop || 0;
+  remember();
+  try { history.replaceState({ scroll: { x: scrollX, y: scrollY, list: top('.list'), detail: top('.detail') } }, ''); } catch { /* the place is lost */ }
+  location.reload();
+}
+if (data.refresh) setInterval(readAgain, 1000 * data.refresh);

@@ -1,0 +1,140 @@
+// What every view stands on: the data, the page's state, elements made without markup, numbers as text.
+
+const data = JSON.parse(document.getElementById('data').textContent);
+const runs = data.runs;
+
+/** An element. Strings become text nodes, so nothing a model wrote is ever read as markup. */
+function h(tag, props, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
+    else if (name === 'class') element.className = value;
+    else if (name === 'value' || name === 'checked') element[name] = value;
+    else if (name === 'color') element.style.setProperty('--c', value);
+    else element.setAttribute(name, value === true ? '' : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+const replace = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
+
+// ---- rows ----
+
+const decoded = new Map();
+/** All cells of a column, one for each row; a column that no row has is all null. */
+function cells(name) {
+  if (!decoded.has(name)) {
+    const column = data.rows.columns[name] || { same: null };
+    decoded.set(name, column.cells || (column.codes ? column.codes.map((code) => column.words[code])
+      : new Array(data.rows.count).fill(column.same)));
+  }
+  return decoded.get(name);
+}
+const cell = (row, name) => cells(name)[row];
+const columnNames = Object.keys(data.rows.columns).filter((name) => name !== 'run');
+
+/** Rows by a key that each has: made once. */
+function indexed(key) {
+  const index = new Map();
+  for (let row = 0; row < data.rows.count; row++) {
+    const k = key(row);
+    if (!index.has(k)) index.set(k, []);
+    index.get(k).push(row);
+  }
+  return index;
+}
+const lazily = (make) => { let made; return () => (made ??= make()); };
+const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
+const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
+const groups = lazily(() => indexed(groupKey));
+const prompts = lazily(() => indexed(promptKey));
+
+// ---- state: kept in the address, so that a reload (or a link) comes back to the same place ----
+
+const DEFAULTS = {
+  view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
+  right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: null, tab: 'sample', paint: '', columns: [],
+  a: 0, b: 1, when: 'latest', outcome: '', pair: null,
+};
+const state = structuredClone(DEFAULTS);
+try {
+  Object.assign(state, JSON.parse(decodeURIComponent(location.hash.slice(1)) || '{}'));
+} catch { /* an address from elsewhere: the defaults */ }
+for (const name of Object.keys(state)) {
+  const asked = state[name];
+  const expected = DEFAULTS[name];
+  if (!(name in DEFAULTS) || (expected !== null && (typeof asked !== typeof expected || Array.isArray(asked) !== Array.isArray(expected)))) {
+    delete state[name];
+    if (name in DEFAULTS) state[name] = structuredClone(expected);
+  }
+}
+function remember() {
+  const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(DEFAULTS[name]));
+  const hash = changed.length ? '#' + encodeURIComponent(JSON.stringify(Object.fromEntries(changed))) : '#';
+  try { history.replaceState(history.state, '', hash); } catch { /* some viewers forbid it: only the place is lost */ }
+}
+
+// ---- text ----
+
+const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+/** The text with what is invisible, or would reorder the page, as visible signs. */
+function visible(text) {
+  return String(text ?? '').replace(/\r\n/g, '\n').replace(CONTROL, (character) => {
+    const code = character.codePointAt(0);
+    if (code < 32) return String.fromCharCode(0x2400 + code);
+    return code === 127 ? '\u2421' : `[U+${code.toString(16).toUpperCase().padStart(4, '0')}]`;
+  });
+}
+/** The text on one line, at most `most` characters. */
+function brief(text, most = 160) {
+  const line = visible(String(text ?? '').slice(0, 4 * most)).replace(/\s+/g, ' ').trim();
+  return line.length > most ? line.slice(0, most - 1) + '…' : line;
+}
+function figure(value) {
+  if (value === null || value === undefined) return '–';
+  if (typeof value !== 'number') return typeof value === 'string' ? value : JSON.stringify(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString('en');
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
+  return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
+}
+const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
+const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
+
+/** Runs `call` once, `ms` after the last time it was asked for. */
+function later(call, ms) {
+  let timer;
+  return (...args) => { clearTimeout(timer); timer = setTimeout(() => call(...args), ms); };
+}
+
+function option(value, text, chosen) {
+  return h('option', { value, selected: String(value) === String(chosen) }, text);
+}
+/** A labelled choice that writes into the state. */
+function choice(label, name, options, changed) {
+  return h('label', { class: 'field' }, h('span', {}, label),
+    h('select', { 'data-field': name, onchange: (event) => { state[name] = event.target.value; changed(); } },
+      options.map(([value, text]) => option(value, text, state[name]))));
+}
+/** A labelled input that writes into the state. */
+function input(label, name, type, changed, extra) {
+  const later_ = later(changed, 150);
+  return h('label', { class: `field ${type}` }, h('span', {}, label),
+    h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
+}
+function table(headers, lines, props) {
+  return h('div', { class: 'scroll' }, h('table', { class: 'plain', ...props },
+    h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
+    h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', {}, one)))))));
+}
+/** Two numbers that bound a column, each written into the state. */
+function bounds(label, [low, high], changed) {
+  const later_ = later(changed, 150);
+  const end = (name, word) => h('input', { 'data-field': name, type: 'number', step: 'any', placeholder: word, 'aria-label': `${label} ${word}`, value: state[name], oninput: (event) => { state[name] = event.target.value; later_(); } });
+  return h('div', { class: 'field bounds' }, h('span', {}, label), h('div', {}, end(low, 'from'), end(high, 'to')));
+}
+const facts = (...parts) => h('div', { class: 'facts' }, parts.flat().filter(Boolean).map((part) => (typeof part === 'string' ? h('span', {}, visible(part)) : part)));
+const section = (title, note, ...children) => h('section', {},
+  h('h2', {}, title), note && h('p', { class: 'note' }, note), ...children);

@@ -1,0 +1,191 @@
+// Curves: uPlot charts in cards, every visible run in each, with one crosshair for all of them.
+
+const PALETTE = {
+  light: ['#2a6fdb', '#d9611c', '#12866b', '#a63fb0', '#a87808', '#d1345b', '#5b6b7b', '#4b8b0f'],
+  dark: ['#6aa5ff', '#ff9a5c', '#3fc9a3', '#d68be0', '#e0b84d', '#ff7d9c', '#a3b3c2', '#9ad45f'],
+};
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+const isDark = () => document.documentElement.dataset.theme === 'dark';
+const palette = (place) => { const colors = PALETTE[isDark() ? 'dark' : 'light']; return colors[place % colors.length]; };
+const faint = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, '0');
+const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const visibleRuns = () => runs.map((run, place) => ({ run, place })).filter(({ place }) => !state.hidden.includes(place));
+const living = new Set();
+const sizes = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) {
+    if (target.plot && contentRect.width > 40) target.plot.setSize({ width: Math.floor(contentRect.width), height: target.plot.height });
+  }
+});
+function clearCharts() {
+  for (const plot of living) { sizes.unobserve(plot.root.parentNode); plot.destroy(); }
+  living.clear();
+}
+
+/** Exponential mean over the values that are there, corrected for its start. */
+function smoothed(values, share) {
+  if (!share) return values;
+  let mean = 0;
+  let weight = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = share * mean + (1 - share) * value;
+    weight = share * weight + (1 - share);
+    return mean / weight;
+  });
+}
+
+/** One step axis for several runs: (steps, function that puts a run's values on it). */
+function axisOf(chosen) {
+  const steps = [...new Set(chosen.flatMap(({ run }) => run.steps))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, i) => [step, i]));
+  return [steps, (run, values) => {
+    const out = new Array(steps.length).fill(null);
+    run.steps.forEach((step, i) => { out[place.get(step)] = values[i] ?? null; });
+    return out;
+  }];
+}
+
+/**
+ * A card with the curves of some metrics. A definition has: title; keys ([metric, label] pairs); band ([low, high]
+ * metrics around the first); interval (of held-out shares); percent; log; points. Null where no visible run has any.
+ */
+function curveCard(definition) {
+  const chosen = visibleRuns().filter(({ run }) => definition.keys.some(([key]) => run.series[key]));
+  if (!chosen.length) return null;
+  const [steps, place] = axisOf(chosen);
+  const log = state.log || definition.log;
+  const lift = (values) => (log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values);
+  const columns = [steps];
+  const series = [{}];
+  const bands = [];
+  const legend = [];
+  const add = (values, one) => { columns.push(lift(values)); series.push({ spanGaps: true, points: { show: false }, ...one }); return series.length - 1; };
+  for (const { run, place: which } of chosen) {
+    definition.keys.forEach(([key, label], order) => {
+      if (!run.series[key]) return;
+      const color = palette(runs.length > 1 ? which : order);
+      const dash = runs.length > 1 ? DASHES[order % DASHES.length] : [];
+      const raw = run.series[key];
+      const edges = order === 0 && edgesOf(definition, run, key);
+      if (edges) {
+        const [low, high] = edges.map((values) => add(place(run, smoothed(values, state.smooth)), { stroke: 'transparent', width: 0 }));
+        bands.push({ series: [high, low], fill: faint(color, chosen.length > 1 ? 0.1 : 0.15) });
+      }
+      if (state.smooth) add(place(run, raw), { stroke: faint(color, 0.3), width: 1, dash });
+      const values = place(run, smoothed(raw, state.smooth));
+      const few = values.filter((value) => value !== null).length < 30;
+      const index = add(values, { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
+      legend.push({ index, color, dash: order && runs.length > 1, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
+    });
+  }
+  legend.sort((x, y) => x.order - y.order);
+  if (columns.slice(1).every((values) => values.every((value) => value === null))) return null;
+  return card(definition, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
+}
+
+/** The band around a definition's first metric: two lists of values, or nothing. */
+function edgesOf(definition, run, key) {
+  if (definition.interval && run.intervals[key]) return [0, 1].map((end) => run.intervals[key].map((pair) => pair && pair[end]));
+  const std = definition.deviation && run.series[definition.deviation];
+  if (std) return [-1, 1].map((sign) => run.series[key].map((value, i) => (value === null || std[i] === null ? null : value + sign * std[i])));
+  const band = definition.band && definition.band.map((name) => run.series[name]);
+  return band && band.every(Boolean) ? band : null;
+}
+
+/** A card with the phases of a step on top of one another, for each visible run. */
+function stackedCards() {
+  return visibleRuns().map(({ run }) => {
+    const keys = Object.keys(run.series).filter((key) => /^time\/[^/]+$/.test(key) && key !== 'time/step');
+    if (!keys.length) return null;
+    const weight = (key) => run.series[key].reduce((sum, value) => sum + (value || 0), 0);
+    keys.sort((a, b) => (a === 'time/unaccounted') - (b === 'time/unaccounted') || weight(b) - weight(a));
+    const columns = [run.steps];
+    const series = [{}];
+    const legend = [];
+    const total = run.steps.map(() => 0);
+    keys.forEach((key, order) => {
+      const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
+      const values = smoothed(run.series[key].map((value) => value || 0), state.smooth);
+      values.forEach((value, i) => { total[i] += value; });
+      columns.push([...total]);
+      series.push({ stroke: color, width: 0.5, points: { show: false } });
+      legend.push({ index: order + 1, color, label: key.slice(5), values });
+    });
+    // The highest sum is drawn first and the lower ones over it.
+    const order = keys.map((_, i) => keys.length - i);
+    const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
+    const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
+    const note = 'seconds by phase, stacked';
+    return card({ title, note }, [run.steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
+  });
+}
+
+/** The chart itself, its title, and a legend that shows the values under the crosshair (the last ones without one). */
+function card(definition, columns, series, bands, legend, { log, format, names, zero }) {
+  const body = h('div', { class: 'plot' });
+  const where = h('span', { class: 'where' });
+  const values = legend.map((one) => h('b', {}));
+  const element = h('figure', { class: 'card', 'data-chart': definition.title },
+    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
+    h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
+      legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
+  const show = (index) => {
+    where.textContent = index === null ? '' : `step ${columns[0][index]}`;
+    legend.forEach((one, i) => {
+      const column = one.values || columns[one.index];
+      let at = index === null ? column.length - 1 : index;
+      while (at > 0 && column[at] === null) at--;
+      values[i].textContent = format(column[at] ?? null);
+    });
+  };
+  const line = cssColor('--line');
+  const axis = { stroke: cssColor('--soft'), grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
+  const tens = (u, splits) => splits.map((value) => (log && Math.abs(Math.log10(value) % 1) > 1e-9 && Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? null : value));
+  const options = {
+    width: 400, height: definition.height || 190, series, bands, padding: [10, 12, 0, 0], legend: { show: false },
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => spread(low, high, zero, definition.percent) } },
+    axes: [{ ...axis, size: 26, gap: 4 }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
+    cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
+    hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)] },
+  };
+  show(null);
+  element.draw = () => {
+    options.width = Math.max(200, Math.floor(body.clientWidth));
+    body.plot = new uPlot(options, columns, body);
+    living.add(body.plot);
+    sizes.observe(body);
+  };
+  return element;
+}
+
+const tick = (value) => (value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? figure(value) : Number(value.toPrecision(5)).toLocaleString('en', { maximumFractionDigits: 6 }));
+function spread(low, high, zero, share) {
+  if (low === null || low === undefined) return [0, 1];
+  if (zero) return [0, high * 1.05 || 1];
+  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || (share ? 0.05 : 0.5);
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}
+
+/** Points of two numbers, which no line joins. */
+function pointsCard(title, points, labels, colorOf, height = 260) {
+  const kinds = [...new Set(points.map(colorOf))];
+  const columns = [points.map((point) => point[0]), ...kinds.map((kind) => points.map((point) => (colorOf(point) === kind ? point[1] : null)))];
+  const series = [{}, ...kinds.map((kind) => ({ paths: () => null, stroke: kind, points: { show: true, size: 5, width: 0, fill: faint(kind, 0.5) } }))];
+  const element = card({ title, note: labels, height }, columns, series, [], [], { format: figure, names: [] });
+  element.classList.add('wide');
+  return element;
+}
+
+/** Puts cards into a place and draws them, those out of sight when they come into it. */
+const sight = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting) { sight.unobserve(target); target.draw(); }
+  }
+}, { rootMargin: '300px' });
+function placeCards(container, made) {
+  const shown = made.flat().filter(Boolean);
+  container.replaceChildren(...shown);
+  for (const one of shown) sight.observe(one);
+  return shown.length;
+}

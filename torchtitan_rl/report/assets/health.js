@@ -1,0 +1,69 @@
+// What may be wrong: warnings, counts that ought to be 0, answers that fit every prompt, rewards that follow length.
+
+function healthPage(main) {
+  replace(main, data.notes.length > 0 && section('This report', null, h('ul', { class: 'notes' }, data.notes.map((note) => h('li', {}, note)))),
+    runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
+      runs.length > 1 && h('h2', { class: 'run' }, h('span', { class: 'dot', color: palette(place) }), run.name),
+      warningsOf(run), countsOf(run), h('div', { class: 'two' }, duplicatesOf(run), partsOf(run)), scatterOf(run), metricsOf(run), settingsOf(run))));
+  for (const one of main.querySelectorAll('figure')) sight.observe(one);
+}
+
+function warningsOf(run) {
+  const { warnings, notes } = run.health;
+  return section('Warnings of the run', warnings.length ? 'from its logs; those that differ in numbers only are counted as one' : 'None in its logs.',
+    warnings.length > 0 && table(['', 'times', 'what'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
+    notes.length > 0 && h('ul', { class: 'notes' }, notes.map((note) => h('li', {}, visible(note)))));
+}
+
+function countsOf(run) {
+  const { counts } = run.health;
+  const wrong = counts.filter((one) => one.total > 0);
+  const right = counts.filter((one) => one.total === 0).map((one) => one.key);
+  return section('Counts that ought to be 0', right.length ? `0 throughout: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
+    wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [one.key, figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
+}
+
+function duplicatesOf(run) {
+  const { answers, prompts: different } = run.health.duplicates;
+  const share = (count) => percent(different ? count / different : null);
+  return section('Answers given to several prompts', `of ${plural(different, 'training prompt')} with stored samples. An answer given far more often than it is expected is a sign of hacking.`,
+    answers.length > 0 ? table(['answer', 'prompts', 'share', 'expected of'], answers.map((one) => [h('bdi', {}, brief(one.answer, 60)), figure(one.prompts), share(one.prompts), figure(one.expected)]), { 'data-table': 'duplicates' })
+      : h('p', { class: 'note' }, 'No answer was given twice.'));
+}
+
+function partsOf(run) {
+  const { parts } = run.health;
+  return section('Reward against its parts', 'r: correlation of a part with the whole over stored training samples. A part that never varies has none.',
+    parts.length > 0 && table(['part', 'mean', 'r', 'samples'], parts.map((one) => [visible(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
+}
+
+function scatterOf(run) {
+  const { points, n, r } = run.health.scatter;
+  if (!points.length) return null;
+  const label = `reward by response tokens, ${plural(n, 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
+  return h('div', { class: 'grid' }, pointsCard('Length against reward', points, label, (point) => correctColor(point[2])),
+    curveCardOf(run, 'Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
+    curveCardOf(run, 'Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
+}
+/** A card of one run only. */
+function curveCardOf(run, title, keys) {
+  const hidden = state.hidden;
+  state.hidden = runs.map((_, place) => place).filter((place) => runs[place] !== run);
+  const made = curveCard({ title, keys });
+  state.hidden = hidden;
+  return made;
+}
+
+function metricsOf(run) {
+  const { metrics } = run.health;
+  return section('Metrics that are missing or stopped', metrics.length ? null : 'None.',
+    metrics.length > 0 && table(['metric', '', 'why'], metrics.map((one) => [one.key, h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
+}
+
+function settingsOf(run) {
+  const entries = Object.entries({ ...run.config, ...Object.fromEntries(Object.entries(run.environment).map(([key, value]) => [`environment.${key}`, value])) });
+  const holder = h('div', {});
+  const show = (wanted) => replace(holder, table(['setting', 'value'], entries.filter(([key, value]) => `${key} ${told(value)}`.toLowerCase().includes(wanted.toLowerCase())).map(([key, value]) => [key, brief(told(value), 300)])));
+  return h('details', { class: 'settings', ontoggle: () => holder.childElementCount || show('') }, h('summary', {}, `Config and environment (${entries.length} settings)`),
+    h('input', { type: 'search', placeholder: 'part of a setting', 'aria-label': 'search settings', oninput: later((event) => show(event.target.value), 120) }), holder);
+}

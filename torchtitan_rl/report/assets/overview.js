@@ -1,0 +1,83 @@
+// The first page: what happened in words, then the curves that people look at first, then any other series.
+
+const FIRST = [
+  { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation of rollouts' },
+  { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], interval: true, percent: true, points: true, note: 'band: 95 % interval' },
+  { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
+  { title: 'Entropy', keys: [['policy/entropy', 'mean']], note: 'nats per token' },
+  { title: 'KL', keys: [['policy/kl_k3', 'to the old policy'], ['reference/kl_k3', 'to the reference'], ['sampler/kl', 'to the sampler']], note: 'nats per token' },
+  { title: 'Clip fractions', keys: [['ratio/clip_fraction_low', 'low'], ['ratio/clip_fraction_high', 'high'], ['sampler/corrected_fraction', 'sampler correction']], percent: true, note: 'of tokens' },
+  { title: 'Log-prob difference', keys: [['sampler/logprob_diff/mean', 'mean'], ['sampler/logprob_diff/max', 'max']], log: true, note: 'trainer − sampler, nats; log scale' },
+  { title: 'Gradient norm', keys: [['optimizer/grad_norm', 'norm']], note: 'before clipping' },
+  { title: 'Groups', keys: [['groups/zero_variance_fraction', 'no signal'], ['groups/all_right_fraction', 'all right'], ['groups/all_wrong_fraction', 'all wrong']], percent: true, note: 'no signal: all rewards equal' },
+  { title: 'Truncated completions', keys: [['completions/clipped_fraction', 'truncated']], percent: true, note: 'ended by the token limit' },
+  { title: 'Tokens per second', keys: [['perf/step_tokens_per_s', 'whole step'], ['perf/generated_tokens_per_s', 'generation'], ['perf/trained_tokens_per_s', 'training']] },
+  { title: 'Loss', keys: [['loss/policy', 'policy'], ['loss/kl_weighted', 'KL, weighted'], ['loss/entropy_weighted', 'entropy, weighted']] },
+  { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs'], ['diversity/jaccard_distance/macro', 'between siblings']], note: 'in groups' },
+  { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
+];
+const MORE = 24;
+
+function overview(main) {
+  const charts = h('div', { class: 'grid' });
+  const found = h('div', { class: 'grid' });
+  const status = h('p', { class: 'note' });
+  const redraw = () => { remember(); clearCharts(); placeCards(charts, [FIRST.map(curveCard), stackedCards()]); search(); };
+  const search = () => { remember(); searchSeries(found, status); };
+  const smooth = h('input', { type: 'range', min: 0, max: 0.95, step: 0.05, value: state.smooth, 'data-field': 'smooth', oninput: later((event) => { state.smooth = Number(event.target.value); redraw(); }, 60) });
+  const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
+  replace(main,
+    h('div', { class: 'runs' }, runs.map(verdictCard)),
+    h('div', { class: 'bar' }, h('h2', {}, 'Curves'), runs.length > 1 && runChips(redraw),
+      h('label', { class: 'inline' }, 'smoothing', smooth), h('label', { class: 'inline' }, log, 'log scale')),
+    charts,
+    h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series' }), prefixChips(search)),
+    status, found);
+  redraw();
+}
+
+function verdictCard(run, place) {
+  const jump = (line) => line.key && (() => {
+    const hit = FIRST.find((one) => one.keys.some(([key]) => key === line.key));
+    const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
+    if (target) { target.scrollIntoView({ block: 'center', behavior: 'smooth' }); target.classList.add('flash'); setTimeout(() => target.classList.remove('flash'), 1500); return; }
+    state.series = line.key;
+    overview(document.querySelector('main'));
+    document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
+  });
+  return h('section', { class: 'verdicts', 'data-run': place },
+    h('h2', {}, runs.length > 1 && h('span', { class: 'dot', color: palette(place) }), run.name,
+      h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
+    h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
+      line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
+}
+
+function runChips(changed) {
+  return h('span', { class: 'chips' }, runs.map((run, place) => h('button', {
+    class: 'chip', color: palette(place), 'aria-pressed': String(!state.hidden.includes(place)),
+    onclick: (event) => {
+      const hidden = state.hidden.includes(place);
+      state.hidden = hidden ? state.hidden.filter((one) => one !== place) : [...state.hidden, place];
+      event.currentTarget.setAttribute('aria-pressed', String(hidden));
+      changed();
+    },
+  }, run.name)));
+}
+
+const allKeys = lazily(() => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort());
+
+function prefixChips(search) {
+  const counts = new Map();
+  for (const key of allKeys()) counts.set(key.split('/')[0], (counts.get(key.split('/')[0]) || 0) + 1);
+  return h('span', { class: 'chips' }, [...counts].map(([prefix, count]) => h('button', {
+    class: 'chip quiet',
+    onclick: () => { state.series = `${prefix}/`; document.querySelector('[data-field=series]').value = state.series; search(); },
+  }, `${prefix} ${count}`)));
+}
+
+function searchSeries(container, status) {
+  const wanted = state.series.trim().toLowerCase();
+  const hits = wanted ? allKeys().filter((key) => key.toLowerCase().includes(wanted)) : [];
+  status.textContent = wanted ? `${hits.length} of ${allKeys().length} series${hits.length > MORE ? `; the first ${MORE} are shown` : ''}` : `${allKeys().length} series`;
+  placeCards(container, hits.slice(0, MORE).map((key) => curveCard({ title: key, keys: [[key, '']] })));
+}

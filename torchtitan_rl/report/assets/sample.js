@@ -1,0 +1,194 @@
+// One sample: its conversation, its numbers, its siblings, and what became of its prompt over training.
+
+const MOST_CHARACTERS = 6000; // of a text that is shown before "show all"
+const MOST_WORDS = 1500; // of two texts that are compared word by word
+const MANY = 60; // siblings, or steps of one prompt, that are shown
+
+function openSample(detail, row) {
+  state.open = row;
+  const siblings = sorted([...(groups().get(groupKey(row)) || [row])], 'reward', true);
+  const history = prompts().get(promptKey(row)) || [row];
+  if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';
+  const tabs = [['sample', 'Sample'], ['siblings', `Siblings ${siblings.length}`], ['history', `Over training ${new Set(history.map((one) => cell(one, 'step'))).size}`]];
+  const body = { sample: () => sampleBody(row), siblings: () => siblingsBody(siblings, row), history: () => historyBody(history) }[state.tab]();
+  const where = [runs.length > 1 && runs[cell(row, 'run')].name, `step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
+    cell(row, 'group_size') > 1 && `sample ${cell(row, 'sample_idx')} of ${cell(row, 'group_size')}`].filter(Boolean);
+  replace(detail,
+    h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
+    h('div', { class: 'tabs', role: 'tablist' }, tabs.map(([name, title]) => h('button', {
+      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, onclick: () => { state.tab = name; openSample(detail, row); },
+    }, title))),
+    body);
+  detail.parentNode.classList.add('opened');
+  for (const line of document.querySelectorAll('table.samples tr[data-row]')) line.classList.toggle('open', Number(line.dataset.row) === row);
+  for (const figure_ of detail.querySelectorAll('figure')) sight.observe(figure_);
+  remember();
+}
+function closeSample() {
+  state.open = null;
+  document.querySelector('.split')?.classList.remove('opened');
+  document.querySelector('tr.open')?.classList.remove('open');
+  remember();
+}
+
+function badges(row) {
+  const reason = cell(row, 'select_reason');
+  const correct = cell(row, 'correct');
+  return h('span', { class: 'badges' },
+    h('span', { class: 'badge' }, 'reward ', h('b', {}, figure(cell(row, 'reward')))),
+    correct !== null && h('span', { class: `badge ${correct ? 'good' : 'bad'}` }, correct ? 'right' : 'wrong'),
+    cell(row, 'finish_reason') && h('span', { class: `badge ${cell(row, 'finish_reason') === 'stop' ? '' : 'warn'}` }, visible(cell(row, 'finish_reason'))),
+    cell(row, 'left_out') && h('span', { class: 'badge warn' }, `not in the loss: ${visible(cell(row, 'left_out'))}`),
+    reason && h('span', { class: 'badge quiet', title: 'why metrics.select shows it' }, visible(reason)));
+}
+
+/** A text as it is, long ones cut until they are asked for. `write` makes the nodes of a text. */
+function textBlock(text, write = (shown) => [visible(shown)]) {
+  const whole = String(text ?? '');
+  const block = h('pre', { class: 'text', dir: 'auto' });
+  const show = (all) => replace(block, ...write(all ? whole : whole.slice(0, MOST_CHARACTERS)),
+    !all && whole.length > MOST_CHARACTERS && h('button', { class: 'more', onclick: () => show(true) }, `show all ${whole.length.toLocaleString('en')} characters`));
+  show(false);
+  if (!whole) block.append(h('em', {}, 'empty'));
+  return block;
+}
+const turn = (role, ...content) => h('div', { class: `turn ${['system', 'user', 'assistant', 'tool'].includes(role) ? role : ''}` }, h('span', { class: 'role' }, visible(role)), ...content);
+
+/** The prompt as turns where it was a chat, else as the text the policy read. */
+function promptTurns(row) {
+  const messages = cell(row, 'messages');
+  if (!Array.isArray(messages) || !messages.length) return [turn('prompt', textBlock(cell(row, 'prompt')))];
+  const said = (message) => (typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message, null, 1));
+  const calls = (message) => message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1));
+  return [...messages.map((message) => turn(String(message?.role ?? 'message'), textBlock(said(message)), calls(message))),
+    h('details', { class: 'rendered' }, h('summary', {}, 'as the policy read it'), textBlock(cell(row, 'prompt')))];
+}
+
+function sampleBody(row) {
+  const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
+  return h('div', { class: 'body' }, ...promptTurns(row), turn(role, responseBlock(row)), answerLine(row), breakdown(row), otherColumns(row));
+}
+
+const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage' };
+/** The response; where its tokens are stored, they can be coloured. */
+function responseBlock(row) {
+  const tokens = spreadTokens(cell(row, 'tokens'));
+  const known = tokens && Array.isArray(tokens.text) ? Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])) : [];
+  if (!known.length) return textBlock(cell(row, 'response'));
+  const holder = h('div', {});
+  const paint = () => replace(holder, h('div', { class: 'paints' }, ['', ...known].map((name) => h('button', {
+    class: 'chip', 'aria-pressed': String(state.paint === name), 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); },
+  }, PAINTS[name] || 'no colours'))), known.includes(state.paint) ? paintedTokens(tokens, state.paint) : textBlock(cell(row, 'response')));
+  paint();
+  return holder;
+}
+/** The tokens with an advantage for each: that of the whole sample on what the policy sampled. */
+function spreadTokens(tokens) {
+  if (!tokens || typeof tokens.advantage !== 'number') return tokens;
+  return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
+}
+function paintedTokens(tokens, name) {
+  const values = tokens[name];
+  const most = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
+  const hue = (value) => (name === 'advantage' ? (value < 0 ? '--bad' : '--good') : name === 'logprob' ? '--heat' : '--bad');
+  const share = (value) => (name === 'logprob' ? Math.min(1, -value / Math.min(most, 5)) : Math.abs(value) / most);
+  const token = (text, i) => {
+    const value = values[i];
+    const span = h('span', { class: value === null || value === undefined ? 'token observed' : 'token', title: tokenTitle(tokens, i) }, visible(text));
+    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(65 * share(value))}%, transparent)`;
+    return span;
+  };
+  return h('pre', { class: 'text tokens', dir: 'auto' }, tokens.text.map(token));
+}
+const tokenTitle = (tokens, i) => [JSON.stringify(tokens.text[i]), ...Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])).map((name) => `${PAINTS[name]} ${figure(tokens[name][i])}`)].join('\n');
+
+function answerLine(row, onlyExpected = false) {
+  const answer = cell(row, 'answer');
+  const expected = cell(row, 'expected_answer');
+  if (answer === null && (expected === null || expected === '')) return null;
+  const said = (word, text) => [`${word} `, h('b', {}, h('bdi', {}, text === null ? 'none' : brief(text, 300)))];
+  return h('p', { class: 'answer' }, !onlyExpected && said('answer', answer), expected !== null && [!onlyExpected && ' · ', ...said('expected', expected)]);
+}
+
+function breakdown(row) {
+  const parts = columnNames.filter((name) => name.startsWith('reward/') && typeof cell(row, name) === 'number');
+  if (!parts.length) return null;
+  const most = Math.max(...parts.map((name) => Math.abs(cell(row, name))), 1e-9);
+  return h('div', { class: 'parts' }, parts.map((name) => {
+    const value = cell(row, name);
+    const bar = h('i', { class: value < 0 ? 'below' : '' });
+    bar.style.width = `${(50 * Math.abs(value)) / most}%`;
+    return h('div', {}, h('span', {}, visible(name.slice(7))), h('span', { class: 'track' }, bar), h('b', {}, figure(value)));
+  }));
+}
+
+function otherColumns(row) {
+  const shown = new Set([...BASIC, 'messages', 'tokens', 'answer', 'expected_answer', 'run']);
+  const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
+  const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
+  rest.sort((a, b) => lead(a) - lead(b));
+  return h('dl', { class: 'columns' }, rest.map((name) => h('div', {}, h('dt', {}, visible(name)), h('dd', {}, h('bdi', {}, brief(figure(cell(row, name)), 400))))));
+}
+
+function siblingsBody(siblings, row) {
+  const best = String(cell(siblings[0], 'response') ?? '');
+  const stored = cell(row, 'group_size') || siblings.length;
+  const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
+  return h('div', { class: 'body' }, ...promptTurns(row),
+    h('p', { class: 'note' }, stored > siblings.length ? `${siblings.length} of ${stored} siblings are stored; metrics.keep_all_rows keeps all. ` : '',
+      siblings.length > 1 ? ['Best first; ', h('mark', {}, 'marked'), ' is what the best one does not have, ', h('del', {}, '‸'), ' where it says more.'] : 'This prompt has one sample.'),
+    h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
+      facts(`sample ${cell(one, 'sample_idx')}`, h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), `${figure(cell(one, 'response_tokens'))} tokens`),
+      textBlock(cell(one, 'response'), place ? against(String(cell(one, 'response') ?? '')) : undefined)))));
+}
+
+function historyBody(history) {
+  const byStep = sorted([...history], 'step', false);
+  const shown = byStep.slice(-MANY);
+  const points = byStep.filter((row) => typeof cell(row, 'reward') === 'number').map((row) => [cell(row, 'step'), cell(row, 'reward'), cell(row, 'correct')]);
+  const steps = new Set(points.map((point) => point[0]));
+  return h('div', { class: 'body' }, ...promptTurns(byStep[0]),
+    steps.size > 1 && pointsCard('Reward of this prompt by step', points, 'each stored sample', (point) => correctColor(point[2]), 150),
+    h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'marked'), ' is what the sample before does not have.'),
+    h('div', { class: 'history' }, shown.map((row, place) => h('div', { class: 'sibling', 'data-step': cell(row, 'step') },
+      facts(`step ${cell(row, 'step')}`, h('b', {}, figure(cell(row, 'reward'))), verdictSign(cell(row, 'correct')), `${figure(cell(row, 'response_tokens'))} tokens`),
+      textBlock(cell(row, 'response'), place ? (text) => marked(String(cell(shown[place - 1], 'response') ?? ''), text) : undefined)))));
+}
+const correctColor = (value) => (value === true ? palette(2) : value === false ? palette(5) : palette(0));
+
+/** The nodes of `text`, with the words that `base` does not have in that place marked. */
+function marked(base, text) {
+  const split = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
+  const [a, b] = [split(base), split(text)];
+  let start = 0;
+  while (start < a.length && start < b.length && a[start] === b[start]) start++;
+  let end = 0;
+  while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
+  const middle = compared(a.slice(start, a.length - end), b.slice(start, b.length - end));
+  const pieces = [{ text: b.slice(0, start).join('') }, ...middle, { text: b.slice(b.length - end).join('') }];
+  return pieces.filter((piece) => piece.text || piece.less).map((piece) => (piece.less ? h('del', { title: visible(piece.less) }, '‸') : piece.more ? h('mark', {}, visible(piece.text)) : visible(piece.text)));
+}
+/** Pieces of `b`: {text}, {text, more} that `a` lacks, {less} where `a` has a piece that `b` lacks. */
+function compared(a, b) {
+  if (!a.length && !b.length) return [];
+  if (!a.length) return [{ text: b.join(''), more: true }];
+  if (!b.length) return [{ less: a.join('') }];
+  if (a.length > MOST_WORDS || b.length > MOST_WORDS) return [{ less: a.slice(0, 50).join('') }, { text: b.join(''), more: true }];
+  const width = b.length + 1;
+  const common = new Uint16Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i--) for (let j = b.length - 1; j >= 0; j--) {
+    common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1 : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
+  }
+  const pieces = [];
+  const put = (kind, word) => {
+    const last = pieces[pieces.length - 1];
+    if (last && last.kind === kind) last[kind === 'less' ? 'less' : 'text'] += word;
+    else pieces.push(kind === 'less' ? { kind, less: word } : { kind, text: word, more: kind === 'more' });
+  };
+  for (let i = 0, j = 0; i < a.length || j < b.length;) {
+    if (i < a.length && j < b.length && a[i] === b[j]) { put('same', b[j]); i++; j++; }
+    else if (j < b.length && (i >= a.length || common[i * width + j + 1] >= common[(i + 1) * width + j])) put('more', b[j++]);
+    else put('less', a[i++]);
+  }
+  return pieces;
+}

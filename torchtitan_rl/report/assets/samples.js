@@ -1,0 +1,142 @@
+// The table of samples: filters, sort, pages, and the one that is open beside it.
+
+const PAGE = 50;
+const BASIC = ['step', 'split', 'reward', 'correct', 'response_tokens', 'finish_reason', 'prompt', 'response'];
+const TITLES = { correct: 'right', response_tokens: 'tokens', finish_reason: 'end', prompt_idx: 'prompt nr', sample_idx: 'sample nr' };
+const TEXTS = ['prompt', 'response', 'answer', 'expected_answer'];
+
+const distinct = (name) => [...new Set(cells(name))].filter((value) => value !== null && value !== undefined).sort();
+
+/** Rows that pass every filter, in the order asked for. What has no value comes last either way. */
+function chosenRows() {
+  const bound = (text) => (text === '' || Number.isNaN(Number(text)) ? null : Number(text));
+  const between = (name, low, high) => {
+    if (bound(low) === null && bound(high) === null) return null;
+    const values = cells(name);
+    return (row) => typeof values[row] === 'number' && (bound(low) === null || values[row] >= bound(low)) && (bound(high) === null || values[row] <= bound(high));
+  };
+  const equals = (name, wanted) => { const values = cells(name); return wanted === '' ? null : (row) => String(values[row]) === wanted; };
+  const words = state.q.toLowerCase();
+  const texts = TEXTS.map(cells);
+  const tests = [
+    equals('run', state.run), equals('split', state.split), equals('finish_reason', state.finish),
+    equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
+    between('step', state.from, state.to), between('reward', state.low, state.high),
+    state.shown ? (row) => Boolean(cell(row, 'select_reason')) : null,
+    words ? (row) => texts.some((column) => String(column[row] ?? '').toLowerCase().includes(words)) : null,
+  ].filter(Boolean);
+  const found = [];
+  for (let row = 0; row < data.rows.count; row++) if (tests.every((test) => test(row))) found.push(row);
+  return sorted(found, state.sort, state.down);
+}
+function sorted(rows, name, down) {
+  const values = cells(name);
+  const sign = down ? -1 : 1;
+  const none = (value) => value === null || value === undefined;
+  const compare = (a, b) => (typeof a === 'number' && typeof b === 'number' ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
+  return rows.sort((a, b) => none(values[a]) - none(values[b]) || (none(values[a]) ? 0 : sign * compare(values[a], values[b])) || a - b);
+}
+
+const cellClass = (name) => `c-${name.replace(/[^a-z_]/g, '-')}`;
+
+let listed = [];
+
+function samples(main) {
+  if (!data.rows.count) {
+    replace(main, section('Samples', 'No samples are stored in these runs.'));
+    return;
+  }
+  const list = h('div', { class: 'list' });
+  const detail = h('article', { class: 'detail', tabindex: -1 });
+  const refresh = (keep) => { if (!keep) state.page = 0; listed = chosenRows(); drawList(list, detail); remember(); };
+  const filter = () => refresh(false);
+  replace(main, filters(filter), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
+  refresh(true);
+  const narrow = matchMedia('(max-width: 900px)').matches;
+  if (state.open !== null && state.open < data.rows.count) openSample(detail, state.open);
+  else if (listed.length && !narrow) openSample(detail, listed[state.page * PAGE]);
+}
+
+function filters(changed) {
+  const select = (label, name, values) => choice(label, name, [['', 'all'], ...values], changed);
+  const pairs = (name) => distinct(name).map((value) => [value, visible(value)]);
+  const reset = () => {
+    for (const name of ['q', 'run', 'split', 'from', 'to', 'low', 'high', 'right', 'finish', 'shown', 'sort', 'down', 'page']) state[name] = DEFAULTS[name];
+    samples(document.querySelector('main'));
+  };
+  const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
+  return h('div', { class: 'filters' },
+    input('Text', 'q', 'search', changed, { placeholder: 'in prompt, response, answer   ( / )' }),
+    runs.length > 1 && select('Run', 'run', runs.map((run, place) => [place, run.name])),
+    select('Split', 'split', pairs('split')),
+    select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
+    select('End', 'finish', pairs('finish_reason')),
+    bounds('Step', ['from', 'to'], changed), bounds('Reward', ['low', 'high'], changed),
+    h('label', { class: 'inline', title: 'those that metrics.select chose, of the run that kept all' }, shown, 'selected only'), columnPicker(changed),
+    h('button', { class: 'quiet', onclick: reset }, 'reset'));
+}
+
+function columnPicker(changed) {
+  const others = columnNames.filter((name) => !BASIC.includes(name) && name !== 'messages' && name !== 'tokens');
+  const toggle = (name) => (event) => {
+    state.columns = event.target.checked ? [...state.columns, name] : state.columns.filter((one) => one !== name);
+    changed();
+  };
+  return h('details', { class: 'picker' }, h('summary', {}, 'columns'),
+    h('div', { class: 'menu' }, others.map((name) => h('label', { class: 'inline' },
+      h('input', { type: 'checkbox', checked: state.columns.includes(name), onchange: toggle(name) }), visible(name)))));
+}
+
+function drawList(list, detail) {
+  const pages = Math.max(1, Math.ceil(listed.length / PAGE));
+  state.page = Math.min(Math.max(0, state.page), pages - 1);
+  const shown = listed.slice(state.page * PAGE, (state.page + 1) * PAGE);
+  const names = [runs.length > 1 && 'run', ...BASIC.slice(0, 6), ...state.columns, 'prompt', 'response'].filter((name) => name && (name === 'run' || columnNames.includes(name)));
+  const sortBy = (name) => () => {
+    state.down = state.sort === name ? !state.down : !TEXTS.includes(name);
+    state.sort = name;
+    state.page = 0;
+    listed = chosenRows();
+    drawList(list, detail);
+    remember();
+  };
+  const turn = (by) => () => { state.page += by; drawList(list, detail); remember(); list.scrollTop = 0; };
+  const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : null },
+    h('button', { 'data-sort': name, onclick: sortBy(name) }, TITLES[name] || visible(name))));
+  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', onclick: () => openSample(detail, row) },
+    names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
+  replace(list,
+    h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.count ? ` of ${data.rows.count.toLocaleString('en')}` : ''}`),
+      pages > 1 && h('span', {}, h('button', { onclick: turn(-1), disabled: state.page === 0, 'aria-label': 'previous page' }, '‹'),
+        ` page ${state.page + 1} of ${pages.toLocaleString('en')} `, h('button', { onclick: turn(1), disabled: state.page === pages - 1, 'aria-label': 'next page' }, '›')),
+      h('span', { class: 'help' }, h('kbd', {}, 'j'), ' ', h('kbd', {}, 'k'), ' next, previous')),
+    h('div', { class: 'scroll' }, h('table', { class: 'samples' }, h('thead', {}, h('tr', {}, header)), h('tbody', {}, lines))),
+    !listed.length && h('p', { class: 'note' }, 'No sample passes these filters.'));
+}
+
+function listCell(row, name) {
+  const value = cell(row, name);
+  if (name === 'run') return h('span', { class: 'dot', color: palette(value), title: runs[value].name });
+  if (name === 'correct') return verdictSign(value);
+  if (name === 'prompt' || name === 'response') return h('bdi', {}, brief(value, 110));
+  return typeof value === 'number' ? figure(value) : value === null || value === undefined ? '–' : brief(figure(value), 60);
+}
+function verdictSign(value) {
+  if (value === true) return h('span', { class: 'sign right', title: 'right' }, '✓');
+  if (value === false) return h('span', { class: 'sign wrong', title: 'wrong' }, '✗');
+  return h('span', { class: 'sign', title: 'not judged' }, '–');
+}
+
+/** Opens the sample `by` places further down the list, turning the page where needed. */
+function moveSample(by) {
+  const detail = document.querySelector('.detail');
+  if (!detail || !listed.length) return;
+  const now = listed.indexOf(state.open);
+  const next = Math.min(listed.length - 1, Math.max(0, now < 0 ? state.page * PAGE : now + by));
+  if (Math.floor(next / PAGE) !== state.page) {
+    state.page = Math.floor(next / PAGE);
+    drawList(document.querySelector('.list'), detail);
+  }
+  openSample(detail, listed[next]);
+  document.querySelector('tr.open')?.scrollIntoView({ block: 'nearest' });
+}

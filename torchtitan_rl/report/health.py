@@ -1,0 +1,95 @@
+"""What the health page shows of one run: facts a person would otherwise have to look for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchtitan_rl.report.load import Run, answers_given, correlation, number
+
+EXPECTED = (
+    "reward/mean", "reward/std", "policy/entropy", "loss/total", "optimizer/grad_norm", "optimizer/learning_rate",
+    "sampler/logprob_diff/max", "groups/zero_variance_fraction", "completions/length/mean", "time/step",
+    "perf/step_tokens_per_s", "obs/overhead_ms",
+)  # fmt: skip
+"""Metrics that every run has."""
+MAX_DUPLICATES = 8
+"""Answers listed of those that were given to several prompts: those given most beyond what is expected."""
+MAX_POINTS = 1500
+"""Points of the scatter."""
+
+
+def health(run: Run) -> dict[str, Any]:
+    """Tables and points for the page, as plain values."""
+    trained = [row for row in run.rows if row.get("split", "train") == "train"]
+    return {
+        "notes": run.notes,
+        "warnings": [{"level": w.level, "count": w.count, "first": w.first, "text": w.text} for w in run.warnings],
+        "counts": list(_counts(run)),
+        "metrics": [*_missing(run), *_stale(run)],
+        "duplicates": _duplicates(trained),
+        "scatter": _scatter(trained),
+        "parts": _parts(trained),
+    }
+
+
+def _counts(run: Run) -> Iterator[dict[str, Any]]:
+    """Totals that ought to be 0."""
+    for key in sorted(run.series):
+        counted = "non_finite" in key or key.startswith("nonfinite/") or key.endswith("/failures")
+        steps, values = run.points(key)
+        if key.startswith("obs/") and key != "obs/overhead_ms":
+            yield {"key": key, "total": max(values), "first": next((s for s, v in zip(steps, values) if v), None)}
+        elif counted:
+            yield {"key": key, "total": sum(values), "first": next((s for s, v in zip(steps, values) if v), None)}
+
+
+def _missing(run: Run) -> Iterator[dict[str, str]]:
+    for key in EXPECTED:
+        if run.steps and key not in run.series:
+            yield {"key": key, "state": "missing", "why": "every run is expected to have it"}
+
+
+def _stale(run: Run) -> Iterator[dict[str, str]]:
+    """Metrics that stopped: silent at the end for more than three times their longest silence before."""
+    for key in run.series:
+        steps, _ = run.points(key)
+        gaps = [b - a for a, b in zip(steps, steps[1:])]
+        silence = run.steps[-1] - steps[-1]
+        if gaps and silence > 3 * max(gaps) and len(steps) > 2:
+            yield {"key": key, "state": "stopped", "why": f"last recorded at step {steps[-1]} of {run.steps[-1]}"}
+
+
+def _duplicates(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Answers that were given to several prompts, beside how many prompts expect them."""
+    expected: dict[str, set[str]] = {}
+    for row in rows:
+        expected.setdefault(str(row.get("expected_answer")), set()).add(str(row.get("prompt")))
+    common = [(answer, count) for answer, count in answers_given(rows).items() if count > 1]
+    found = [{"answer": a[:200], "prompts": count, "expected": len(expected.get(a, ()))} for a, count in common]
+    found.sort(key=lambda one: (one["expected"] - one["prompts"], one["answer"]))
+    return {"prompts": len({str(row.get("prompt")) for row in rows}), "answers": found[:MAX_DUPLICATES]}
+
+
+def _scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Length and reward of training samples, at most `MAX_POINTS`, evenly over the run."""
+    points = [(number(r.get("response_tokens")), number(r.get("reward")), r.get("correct")) for r in rows]
+    points = [p for p in points if p[0] is not None and p[1] is not None]
+    shown = points[:: max(1, -(-len(points) // MAX_POINTS))]
+    return {
+        "r": correlation([p[0] for p in points], [p[1] for p in points]),
+        "n": len(points),
+        "points": sorted(shown, key=lambda p: p[:2]),
+    }
+
+
+def _parts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How each reward function's value goes with the whole reward over training samples."""
+    parts = sorted({column for row in rows for column in row if column.startswith("reward/")})
+    found = []
+    for part in parts:
+        pairs = [(number(row.get(part)), number(row.get("reward"))) for row in rows]
+        pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
+        values = [a for a, _ in pairs]
+        if values:
+            r = correlation(values, [b for _, b in pairs])
+            found.append({"key": part, "n": len(values), "mean": sum(values) / len(values), "r": r})
+    return found

@@ -1,0 +1,217 @@
+"""One HTML file: the runs as JSON in a script tag that is data, the scripts beside it, and nothing from anywhere else."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.text import head_and_tail
+from torchtitan_rl.report.health import health
+from torchtitan_rl.report.load import Run, load_run, unique_names
+from torchtitan_rl.report.verdicts import held_out_prompts, verdicts, wilson
+
+CELL_CHARACTERS = 20_000
+"""Of a longer text, head and tail are shown."""
+SIZE_MB = 5.0
+"""The file's size at most, by default: samples that would exceed it are left out, with a note."""
+MIN_ROW_BYTES = 500_000
+"""What samples may take however large the metrics are."""
+
+_SCRIPTS = ("base.js", "charts.js", "overview.js", "samples.js", "sample.js", "compare.js", "health.js", "app.js")
+_LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
+_PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
+
+
+def write_report(
+    folders: Sequence[Path], output: Path, *, size_mb: float = SIZE_MB, refresh_s: float | None = None
+) -> list[Run]:
+    """Writes the report of the runs to `output`, at once: an open page never reads half a file. Returns the runs.
+
+    Args:
+        size_mb: what the file may take; above it samples are drawn, whole groups at a time, with a note.
+        refresh_s: how often an open page reads the file again, while training runs; None: never.
+
+    Raises: FileNotFoundError for a folder that is no run; OSError where `output` cannot be written.
+    """
+    runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
+    text = render(runs, size_mb=size_mb, refresh_s=refresh_s)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    # A lone surrogate becomes \udxxx, which is how JSON writes it too.
+    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
+    os.replace(unfinished, output)
+    return runs
+
+
+def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | None = None) -> str:
+    """The whole page."""
+    asset = resources.files(__package__).joinpath("assets")
+    style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
+    scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
+    plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
+    licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
+    code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
+    budget = int(size_mb * 1e6) - len(code) - len(style)
+    data = embed(payload(runs, budget=budget, refresh_s=refresh_s))
+    if (size := len(data.encode("utf-8", "replace"))) > budget:  # the estimate of rows was low, as with much markup
+        data = embed(payload(runs, budget=int(budget * budget / size), refresh_s=refresh_s))
+    parts = {
+        "title": html.escape(" · ".join(run.name for run in runs)),
+        "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
+        "style": style,
+        "data": data,
+        "code": code,
+    }
+    page = asset.joinpath("report.html").read_text("utf-8")
+    pieces = [parts.get(piece, piece) if place % 2 else piece for place, piece in enumerate(page.split("%%"))]
+    return "".join(pieces)
+
+
+def embed(value: Any) -> str:
+    """The value as JSON that nothing in it can end: no markup, no line separators of JavaScript."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def payload(runs: Sequence[Run], *, budget: int, refresh_s: float | None = None) -> dict[str, Any]:
+    """What the scripts read. `budget`: bytes that metrics and samples may take together."""
+    described = [_described(run) for run in runs]
+    budget = max(MIN_ROW_BYTES, budget - len(embed(described)))
+    rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
+    shown, left_out = _within(rows, budget)
+    notes = []
+    if left_out:
+        notes.append(
+            f"{left_out:,} of {len(rows):,} samples were left out to bound this file's size (--size): selected "
+            "samples stay, and of the rest whole groups drawn by chance. Verdicts and health use all samples that were read."
+        )
+    return {
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "refresh": refresh_s,
+        "notes": notes,
+        "runs": described,
+        "rows": {"count": len(shown), "columns": _columns(shown)},
+    }
+
+
+def _described(run: Run) -> dict[str, Any]:
+    prompts = held_out_prompts(run)
+    intervals = {
+        key: [None if value is None or not 0 <= value <= 1 else wilson(value, prompts) for value in run.series[key]]
+        for key in ("evaluation/accuracy", "evaluation/sampled/accuracy")
+        if prompts and key in run.series
+    }
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "steps": run.steps,
+        "total": run.total_steps,
+        "finished": run.finished,
+        "stored": run.num_stored_rows,
+        "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
+        "intervals": {key: [p and [_rounded(end) for end in p] for p in pairs] for key, pairs in intervals.items()},
+        "verdicts": [line._asdict() for line in verdicts(run)],
+        "health": _plain(health(run)),
+        "config": {key: _plain(value) for key, value in flat(run.config).items()},
+        "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
+    }
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with the keys joined by dots. Example: {"a": {"b": 1}} as {"a.b": 1}."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return found
+
+
+def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, Row]], int]:
+    """The rows that fit into the budget, in their order, and how many do not. Siblings stay together."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, (run, row) in enumerate(rows):
+        groups.setdefault((run, *(str(row.get(column)) for column in _PROMPT_COLUMNS)), []).append(place)
+
+    def urgency(key: tuple[Any, ...]) -> tuple[bool, int]:
+        selected = any(rows[place][1].get("select_reason") for place in groups[key])
+        return not selected, zlib.crc32(repr(key[1:]).encode())
+
+    kept: list[int] = []
+    seen: set[tuple[str, str]] = set()
+    for key in sorted(groups, key=urgency):
+        budget -= sum(_bytes(rows[place][1], seen) for place in groups[key])
+        if budget < 0:
+            break
+        kept.extend(groups[key])
+    return [rows[place] for place in sorted(kept)], len(rows) - len(kept)
+
+
+def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
+    """About what the row adds to the file: a text that its column has already is a number there."""
+    size = 0
+    for column, cell in row.items():
+        size += len(json.dumps(cell)) if isinstance(cell, (dict, list)) else 7
+        if isinstance(cell, str) and (column, cell) not in seen:
+            seen.add((column, cell))
+            size += min(len(cell.encode("utf-8", "replace")), CELL_CHARACTERS)
+    return size
+
+
+def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
+    """Column by column: {"same": cell}, {"codes": [...], "words": [...]} where cells repeat, or {"cells": [...]}."""
+    names = dict.fromkeys(column for _, row in rows for column in row if column not in _LEFT_OUT)
+    found = {"run": _packed([run for run, _ in rows])}
+    for name in names:
+        found[name] = _packed([_cell(row.get(name)) for _, row in rows])
+    return found
+
+
+def _packed(cells: list[Any]) -> dict[str, Any]:
+    words: dict[tuple[type, Any], int] = {}  # with the type: True, 1 and 1.0 are equal
+    keys = ((type(cell), json.dumps(cell) if isinstance(cell, (dict, list)) else cell) for cell in cells)
+    codes = [words.setdefault(key, len(words)) for key in keys]
+    if len(words) == 1:
+        return {"same": cells[0]}
+    sizes = [len(str(word)) for _, word in words]
+    if sum(sizes[code] for code in codes) > sum(sizes) + len(str(len(words))) * len(codes):
+        by_code = dict(zip(codes, cells))
+        return {"codes": codes, "words": [by_code[code] for code in range(len(words))]}
+    return {"cells": cells}
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, float):
+        return _rounded(cell)
+    if isinstance(cell, str):
+        return head_and_tail(cell, CELL_CHARACTERS)
+    return _plain(cell)
+
+
+def _plain(value: Any) -> Any:
+    """The value without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return head_and_tail(value, CELL_CHARACTERS)
+    return _rounded(value) if isinstance(value, float) else value
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six significant digits; None for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
