@@ -17,6 +17,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
+from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.observability.rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
@@ -205,7 +206,7 @@ class Recorder(Configurable):
             from torchtitan_rl.report import write_report  # not needed before the run's end
 
             write_report([self._run_folder], path)
-            logger.info(f"report: {path}")
+            progress(f"report: {path}")
         except Exception:
             logger.warning("the report could not be written; python -m torchtitan_rl.report tries again", exc_info=True)
 

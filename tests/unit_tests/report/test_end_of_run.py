@@ -28,8 +28,10 @@ def finished(tmp_path):
     return make
 
 
-def test_a_run_ends_with_its_report(finished):
-    assert "reward rose from 1 to 2" in finished().read_text("utf-8")
+def test_a_run_ends_with_its_report_and_says_where_it_is(finished, capsys):
+    path = finished()
+    assert "reward rose from 1 to 2" in path.read_text("utf-8")
+    assert f"report: {path}" in capsys.readouterr().out
 
 
 def test_other_ranks_and_runs_that_want_none_write_none(finished):
