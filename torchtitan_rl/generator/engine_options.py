@@ -1,5 +1,7 @@
 """What the engine is told beyond the user's configuration, so that it computes what the trainer computes."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan_rl.device import ON_CPU, expandable_segments
@@ -24,3 +26,16 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
     if tensor_parallel_degree > 1 and expandable_segments():
         options["disable_custom_all_reduce"] = True
     return options
+
+
+def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
+    """Take the name off the memory that this rank of a CPU engine shares with its siblings; who has it mapped keeps it.
+
+    vLLM names it after the ranks alone and fails where the name is taken, so a killed run would stand in the way of every
+    later one on this machine. Called before the engine starts, for what others left, and after, to leave nothing.
+    """
+    if ON_CPU:
+        ending = f"-[{'-'.join(map(str, ranks))}]-cpushm_{rank_in_replica}"
+        for path in Path("/dev/shm").glob("*-cpushm_*"):
+            if path.name.endswith(ending):
+                path.unlink(missing_ok=True)

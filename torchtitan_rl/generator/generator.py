@@ -12,7 +12,7 @@ from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.generator.engine_options import engine_options
+from torchtitan_rl.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig
 from torchtitan_rl.observability import record_metrics
@@ -81,6 +81,8 @@ class Generator(Configurable):
         self.num_replicas = dist.get_world_size() // degree
         self._sleeps = config.sleep and not ON_CPU
         self._asleep = False
+        siblings = range(self.replica * degree, (self.replica + 1) * degree)
+        unlink_shared_memory(siblings, self.rank_in_replica)
         self.llm = LLM(
             model=hf_assets_path,
             load_format="dummy",
@@ -99,6 +101,7 @@ class Generator(Configurable):
             **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
             **engine_options(config.dtype, degree),
         )
+        unlink_shared_memory(siblings, self.rank_in_replica)
         self.stats = EngineStats(self.llm)
 
     @property
