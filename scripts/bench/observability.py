@@ -4,7 +4,7 @@ distributions over 2 million tokens, every sink on.
     python scripts/bench/observability.py [--episodes 1024] [--tokens 2048] [--steps 8] [--sinks console jsonl ...]
 
 Prints the milliseconds that each part takes on the training thread, by the clock and of the thread's own processor time; the
-limit of 60 ms is on the latter. By the clock, the thread also waits for other processes and for the sinks' threads.
+limit of 150 ms, half a percent of a 30 s step, is on the latter. By the clock, the thread also waits for other processes and for the sinks' threads.
 W&B runs offline; everything is written to a temporary folder.
 """
 
@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-LIMIT_MS = 60.0
+LIMIT_MS = 150.0
 
 
 def main() -> int:
