@@ -4,8 +4,8 @@ distributions over 2 million tokens, every sink on.
     python scripts/bench/observability.py [--episodes 1024] [--tokens 2048] [--steps 8] [--sinks console jsonl ...]
 
 Prints the milliseconds that each part takes on the training thread, by the clock and of the thread's own processor time; the
-limit of 150 ms, half a percent of a 30 s step, is on the latter. By the clock, the thread also waits for other processes and for the sinks' threads.
-W&B runs offline; everything is written to a temporary folder.
+limit of 150 ms, half a percent of a 30 s step, is on the latter. By the clock, the thread also waits for other processes and
+for the sinks' threads. W&B runs offline; everything is written to a temporary folder.
 """
 
 import argparse
