@@ -278,7 +278,8 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert "1/3" in steps[0]
     assert "reward   6.500" in steps[0]
     assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
-    assert len(output) == 6
+    assert len(output) == 7
+    assert output[-1].startswith("report: ")
 
 
 def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):
