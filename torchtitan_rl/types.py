@@ -12,10 +12,13 @@ same on every rank; only `TrainBatch` holds tensors on the device.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torchtitan_rl.generator import SamplingConfig
 
 FinishReason = Literal["stop", "length"]
 IntArray = np.ndarray
@@ -44,6 +47,10 @@ class Prompt:
     """The chat messages that `text` was rendered from; None for a plain-text prompt."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns of the data set, handed to reward functions by name."""
+    task: str = ""
+    """The member of a mixture that asks; "" for a run's only task."""
+    sampling: "SamplingConfig | None" = None
+    """How its completions are sampled in training; None: as the run's configuration says."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))

@@ -40,6 +40,7 @@ class PromptStream(Configurable):
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.config = config
         self.task = task
+        self._members = task.members()
         self.tokenizer = tokenizer
         # A batch size of None and no workers: items come one at a time and none is read ahead, so the saved position is
         # that of the last prompt used.
@@ -82,6 +83,7 @@ class PromptStream(Configurable):
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=self.config.enable_thinking,
+                tools=self._members[example.task].tool_schemas(),
             )
         else:
             text = example.text
@@ -112,6 +114,8 @@ class PromptStream(Configurable):
             expected_answer=example.expected_answer,
             messages=example.messages if chat else None,
             columns=example.columns,
+            task=example.task,
+            sampling=example.sampling,
         )
 
     def _check_represents(self, text: str) -> None:

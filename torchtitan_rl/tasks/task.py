@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.run.errors import expect
+
+if TYPE_CHECKING:
+    from torchtitan_rl.generator import SamplingConfig
 
 RewardFunction = Callable[..., Any]
 """TRL's: keywords such as `prompts`, `completions` and columns in, one float or None a completion out."""
@@ -36,6 +39,10 @@ class Example:
     """The same prompt as chat messages, used instead of `text` where a chat template is applied; None: no such form."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns, handed by name to the reward functions that name them."""
+    task: str = ""
+    """The member of a mixture that asks; the mixture fills it in."""
+    sampling: "SamplingConfig | None" = None
+    """How a mixture's member is sampled in training; None: as the run is."""
 
     def __post_init__(self) -> None:
         answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
@@ -91,6 +98,17 @@ class Task(ABC, Configurable):
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Whether an extracted answer is right: what the correctness reward and the evaluation's accuracy both ask."""
         return answer is not None and answer == expected_answer
+
+    def members(self) -> dict[str, "Task"]:
+        """The tasks that examples come from, by `Example.task`: itself alone, or what a mixture mixes.
+
+        Each scores and judges the completions of its own examples: reward functions, extract_answer, is_correct.
+        """
+        return {"": self}
+
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        """The tools that a chat template tells the policy of, as JSON schemas of functions; None: there are none."""
+        return None
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:

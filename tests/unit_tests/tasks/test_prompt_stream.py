@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks import Example, SumDigits
 from torchtitan_rl.tasks.prompt_stream import PromptStream
@@ -101,6 +102,31 @@ def test_the_chat_template_is_told_whether_to_think(tokenizer):
     tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
     assert stream(tokenizer).next_batch(1)[0].text.startswith("False<user>")
     assert stream(tokenizer, enable_thinking=True).next_batch(1)[0].text.startswith("True<user>")
+
+
+def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
+    class WithTools(SumDigits):
+        def tool_schemas(self):
+            return [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+    tokenizer.chat_template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHAT_TEMPLATE
+    with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))
+    assert stream(tokenizer, task=with_tools).next_batch(1)[0].text.startswith("[add]<user>")
+    assert stream(tokenizer).next_batch(1)[0].text.startswith("<user>")
+
+
+def test_an_examples_member_and_its_sampling_reach_the_prompt(tokenizer):
+    sampling = SamplingConfig(n=2)
+
+    class Member(SumDigits):
+        def train_example(self, index, *, seed):
+            return dataclasses.replace(super().train_example(index, seed=seed), task="sums", sampling=sampling)
+
+        def members(self):
+            return {"": self, "sums": self}
+
+    [prompt] = stream(tokenizer, task=Member(SumDigits.Config(max_integers=2, instruction=""))).next_batch(1)
+    assert (prompt.task, prompt.sampling) == ("sums", sampling)
 
 
 def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
