@@ -170,7 +170,7 @@ class Grader(Configurable):
             reward_breakdown=breakdown,
             extra=extra,
             answer=answer,
-            correct=self._task.is_correct(answer, group.prompt.expected_answer),
+            correct=self._task.judge(answer, group.prompt),
         )
 
     def _warn_once(self, key: str, message: str) -> None:

@@ -13,6 +13,7 @@ from torchtitan_rl.run.errors import expect
 
 if TYPE_CHECKING:
     from torchtitan_rl.generator import SamplingConfig
+    from torchtitan_rl.types import Prompt
 
 RewardFunction = Callable[..., Any]
 """TRL's: keywords such as `prompts`, `completions` and columns in, one float or None a completion out."""
@@ -98,6 +99,27 @@ class Task(ABC, Configurable):
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Whether an extracted answer is right: what the correctness reward and the evaluation's accuracy both ask."""
         return answer is not None and answer == expected_answer
+
+    def judge(self, answer: str | None, prompt: "Prompt") -> bool | None:
+        """Whether an extracted answer to `prompt` is right; None where there is nothing to judge by.
+
+        `is_correct` says it from the expected answer. Override this one where the prompt's columns decide.
+        """
+        return self.is_correct(answer, prompt.expected_answer)
+
+    def epoch(self, num_seen: int) -> float | None:
+        """Rounds through the training examples after the first `num_seen` of the stream; None: they never repeat."""
+        return None
+
+    def leave_out(self, fault: Callable[[Example], str | None]) -> None:
+        """Leave out the examples that have a fault as prompts, such as too many tokens, and say which.
+
+        Called once before training, by a stream that knows the tokenizer. A task without a fixed list does nothing: its
+        faulty examples are passed over when they come, and counted.
+
+        Args:
+            fault: the reason, such as "longer than prompts.max_prompt_tokens 512"; None for a good example.
+        """
 
     def members(self) -> dict[str, "Task"]:
         """The tasks that examples come from, by `Example.task`: itself alone, or what a mixture mixes.
