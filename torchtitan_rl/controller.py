@@ -211,6 +211,7 @@ class Controller(Configurable):
             self._evaluate()
         self.state.count(groups, update)
         record_step(groups, update, state=self.state, algorithm=self.algorithm)
+        record_metrics(self.prompts.metrics(self.state.prompts_seen))
         self.recorder.flush(step)
         # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):

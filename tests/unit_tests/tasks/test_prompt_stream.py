@@ -25,9 +25,9 @@ def tokenizer():
     return make_small_tokenizer(["What is 12 + 34?\n[ANSWER] 46"] * 4, vocab_size=300)
 
 
-def stream(tokenizer, *, seed=0, task=None, **config) -> PromptStream:
+def stream(tokenizer, *, seed=0, task=None, read_ahead=0, **config) -> PromptStream:
     task = task or SumDigits.Config(max_integers=2, instruction="").build()
-    return PromptStream.Config(**config).build(task=task, tokenizer=tokenizer, seed=seed)
+    return PromptStream.Config(read_ahead=read_ahead, **config).build(task=task, tokenizer=tokenizer, seed=seed)
 
 
 def texts(prompts):
@@ -57,13 +57,13 @@ def test_every_rank_sees_the_same_prompts_and_another_seed_sees_others(tokenizer
     assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
 
 
-@pytest.mark.parametrize("batches_before", [0, 1, 3])
-def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before):
-    whole = stream(tokenizer)
+@pytest.mark.parametrize(("batches_before", "read_ahead"), [(0, 0), (1, 0), (3, 0), (0, 16), (3, 16)])
+def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before, read_ahead):
+    whole = stream(tokenizer, read_ahead=read_ahead)
     for _ in range(batches_before):
         whole.next_batch(5)
     state = whole.state_dict()
-    resumed = stream(tokenizer)
+    resumed = stream(tokenizer, read_ahead=read_ahead)
     resumed.next_batch(2)
     resumed.load_state_dict(state)
     for _ in range(3):
@@ -138,12 +138,72 @@ def test_a_prompt_without_tokens_is_an_error_that_names_its_place(tokenizer):
     class WithAnEmptyOne(SumDigits):
         def train_example(self, index, *, seed):
             example = super().train_example(index, seed=seed)
-            return dataclasses.replace(example, text="") if index == 9 else example
+            return dataclasses.replace(example, text="", messages=None) if index == 9 else example
 
-    prompts = stream(tokenizer, task=WithAnEmptyOne(SumDigits.Config(max_integers=2, instruction="")))
-    prompts.next_batch(8)
-    with pytest.raises(UserError, match="prompt 1 = '': expected at least one token.*Leave such examples out"):
-        prompts.next_batch(2)
+    prompts = stream(tokenizer, task=WithAnEmptyOne(SumDigits.Config(max_integers=2, instruction="")), read_ahead=16)
+    prompts.next_batch(9)
+    with pytest.raises(UserError, match="prompt = '': expected at least one token.*Leave such examples out"):
+        prompts.next_batch(1)
+
+
+def test_a_generated_prompt_that_is_too_long_is_passed_over_and_counted(tokenizer):
+    class WithALongOne(SumDigits):
+        def train_example(self, index, *, seed):
+            example = super().train_example(index, seed=seed)
+            return dataclasses.replace(example, text="What " * 600) if index in (1, 9) else example
+
+    with_long_ones = stream(tokenizer, task=WithALongOne(SumDigits.Config(max_integers=2, instruction="")))
+    expected = texts(stream(tokenizer).next_batch(10))
+    assert texts(with_long_ones.next_batch(8)) == expected[:1] + expected[2:9]
+    assert with_long_ones.num_passed_over == 2 - 1
+    assert texts(with_long_ones.next_batch(1)) == texts(stream(tokenizer).next_batch(11))[-1:]
+    assert with_long_ones.num_passed_over == 2
+
+
+@pytest.mark.parametrize("enable_thinking", [False, True])
+def test_a_chat_prompt_has_the_tokens_of_transformers_apply_chat_template(tokenizer, enable_thinking):
+    tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
+    config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2")], "enable_thinking": enable_thinking}
+    for prompt in stream(tokenizer, **config).next_batch(3):
+        assert [message["role"] for message in prompt.messages] == ["system", "user", "assistant", "user"]
+        assert prompt.messages[0]["content"] == "Add."
+        rendered = tokenizer.apply_chat_template(
+            prompt.messages, add_generation_prompt=True, enable_thinking=enable_thinking, return_dict=False
+        )
+        assert prompt.token_ids.tolist() == rendered
+
+
+def test_plain_text_begins_with_the_system_prompt_and_the_examples(tokenizer):
+    config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2"), ("What is 1 + 2?\n", "3")]}
+    [bare] = stream(tokenizer).next_batch(1)
+    [prompt] = stream(tokenizer, **config).next_batch(1)
+    assert prompt.text == f"Add.\n\nWhat is 1 + 1?\n2\n\nWhat is 1 + 2?\n3\n\n{bare.text}"
+
+
+def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_remedy(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    with pytest.raises(
+        UserError, match="chat_template.*expected a generation prompt.*--prompts.no-apply-chat-template"
+    ):
+        stream(tokenizer)
+    assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None
+
+
+def test_a_template_that_needs_no_generation_prompt_is_none(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    assert stream(tokenizer).next_batch(1)[0].text.endswith("[/INST]")
+
+
+def test_messages_without_a_chat_template_are_an_error_with_the_remedy(tokenizer):
+    class Chat(SumDigits):
+        def train_example(self, index, *, seed):
+            return dataclasses.replace(super().train_example(index, seed=seed), text="")
+
+    with pytest.raises(UserError, match="prompts.apply_chat_template.*the tokenizer has none. Start from an instruct"):
+        stream(tokenizer, task=Chat(SumDigits.Config(max_integers=2, instruction="")))
 
 
 def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):
