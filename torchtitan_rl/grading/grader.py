@@ -209,6 +209,9 @@ def _keywords(group: Group[Completion], state: TrainerState) -> dict[str, Any]:
 
 def _check(config: Grader.Config, names: list[str]) -> None:
     """Raise UserError for two functions of one name, settings of a function that does not exist, impossible settings."""
+    expect(
+        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     expect(
         not twice,

@@ -1,0 +1,141 @@
+"""rows: any table of prompts, with or without answers. Every column reaches reward functions by its name, as in TRL."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from torchtitan_rl.observability import progress
+from torchtitan_rl.run.errors import expect
+from torchtitan_rl.tasks.answers import KINDS
+from torchtitan_rl.tasks.row_set import RowSet
+from torchtitan_rl.tasks.table import Table, load_table
+from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
+
+
+class Rows(Task):
+    """Examples from the rows of a table, shuffled anew in each epoch.
+
+    What cannot be an example is told with the numbers of its rows before training: an error where the file must be mended,
+    a line of output where rows are left out (repeated prompts, missing answers, prompts that are also held out).
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        path: str = ""
+        """A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files, or the name of a data set on the hub."""
+
+        subset: str = ""
+        """The configuration of a data set on the hub that has several, such as "main" of openai/gsm8k."""
+
+        split: str = "train"
+        """The split to train on, of a data set on the hub or of a folder with files such as train.jsonl."""
+
+        held_out_path: str = ""
+        """Rows to evaluate on, as `path`. Empty: see held_out_split."""
+
+        held_out_split: str = ""
+        """The split of held_out_path, or of `path`, to evaluate on. Empty as held_out_path is: a share of the rows."""
+
+        held_out_share: float = 0.05
+        """The share of the rows, at least one, that is held out where there is neither file nor split for it. Which ones
+        depends on their prompts and held_out_seed alone."""
+
+        held_out_seed: int = 0
+        """Chooses another share."""
+
+        prompt_column: str = ""
+        """Holds the prompt: a text, or chat messages that end with the user's. Empty: the first there is of prompt,
+        messages, question, problem."""
+
+        template: str = ""
+        """The prompt's text made of the row's columns, such as "Question: {question}\\nAnswer:". Empty: the column alone."""
+
+        answer_column: str = ""
+        """Holds the right answer, a text or a number. Empty: the first there is of answer, expected_answer, ground_truth;
+        without any, reward functions (grader.rewards) judge alone."""
+
+        answer_kind: Literal["text", "tag", "number"] = "text"
+        """What a completion's answer is and when it is right. text: all of it, the same text; tag: what <answer>...</answer>
+        holds, the same text; number: its last number, of the same value."""
+
+    def __init__(self, config: Config) -> None:
+        share = config.held_out_share
+        expect(0 < share < 1, "task.held_out_share", share, "more than 0 and less than 1", "Use 0.05.")
+        self.config = config
+        table = load_table(config.path, subset=config.subset, split=config.split)
+        self._train = self._part(table)
+        if config.held_out_path or config.held_out_split:
+            path, split = config.held_out_path or config.path, config.held_out_split or "train"
+            self._held_out = self._part(load_table(path, subset=config.subset, split=split, field="task.held_out_path"))
+            self._train.leave_out_where(np.isin(self._train.keys, self._held_out.keys), "also held out")
+        else:
+            self._held_out = self._train.split_off(share, config.held_out_seed)
+        for part, what in ((self._train, "for training"), (self._held_out, "held out")):
+            progress(part.describe(what))
+        remedy = "Give more rows, or a file of its own to hold out (task.held_out_path)."
+        expect(len(self._train.kept) > 0, "task.path", config.path, "rows for training and held-out ones", remedy)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether rows have an answer to judge by."""
+        return bool(self._train.answer_column)
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """The example at place `index`: the rows in an order that depends on the seed and the epoch."""
+        epoch, place = divmod(index, len(self._train.kept))
+        return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """The first `num` held-out rows, or as many as there are."""
+        return [self._held_out.example(place) for place in range(min(num, len(self._held_out.kept)))]
+
+    def epoch(self, num_seen: int) -> float:
+        return num_seen / len(self._train.kept)
+
+    def leave_out(self, fault: Callable[[Example], str | None]) -> None:
+        for part, what in ((self._train, "for training"), (self._held_out, "held out")):
+            faults = [fault(part.example(place)) or "" for place in range(len(part.kept))]
+            if any(faults):
+                for reason in sorted(set(faults) - {""}):
+                    part.leave_out_where(np.array([found == reason for found in faults]), reason)
+                    faults = [found for found in faults if found != reason]
+                progress(part.describe(what))
+            expect(
+                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be a prompt",
+                "Raise prompts.max_prompt_tokens, or mend the rows.",
+            )  # fmt: skip
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """`correct` where rows have an answer, else none of its own."""
+        return (self.correct,) if self.has_answers else ()
+
+    def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
+        """1 for the right answer, else 0."""
+        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        return [float(self.is_correct(a, expected)) for a, expected in zip(answers, expected_answer, strict=True)]
+
+    def extract_answer(self, text: str) -> str | None:
+        return KINDS[self.config.answer_kind].extract(text)
+
+    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        return answer is not None and KINDS[self.config.answer_kind].equal(answer, expected_answer)
+
+    def judge(self, answer: str | None, prompt: Any) -> bool | None:
+        """None where rows have no answers."""
+        return super().judge(answer, prompt) if self.has_answers else None
+
+    def expected_answer(self, text: str) -> str | None:
+        """The answer in a row's answer column; None where it holds none. Override it where the column holds more."""
+        return text
+
+    def _part(self, table: Table) -> RowSet:
+        return RowSet(table, self.config, self.expected_answer)
+
+
+@functools.lru_cache(maxsize=4)
+def _order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """[num_rows] the places of an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(num_rows)
