@@ -18,20 +18,20 @@ from typing import Literal
 
 from torchtitan.components.optimizer import LRSchedulersContainer
 
+from torchtitan_rl import models
 from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_sync import WeightSync
-from torchtitan_rl.models import qwen3
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.trainer import AdamW, Trainer
 
 
 def _qwen3(
-    flavor: str,
+    flavor: str | None,
     *,
     folder: str,
     lr: float,
@@ -41,7 +41,7 @@ def _qwen3(
     activation_checkpoint: Literal["none", "selective", "full"] = "full",
 ) -> Controller.Config:
     return Controller.Config(
-        model_spec=qwen3(flavor),
+        model_spec=flavor and models.qwen3(flavor),
         hf_assets_path=folder,
         num_steps=200,
         num_prompts_per_step=prompts,
@@ -60,6 +60,15 @@ def _qwen3(
             every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0)
         ),
     )
+
+
+def qwen3() -> Controller.Config:
+    """Any dense Qwen3, Qwen2.5 or Llama 3: the model is read from the config.json of --hf-assets-path FOLDER.
+
+    The settings are those of 0.6B to 1.7B on one 80 GB GPU or more; a larger model wants a lower learning rate, and from 8B on
+    --generator.tensor-parallel-degree 2. What does not fit is refused with the sum before it starts.
+    """
+    return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_0_6b() -> Controller.Config:

@@ -17,8 +17,8 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from torchtitan_rl.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.run.errors import UserError, expect  # noqa: E402
-from torchtitan_rl.run.registry import load_config  # noqa: E402
 from torchtitan_rl.trainer.hf import stored_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
 
@@ -50,7 +50,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
     )
     expect(not output.exists() or not any(output.iterdir()), "--output", str(output), "a new folder", "Name another.")
     checkpoint = find_checkpoint(run / described["checkpoint"]["folder"], step)
-    spec = load_config(described["config"]).model_spec
+    spec = spec_from_folder(start)
     model = meta_model(spec)
     output.mkdir(parents=True, exist_ok=True)
     weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))

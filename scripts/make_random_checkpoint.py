@@ -1,29 +1,51 @@
-"""Make a Hugging Face folder of a published Qwen3 size with random weights: to try memory and speed without a download.
+"""Make a Hugging Face folder with random weights: to try memory, speed and other architectures without a download.
 
     .venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B
+    .venv/bin/python scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
 
-The tokenizer is the small byte-level one of the debug configs, so most of the vocabulary stands for no text.
+The tokenizer is the small byte-level one of the debug configs, so most of a large vocabulary stands for no text.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from torchtitan_rl.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
+from torchtitan_rl.models import FAMILIES, QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
 from torchtitan_rl.tasks import SumDigits  # noqa: E402
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
+
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 384,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+"""What --set changes."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES)
+    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES, help="of a published Qwen3")
+    models = sorted(family.model_type for family in FAMILIES.values())
+    parser.add_argument("--architecture", choices=models, help="a small one of this kind instead")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"its config.json's entries; default {SMALL}"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to make; must not exist")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--seed", type=int, default=0)
@@ -33,15 +55,34 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_default_dtype(getattr(torch, args.dtype))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.output.parent) as unfinished:
-        new_hf_model(qwen3(args.size)).save_pretrained(unfinished)
-        task = SumDigits.Config().build()
-        texts = [task.train_example(i, seed=0).text for i in range(500)]
-        make_small_tokenizer(texts, vocab_size=512).save_pretrained(unfinished)
-        Path(unfinished).rename(args.output)
+    model = small_model(args.architecture, entries(args.set)) if args.architecture else new_hf_model(qwen3(args.size))
+    save(model, args.output)
+    print(f"{args.output}: {args.architecture or f'Qwen3 {args.size}'}, random weights in {args.dtype}")
+
+
+def entries(assignments: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs, whose values are JSON. Example: entries(["hidden_size=72"]) == {"hidden_size": 72}"""
+    return {key: json.loads(value) for key, _, value in (one.partition("=") for one in assignments)}
+
+
+def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
+    """A random model of one of transformers' kinds with `SMALL`'s dimensions, but for `settings`."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **settings}))
+
+
+def save(model: PreTrainedModel, output: Path) -> None:
+    """Write it with a tokenizer that fits; the folder appears complete or not at all."""
+    task = SumDigits.Config().build()
+    texts = [task.train_example(i, seed=0).text for i in range(500)]
+    tokenizer = make_small_tokenizer(texts, vocab_size=min(512, model.config.vocab_size))
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.config.bos_token_id = model.generation_config.bos_token_id = None
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        Path(unfinished).rename(output)
         Path(unfinished).mkdir()  # for the context manager to remove
-    print(f"{args.output}: Qwen3 {args.size}, random weights in {args.dtype}")
 
 
 if __name__ == "__main__":

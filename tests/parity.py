@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node=4 tests/parity.py --tp 2 --generator-tp 2
     torchrun --nproc_per_node=1 tests/parity.py --dtype bfloat16
+    torchrun --nproc_per_node=2 tests/parity.py --tp 2 --architecture llama
 
-Compares, on a tiny random Qwen3: the policy's log-probabilities with transformers' (always float32); the engine's with the
+Compares, on a tiny random model: the policy's log-probabilities with transformers' (always float32); the engine's with the
 policy's after each weight sync; and sharded gradients with those of one unsharded process. Exits non-zero on a difference.
 """
 
@@ -25,11 +26,12 @@ from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, Trai
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
+from tests.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.weight_sync import WeightSync  # noqa: E402
+from torchtitan_rl.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
@@ -142,12 +144,21 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     return found
 
 
+def save(folder: Path, architecture: str | None, *, tie: bool) -> None:
+    """The checkpoint to compare on."""
+    if architecture:
+        save_odd_checkpoint(folder, architecture, tie=tie)
+    else:
+        save_tiny_checkpoint(folder, tie=tie)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--replicate", type=int, default=1)
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--untied", action="store_true")
+    parser.add_argument("--architecture", choices=list(ODD), help="one of odd dimensions instead of the tiny Qwen3")
     parser.add_argument(
         "--dtype", choices=list(BOUNDS), default="float32", help="of the policy's and the engine's arithmetic"
     )
@@ -161,10 +172,9 @@ def main() -> None:
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
-        save_tiny_checkpoint(Path(folder), tie=not args.untied)
+        save(Path(folder), args.architecture, tie=not args.untied)
     dist.barrier()
-    spec = tiny_spec()
-    spec.model.enable_weight_tying = not args.untied
+    spec = spec_from_folder(Path(folder))
     model = build_policy(
         spec,
         parallel_dims=dims,

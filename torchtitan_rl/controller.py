@@ -41,9 +41,9 @@ from torchtitan_rl.observability import (
     timed,
 )
 from torchtitan_rl.run.rank_output import failure_marker
+from torchtitan_rl.run.start import check_tokenizer
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
-from torchtitan_rl.run.validation import check_tokenizer
 from torchtitan_rl.tasks import Task
 from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.trainer.checkpoint import build_checkpointer

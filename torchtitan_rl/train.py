@@ -53,10 +53,13 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
     from torchtitan_rl.run.folder import RunFolder
-    from torchtitan_rl.run.validation import prepare_start, validate
+    from torchtitan_rl.run.start import prepare_start
+    from torchtitan_rl.run.validation import check_model, validate
 
-    validate(config, world_size=int(os.environ["WORLD_SIZE"]))
+    world_size = int(os.environ["WORLD_SIZE"])
+    validate(config, world_size=world_size)
     prepare_start(config)
+    check_model(config, world_size=world_size)
     comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)

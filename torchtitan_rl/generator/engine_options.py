@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from torchtitan_rl.device import ON_CPU, expandable_segments
 
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM's CPU kernels have."""
+
 
 def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree: int) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` for this device, the engine's dtype and its ranks.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import tyro
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.references import did_you_mean, load_function
@@ -87,11 +86,12 @@ def list_configs() -> None:
     console = Console(highlight=False)
     for name, function in config_functions().items():
         config = function()
-        spec: ModelSpec = config.model_spec
+        spec = config.model_spec
+        model = f"{spec.name} {spec.flavor}" if spec else "the folder's model"
         p = config.trainer.parallelism
         fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
         task = type(config.task).__qualname__.partition(".")[0]
         layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        console.print(f"[bold]{name:18}[/bold] {spec.name} {spec.flavor}, {task}, {layout}", soft_wrap=True)
+        console.print(f"[bold]{name:18}[/bold] {model}, {task}, {layout}", soft_wrap=True)
         console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)

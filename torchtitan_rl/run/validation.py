@@ -1,28 +1,20 @@
 """Everything that can be known to be wrong before a process group starts."""
 
-import json
 import math
 import os
-import socket
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.device import ON_CPU, gpu_memory_bytes
+from torchtitan_rl.generator.engine_options import CPU_HEAD_DIMS
 from torchtitan_rl.generator.generator import check_replicas
-from torchtitan_rl.models import hf_architecture
-from torchtitan_rl.run.errors import UserError, expect
+from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.memory import check_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from torchtitan_rl.controller import Controller
-
-START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (0, math.inf, "Use 0, 1, 2, ..."),
@@ -69,11 +61,13 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
     """
-    for field, example in (("model_spec", "qwen3('0.6B')"), ("task", "SumDigits.Config()")):
-        expect(
-            getattr(config, field) is not None, field, None, f"one, for example {field}={example}",
-            "The config function must set it.",
-        )  # fmt: skip
+    expect(
+        config.task is not None,
+        "task",
+        None,
+        "one, for example task=SumDigits.Config()",
+        "The config function must set it.",
+    )
     for field, (smallest, largest, remedy) in _LIMITS.items():
         value = attrgetter(field)(config)
         expected = f"{smallest} or more" if largest == math.inf else f"between {smallest} and {largest}"
@@ -86,12 +80,43 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     _check_lengths(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     config.algorithm.build().validate_sampling(config.sampling.n, max_completion_tokens=config.sampling.max_tokens)
+    if config.model_spec is not None:
+        check_model(config, world_size=world_size)
+
+
+def check_model(config: "Controller.Config", *, world_size: int) -> None:
+    """Check that degrees, lengths and memory fit the model: as soon as it is known, from the config or from its folder.
+
+    Raises:
+        UserError: as `validate`.
+    """
+    model, longest = config.model_spec.model, config.generator.max_model_len
+    attention = model.layers[0].attention
+    divided = {
+        "attention heads": attention.n_heads,
+        "key-value heads": attention.n_kv_heads or attention.n_heads,
+        "vocabulary entries": model.vocab_size,
+    }
+    tp = config.trainer.parallelism.tensor_parallel_degree
+    for field, degree in (("trainer.parallelism", tp), ("generator", config.generator.tensor_parallel_degree)):
+        for what, number in divided.items():
+            expect(
+                number % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {number} {what}",
+                "Use another degree.",
+            )  # fmt: skip
+    fits = f"at most the model's {model.max_seq_len} positions"
+    expect(longest <= model.max_seq_len, "generator.max_model_len", longest, fits, "Lower it.")
+    expect(
+        not ON_CPU or attention.head_dim in CPU_HEAD_DIMS, "hf_assets_path", config.hf_assets_path,
+        f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {attention.head_dim}",
+        "Use another model, or a GPU.",
+    )  # fmt: skip
     if gpu_bytes := gpu_memory_bytes():
         check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
 
 def _check_layout(config: "Controller.Config", world_size: int) -> None:
-    """Degrees, ranks and devices fit one another and the model."""
+    """Degrees, ranks and devices fit one another."""
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not ON_CPU:
         gpus = torch.cuda.device_count()
@@ -110,23 +135,11 @@ def _check_layout(config: "Controller.Config", world_size: int) -> None:
         f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}",
         "Start as many ranks, or change the degrees.",
     )
-    attention = config.model_spec.model.layers[0].attention
-    divided = {
-        "attention heads": attention.n_heads,
-        "key-value heads": attention.n_kv_heads or attention.n_heads,
-        "vocabulary entries": config.model_spec.model.vocab_size,
-    }
-    for field, degree in (("trainer.parallelism", tp), ("generator", config.generator.tensor_parallel_degree)):
-        for what, number in divided.items():
-            expect(
-                number % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {number} {what}",
-                "Use another degree.",
-            )  # fmt: skip
 
 
 def _check_lengths(config: "Controller.Config") -> None:
-    """Every way of sampling is possible, and its longest sequence fits engine and model."""
-    longest, positions = config.generator.max_model_len, config.model_spec.model.max_seq_len
+    """Every way of sampling is possible, and its longest sequence fits the engine."""
+    longest = config.generator.max_model_len
     passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling}
     if config.evaluation.sampled is not None:
         passes["evaluation.sampled"] = config.evaluation.sampled
@@ -139,8 +152,6 @@ def _check_lengths(config: "Controller.Config") -> None:
             f"with prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} at most generator.max_model_len {longest}",
             "Raise that, or lower one of the others.",
         )
-    fits = f"at most the model's {positions} positions"
-    expect(longest <= positions, "generator.max_model_len", longest, fits, "Lower it.")
 
 
 def _check_training(config: "Controller.Config") -> None:
@@ -164,71 +175,3 @@ def _check_training(config: "Controller.Config") -> None:
         f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
         "Lower it, or raise the other.",
     )
-
-
-def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
-    """Check that every token has a row in the model's embedding and that completions can end.
-
-    Raises:
-        UserError: naming `hf_assets_path`.
-    """
-    folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
-    expect(
-        largest < vocab_size,
-        "hf_assets_path",
-        folder,
-        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
-        "Use the tokenizer files that belong to the checkpoint.",
-    )
-    expect(
-        tokenizer.eos_token_id is not None,
-        "hf_assets_path",
-        folder,
-        "a tokenizer with an eos_token, or no completion could end",
-        "Set eos_token in its tokenizer_config.json.",
-    )
-
-
-def prepare_start(config: "Controller.Config") -> None:
-    """Let the task make its start where no folder is configured, and check the folder against the model.
-
-    Raises:
-        UserError: naming `hf_assets_path`.
-    """
-    if not config.hf_assets_path:
-        start = config.task.start_checkpoint(START_CHECKPOINTS)
-        expect(
-            start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
-            "Download one and pass --hf-assets-path FOLDER.",
-        )  # fmt: skip
-        config.hf_assets_path = str(start)
-    check_hf_folder(Path(config.hf_assets_path), config.model_spec)
-
-
-def check_hf_folder(folder: Path, spec: ModelSpec) -> None:
-    """Check that a checkpoint folder is complete and of the configured architecture; each node for itself.
-
-    Raises:
-        UserError: naming `hf_assets_path`, what differs and the remedy.
-    """
-    field, node = "hf_assets_path", socket.gethostname()
-    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
-    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER."
-    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
-    for file in ("config.json", "tokenizer*", "*.safetensors"):
-        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
-    try:
-        found = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise UserError(f"{field} = {str(folder)!r}: its config.json is no JSON: {error}. {remedy}") from error
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    found.setdefault("rope_theta", rope.get("rope_theta"))
-    differing = [
-        f"{key} is {found.get(key)!r} in the folder but {value!r} in the config"
-        for key, value in hf_architecture(spec.model).items()
-        if found.get(key) != value
-    ]
-    expect(
-        not differing, field, str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
-        "Pass the folder of that model, or the --config of this one.",
-    )  # fmt: skip

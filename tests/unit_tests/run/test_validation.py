@@ -1,16 +1,11 @@
 """Each kind of wrong input is an error that names the field, the value and the remedy."""
 
-import json
-
 import pytest
-from transformers import AutoTokenizer
 
-from tests.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.run.registry import load_config, parse_args
-from torchtitan_rl.run.validation import check_hf_folder, check_tokenizer, prepare_start, validate
-from torchtitan_rl.tasks import SumDigits, Task
-from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.run.validation import check_model, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
@@ -94,12 +89,22 @@ def test_evaluation_may_truncate(args):
     assert check(f"--evaluation.sampling.{args[0]}", args[1]) is None
 
 
-@pytest.mark.parametrize("field", ["model_spec", "task"])
-def test_what_the_config_function_must_set_is_named(field):
+def test_what_the_config_function_must_set_is_named():
     config = load_config("debug")
-    setattr(config, field, None)
-    with pytest.raises(UserError, match=f"{field} = None: expected one, .*The config function must set it"):
+    config.task = None
+    with pytest.raises(UserError, match="task = None: expected one, .*The config function must set it"):
         validate(config, world_size=1)
+
+
+def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
+    config = load_config("qwen3")
+    validate(config, world_size=1)
+    config.model_spec = small_qwen3(vocab_size=320, head_dim=16, max_seq_len=4096)
+    with pytest.raises(UserError, match="head_dim is one of .* but it is 16"):
+        check_model(config, world_size=1)
+    config.model_spec = small_qwen3(vocab_size=320)
+    with pytest.raises(UserError, match="max_model_len = 768: expected at most the model's 512 positions"):
+        check_model(config, world_size=1)
 
 
 def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
@@ -110,63 +115,3 @@ def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
     with pytest.raises(ValueError, match="a bug") as raised:
         check()
     assert not isinstance(raised.value, UserError)
-
-
-class TestStart:
-    @pytest.fixture
-    def config(self, tmp_path, monkeypatch):
-        """debug with the tiny model, in a folder of its own."""
-        monkeypatch.chdir(tmp_path)
-        config = load_config("debug")
-        config.model_spec = tiny_spec()
-        return config
-
-    def test_the_task_makes_one_where_no_folder_is_named(self, config, monkeypatch):
-        class WithStart(Task.Config):
-            def start_checkpoint(self, cache_root):
-                save_tiny_checkpoint(cache_root / "mine")
-                (cache_root / "mine" / "tokenizer_config.json").write_text("{}")
-                return cache_root / "mine"
-
-        config.task = WithStart()
-        prepare_start(config)
-        assert config.hf_assets_path == "outputs/start_checkpoints/mine"
-
-    @pytest.mark.parametrize("task", [SumDigits.Config(), Task.Config()])
-    def test_without_one_the_error_names_the_field_and_the_remedy(self, config, task):
-        config.task = task
-        with pytest.raises(UserError, match="hf_assets_path = '': expected a Hugging Face.*--hf-assets-path FOLDER"):
-            prepare_start(config)
-
-    def test_debug_has_one(self, config, monkeypatch):
-        monkeypatch.setattr("torchtitan_rl.tasks.warm_start.ensure_checkpoint", lambda *_: "here")
-        assert config.task.start_checkpoint(None) == "here"
-
-
-def test_checkpoint_folder_missing_incomplete_or_of_another_model(tmp_path):
-    def check_says(message: str, folder=tmp_path) -> None:
-        with pytest.raises(UserError, match=f"hf_assets_path = .*{message}"):
-            check_hf_folder(folder, tiny_spec())
-
-    check_says("has no such folder", tmp_path / "none")
-    check_says("has no config.json")
-    save_tiny_checkpoint(tmp_path)
-    check_says("has no tokenizer")
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    check_hf_folder(tmp_path, tiny_spec())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    check_says("num_hidden_layers is 3 in the folder but 2 in the config")
-    (tmp_path / "config.json").write_text("{")
-    check_says("no JSON")
-
-
-def test_a_tokenizer_larger_than_the_model_or_without_an_end(tmp_path):
-    make_small_tokenizer(["1 + 1"], vocab_size=260).save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    check_tokenizer(tokenizer, 320)
-    with pytest.raises(UserError, match="hf_assets_path = .*vocab_size 100, but it has token id 259"):
-        check_tokenizer(tokenizer, 100)
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match="hf_assets_path = .*with an eos_token"):
-        check_tokenizer(tokenizer, 320)

@@ -1,0 +1,95 @@
+"""Where the policy starts from: the folder of weights, the model that its config.json describes, its tokenizer."""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.models import hf_architecture, spec_from_folder
+from torchtitan_rl.run.errors import expect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.controller import Controller
+
+START_CHECKPOINTS = Path("outputs/start_checkpoints")
+
+
+def prepare_start(config: "Controller.Config") -> None:
+    """Let the task make its start where no folder is configured, and read the model from the folder's config.json.
+
+    A model that the config names must be the folder's.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    if not config.hf_assets_path:
+        start = config.task.start_checkpoint(START_CHECKPOINTS)
+        expect(
+            start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
+            "Download one and pass --hf-assets-path FOLDER.",
+        )  # fmt: skip
+        config.hf_assets_path = str(start)
+    folder = Path(config.hf_assets_path)
+    check_complete(folder)
+    found = spec_from_folder(folder)
+    if config.model_spec is not None:
+        check_same_model(folder, found, config.model_spec)
+    config.model_spec = config.model_spec or found
+
+
+def check_complete(folder: Path) -> None:
+    """Check that a checkpoint folder has its files; each node for itself.
+
+    Raises:
+        UserError: naming `hf_assets_path` and what is missing.
+    """
+    field, node = "hf_assets_path", socket.gethostname()
+    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
+    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER."
+    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    for file in ("config.json", "tokenizer*", "*.safetensors"):
+        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
+
+
+def check_same_model(folder: Path, found: ModelSpec, spec: ModelSpec) -> None:
+    """Check that a folder holds the configured model.
+
+    Raises:
+        UserError: naming `hf_assets_path`, what differs and the remedy.
+    """
+    expected, there = ({"model": s.name, **hf_architecture(s.model)} for s in (spec, found))
+    differing = [
+        f"{key} is {there.get(key)!r} in the folder but {expected.get(key)!r} in the config"
+        for key in expected | there
+        if there.get(key) != expected.get(key)
+    ]
+    expect(
+        not differing, "hf_assets_path", str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
+        "Pass the folder of that model, or --config qwen3, which fits any.",
+    )  # fmt: skip
+
+
+def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
+    """Check that every token has a row in the model's embedding and that completions can end.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
+    expect(
+        largest < vocab_size,
+        "hf_assets_path",
+        folder,
+        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
+        "Use the tokenizer files that belong to the checkpoint.",
+    )
+    expect(
+        tokenizer.eos_token_id is not None,
+        "hf_assets_path",
+        folder,
+        "a tokenizer with an eos_token, or no completion could end",
+        "Set eos_token in its tokenizer_config.json.",
+    )
