@@ -24,6 +24,12 @@ sys.path.insert(0, str(ROOT))
 BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
 """Largest sampler/logprob_diff of a step in bfloat16: two implementations round single tokens differently by tenths."""
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
+ANY_FOLDER = [
+    "--config", "qwen3", "--hf-assets-path", "{dir}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
+    "--sampling.n", "4", "--sampling.max-tokens", "24", "--generator.max-model-len", "512", "--generator.dtype", "float32",
+    "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
+]  # fmt: skip
+"""Training whatever model is in the test's own folder `start`, in float32."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
@@ -46,6 +52,8 @@ class OverrideDefinitions:
     """What each run must exit with; the last repeats."""
     expect_output: Sequence[str] = ()
     """Texts that the last run must print."""
+    prepare: Callable[[Path], None] | None = None
+    """Called with the test's folder before the first run."""
 
 
 def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
@@ -136,6 +144,36 @@ def exported_model_equals_policy(folder: Path) -> None:
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
 
 
+def odd_llama(folder: Path) -> None:
+    """A random Llama 3 of odd dimensions in `start`, with untied embeddings."""
+    settings = [
+        "hidden_size=72",
+        "num_attention_heads=6",
+        "head_dim=32",
+        "intermediate_size=100",
+        "num_hidden_layers=3",
+    ]
+    settings += ["vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5"]
+    command = ["scripts/make_random_checkpoint.py", "--architecture", "llama", "--dtype", "float32", "--set", *settings]
+    subprocess.run(
+        [sys.executable, *command, "--output", str(folder / "start")], cwd=ROOT, check=True, capture_output=True
+    )
+
+
+def export_is_whole(folder: Path) -> None:
+    """transformers loads the exported folder with no tensor missing or left over, and the weights are no longer the start's."""
+    from transformers import AutoModelForCausalLM
+
+    exported = folder / "exported"
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not (info["missing_keys"] | info["unexpected_keys"]), info
+    start = AutoModelForCausalLM.from_pretrained(folder / "start")
+    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True)]
+    assert all(moved), moved
+
+
 def run(*args: str) -> list[str]:
     """Arguments of one run in the test's folder."""
     return ["--dump-folder", "{dir}", *args]
@@ -160,6 +198,14 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
             "tests.parity",
+        ),
+        OverrideDefinitions(
+            [parity("--architecture", "llama", "--tp", "2", "--untied")], "parity of Llama 3 with its rope scaling, TP 2",
+            "parity_llama", 2, [parity_holds], "tests.parity",
+        ),
+        OverrideDefinitions(
+            [parity("--architecture", "qwen2", "--tp", "2", "--generator-tp", "2")],
+            "parity of Qwen2.5 with its biases, TP 2 on both sides", "parity_qwen2", 2, [parity_holds], "tests.parity",
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--generator-tp", "2")], "parity with FSDP 2 x TP 2 and generator TP 2",
@@ -209,6 +255,11 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(6), sampler_agrees(), optimizer_goes_on],
         ),
         OverrideDefinitions(
+            [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
+            "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
+            "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd_llama,
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
             exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"],
         ),
@@ -252,6 +303,8 @@ def run_test(test: OverrideDefinitions, output_dir: Path) -> str | None:
     folder = output_dir / test.test_name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    if test.prepare:
+        test.prepare(folder)
     log = output_dir / f"{test.test_name}.log"
     log.unlink(missing_ok=True)
     for i, args in enumerate(test.override_args):
