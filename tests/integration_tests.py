@@ -26,7 +26,8 @@ BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
 ANY_FOLDER = [
     "--config", "qwen3", "--hf-assets-path", "{dir}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
-    "--sampling.n", "4", "--sampling.max-tokens", "24", "--generator.max-model-len", "512", "--generator.dtype", "float32",
+    "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
+    "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32."""

@@ -47,7 +47,7 @@ ODD = {
         "hidden_size": 192,
         "initializer_range": 0.1,
     },
-    "llama": {"rope_parameters": _LLAMA3_ROPE, "initializer_range": 0.15},
+    "llama": {"rope_parameters": _LLAMA3_ROPE, "initializer_range": 0.1},
 }
 """What each architecture has besides ODD_DIMENSIONS."""
 
