@@ -101,7 +101,10 @@ class PackedSDPA(VarlenAttention):
             flat = t.reshape(B * L, -1, H)[source.reshape(-1)]  # [S*W, N, H]
             return flat.reshape(rows, width, -1, H).transpose(1, 2)  # [S, N, W, H]
 
+        rows_of = [to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH)]  # [S, N or Nkv, W, H] each
+        if ON_CPU:  # its bfloat16 kernel takes three times as long as float32's
+            rows_of = [t.float() for t in rows_of]
         out = F.scaled_dot_product_attention(
-            to_rows(q_BLNH), to_rows(k_BLNH), to_rows(v_BLNH), is_causal=True, scale=scale, enable_gqa=enable_gqa
+            *rows_of, is_causal=True, scale=scale, enable_gqa=enable_gqa
         )  # [S, N, W, H]
-        return out.transpose(1, 2)[inside].reshape(B, L, -1, H)  # rows in order: the pack again
+        return out.transpose(1, 2)[inside].to(q_BLNH.dtype).reshape(B, L, -1, H)  # rows in order: the pack again

@@ -15,10 +15,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
-from torchtitan_rl.device import DEVICE_TYPE, adapt_fsdp, check_environment
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
 from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.trainer.attention import attention_config, describe_attention
 from torchtitan_rl.trainer.logprobs import LogprobHead
+from torchtitan_rl.trainer.rms_norm import use_cpu_norms
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -52,6 +53,8 @@ def build_policy(
     config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
+    if ON_CPU and not compile_config.enable:
+        use_cpu_norms(model)
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(

@@ -193,3 +193,17 @@ def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda rank: SimpleNamespace(total_memory=rank * GIB))
     assert device.gpu_memory_bytes() == 3 * GIB
+
+
+@pytest.mark.skipif(not device.ON_CPU, reason="for products on a CPU")
+@pytest.mark.parametrize("size", [(3, 5, 7), (64, 48, 32)])
+def test_products_on_a_cpu_keep_float32s_digits_and_pytorchs_errors(size):
+    m, k, n = size
+    a, b = torch.randn(m, k), torch.randn(n, k)
+    exact = a.double() @ b.double().T
+    assert (a @ b.T - exact).norm() < 1e-6 * exact.norm()
+    assert ((b @ a.T).T - exact).norm() < 1e-6 * exact.norm()
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        a @ torch.randn(k + 16, n)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        a @ b.double().T
