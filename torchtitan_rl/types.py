@@ -20,7 +20,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchtitan_rl.generator import SamplingConfig
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "max_turns", "max_tokens", "time", "env_error"]
+"""Why a completion ended: by itself or by its environment; cut at its longest length; or a conversation's limits (turns,
+tokens in all, seconds) and its environment's failure."""
 IntArray = np.ndarray
 """int32"""
 FloatArray = np.ndarray
@@ -60,6 +62,26 @@ class Prompt:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One turn of a conversation: what the policy said, and what its environment made of it.
+
+    Example: TurnRecord(text="50", num_tokens=3, messages=({"role": "user", "content": "higher"},), reward=-0.1)
+    """
+
+    text: str
+    num_tokens: int
+    """That the policy sampled in this turn."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """What the environment answered."""
+    reward: float | None = None
+    """The environment's for this turn; the last one's includes what it gave at the end of the conversation."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """What the environment logged, such as {"tool_calls": 1}."""
+    environment_seconds: float = 0.0
+    """That the answer took."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
     """One sample of one prompt: no reward, no advantage, no group.
@@ -82,6 +104,10 @@ class Completion:
     finish_reason: FinishReason
     loss_mask: BoolArray | None = None
     """bool [L], True where the policy sampled the token, False on what an environment or a tool wrote."""
+    turns: tuple[TurnRecord, ...] = ()
+    """Of a conversation with an environment, in order; none otherwise."""
+    error: str | None = None
+    """What went wrong in the environment, with finish_reason "env_error"."""
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
@@ -99,6 +125,13 @@ class Completion:
     def num_sampled(self) -> int:
         """Tokens that the policy sampled."""
         return int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All that was said after the prompt: of one turn, or of a whole conversation."""
+        if not self.turns:
+            return [{"role": "assistant", "content": self.text}]
+        return [said for turn in self.turns for said in ({"role": "assistant", "content": turn.text}, *turn.messages)]
 
     @property
     def sampled_ids(self) -> IntArray:
@@ -129,6 +162,8 @@ class ScoredCompletion:
     """The answer extracted from the text; None when none could be."""
     correct: bool | None = None
     """The task's own judgement of the answer; None where there is nothing to judge by."""
+    turn_rewards: tuple[float, ...] = ()
+    """Of a conversation: the part of the reward that each turn earned by itself, as it counts in the sum."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -141,6 +176,8 @@ class Episode:
     shaped_reward: float | None = None
     """What the advantage was made from: the reward plus truncation and KL penalties; None where it takes no part."""
     advantage: float = 0.0
+    turn_advantages: tuple[float, ...] | None = None
+    """One for each turn instead, where the objective gives credit by turns; `advantage` is then their mean over tokens."""
     mass: float | None = None
     """Listwise losses: its share of the group's mass, which sums to 1; None with any other loss."""
     q_mass: float | None = None
@@ -165,6 +202,17 @@ class Episode:
     def reward(self) -> float | None:
         """The grader's, before any penalty."""
         return self.scored.reward
+
+    @property
+    def token_advantages(self) -> FloatArray:
+        """[L] the advantage of each sampled token, 0 on what the policy did not sample."""
+        mask = self.completion.loss_mask  # [L]
+        if self.turn_advantages is None:
+            return self.advantage * mask
+        lengths = [turn.num_tokens for turn in self.completion.turns]
+        found = np.zeros(len(mask))
+        found[mask] = np.repeat(self.turn_advantages, lengths)
+        return found
 
     @property
     def in_loss(self) -> bool:

@@ -102,15 +102,14 @@ def pack(members: Sequence[Member], *, normalizers: Normalizers, multiple: int) 
         return _on_device(_shifted(column(spread, np.float32), lengths))
 
     token_ids = column([ids for m in members for ids in (m.prompt.token_ids, m.episode.completion.token_ids)], np.int64)
-    masks = [c.loss_mask for c in completions]
     references = [e.reference_logprobs for e in episodes]
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
         positions=_on_device(np.concatenate([np.arange(n) for n in [*lengths, padding]])),
-        loss_mask=at_labels(masks),
+        loss_mask=at_labels([c.loss_mask for c in completions]),
         sampler_logprobs=at_labels([c.logprobs for c in completions]),
-        advantages=at_labels([e.advantage * mask for e, mask in zip(episodes, masks, strict=True)]),
+        advantages=at_labels([e.token_advantages for e in episodes]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
         group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
         mass=_on_device(np.array([e.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
