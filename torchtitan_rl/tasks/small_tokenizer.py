@@ -9,16 +9,30 @@ EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
 
 
-def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+ROLES = ("system", "user", "assistant", "tool")
+CHAT_TEMPLATE = (
+    "{%- if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}"
+    "({{ tool.function.parameters.properties | join(', ') }})\n{% endfor %}<|endoftext|>{% endif -%}"
+    "{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|endoftext|>{% endfor -%}"
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
+)
+"""Short, for policies of a few hundred tokens: a token before and after each message; of tools, names and arguments."""
+
+
+def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int, chat: bool = False) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
     Any text round-trips, as every byte is a token; each digit is a token by itself, so that numbers of any length are
     written the same way. What the texts do not fill is reserved tokens, so that every row of a model's embedding has a
-    token. Without a chat template. The same texts give the same tokenizer. Raises ValueError for a `vocab_size` below
-    the 256 bytes and the 2 special tokens.
+    token. With `chat` it has `CHAT_TEMPLATE` and a token for each role. The same texts give the same tokenizer. Raises
+    ValueError for a `vocab_size` below the 256 bytes and the special tokens.
     """
-    if vocab_size < 258:
-        raise ValueError(f"vocab_size={vocab_size}: expected at least 258, for 256 bytes and 2 special tokens.")
+    special = [EOS_TOKEN, PAD_TOKEN, *(f"<|{role}|>" for role in (ROLES if chat else ()))]
+    if vocab_size < 256 + len(special):
+        least = 256 + len(special)
+        raise ValueError(
+            f"vocab_size={vocab_size}: expected at least {least}, for 256 bytes and {len(special)} special tokens."
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -29,7 +43,7 @@ def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrained
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOS_TOKEN, PAD_TOKEN],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -41,4 +55,5 @@ def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrained
         eos_token=EOS_TOKEN,
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE if chat else None,
     )

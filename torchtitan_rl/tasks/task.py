@@ -12,6 +12,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.run.errors import expect
 
 if TYPE_CHECKING:
+    from torchtitan_rl.conversations import Environment
     from torchtitan_rl.generator import SamplingConfig
     from torchtitan_rl.types import Prompt
 
@@ -20,7 +21,7 @@ RewardFunction = Callable[..., Any]
 
 RESERVED_COLUMNS = frozenset(
     ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
-    + ["trainer_state", "log_extra", "log_metric"]
+    + ["turn_rewards", "trainer_state", "log_extra", "log_metric"]
 )
 """Keywords that the grader itself hands to reward functions, so no data set column may be named so."""
 
@@ -128,13 +129,32 @@ class Task(ABC, Configurable):
         """
         return {"": self}
 
+    def tools(self) -> Sequence[Callable[..., Any]]:
+        """Functions that the policy may call, with type hints and a docstring that describes each argument."""
+        return ()
+
+    def environment(self, prompt: "Prompt") -> "Environment | None":
+        """What answers one sample of the prompt between its turns, a new one at each call; None: its first turn is its last.
+
+        With `tools`, an environment that answers their calls.
+        """
+        if not (tools := self.tools()):
+            return None
+        from torchtitan_rl.conversations import ToolEnvironment
+
+        return ToolEnvironment(tools)
+
     def tool_schemas(self) -> list[dict[str, Any]] | None:
         """The tools that a chat template tells the policy of, as JSON schemas of functions; None: there are none."""
-        return None
+        if not (tools := self.tools()):
+            return None
+        from torchtitan_rl.conversations import tool_schemas
+
+        return tool_schemas(tools)
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """The text of a completion as reward functions receive it: a string, or for a chat prompt messages."""
+    """What the policy said, of a completion as reward functions receive it: a string, or for a chat prompt messages."""
     if isinstance(completion, str):
         return completion
-    return "".join(message["content"] for message in completion)
+    return "\n".join(message["content"] for message in completion if message["role"] == "assistant")
