@@ -22,10 +22,11 @@ from transformers import AutoTokenizer
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.conversations.conversations import Conversations
 from torchtitan_rl.device import engine_start_note, sample_memory
 from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.grading.grader import TrainerState
@@ -86,6 +87,7 @@ class Controller(Configurable):
         task: Task.Config | None = None
         prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
+        conversations: Conversations.Config = field(default_factory=Conversations.Config)
         generator: Generator.Config = field(default_factory=Generator.Config)
         weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
         grader: Grader.Config = field(default_factory=Grader.Config)
@@ -121,6 +123,13 @@ class Controller(Configurable):
         self.algorithm = config.algorithm.build()
         self.evaluation = config.evaluation.build()
         self.held_out = self.prompts.held_out(config.evaluation.num_prompts)
+        conversations = config.conversations.build(
+            members=self.task.members(),
+            tokenizer=self.tokenizer,
+            end_token_ids=end_token_ids(config.hf_assets_path, self.tokenizer),
+            template_options={"enable_thinking": config.prompts.enable_thinking},
+        )
+        conversations.check(self.held_out)
         with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
             self.trainer = config.trainer.build(
                 model_spec=config.model_spec,
@@ -139,6 +148,7 @@ class Controller(Configurable):
                 tokenizer=self.tokenizer,
                 sampling=config.sampling,
                 seed=config.seed,
+                conversations=conversations,
             )
         self.weight_sync = config.weight_sync.build()
         self.recorder = config.metrics.build(

@@ -22,12 +22,13 @@ class EngineStats:
         """`generator/...` of this replica since the last call.
 
         Args:
-            outputs: what `llm.generate` returned in between; a request lasts until its last sample has ended.
+            outputs: the requests that ended in between, one for each turn of a completion.
         """
         now = self._counters()
         queries, hits, preemptions = (now[name] - self._before[name] for name in (_QUERIES, _HITS, _PREEMPTIONS))
         self._before = now
-        longest_s = max(output.metrics.last_token_ts - output.metrics.queued_ts for output in outputs)
+        times = [output.metrics for output in outputs]
+        longest_s = max((time.last_token_ts - time.queued_ts for time in times), default=0.0)
         metrics = {
             "generator/preemptions": Metric(preemptions, "sum"),
             "generator/longest_request_s": Metric(longest_s, "max"),

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -11,17 +12,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
+from torchtitan_rl.conversations.conversation import Conversation
+from torchtitan_rl.conversations.conversations import Conversations
+from torchtitan_rl.conversations.rollout import roll_out
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.generator.engine_stats import EngineStats
-from torchtitan_rl.generator.sampling import SamplingConfig
+from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.observability import record_metrics
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import CompletionOutput, SamplingParams
 
 
 class Generator(Configurable):
@@ -62,12 +66,14 @@ class Generator(Configurable):
         tokenizer: "PreTrainedTokenizerBase",
         sampling: SamplingConfig,
         seed: int,
+        conversations: Conversations | None = None,
     ) -> None:
         """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
 
         Args:
             hf_assets_path: the folder whose config.json describes the model.
-            sampling: used where `generate` is given none.
+            sampling: used where neither `generate` nor the prompt has one.
+            conversations: what answers the policy; None: every completion is one turn.
         """
         from vllm import LLM
 
@@ -75,6 +81,8 @@ class Generator(Configurable):
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.seed = seed
+        self.conversations = conversations
+        self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
         self.policy_version = -1
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
@@ -102,6 +110,8 @@ class Generator(Configurable):
             **engine_options(config.dtype, degree),
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
+        # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
+        self.llm.llm_engine.output_processor.tokenizer = tokenizer
         self.stats = EngineStats(self.llm)
 
     @property
@@ -111,14 +121,14 @@ class Generator(Configurable):
     def generate(
         self, prompts: Sequence[Prompt], *, step: int = 0, round: int = 0, sampling_config: SamplingConfig | None = None
     ) -> list[Group[Completion]]:
-        """Complete this replica's share of `prompts`: every num_replicas-th, n completions each.
+        """Complete this replica's share of `prompts`: every num_replicas-th, n completions each, in one turn or several.
 
-        Repeatable: the same (seed, step, round, replica, prompts, weights) give the same tokens.
+        Repeatable: the same (seed, step, round, replica, prompts, weights, answers) give the same tokens.
 
         Args:
             step: the training step, part of the seed.
             round: tells several calls of one step apart.
-            sampling_config: instead of the configured one, for evaluation.
+            sampling_config: instead of the prompt's own and the configured one, for evaluation.
         """
         if self.policy_version < 0:
             raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
@@ -130,48 +140,44 @@ class Generator(Configurable):
         seed = _stable_seed(self.seed, step, round, self.replica)
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in mine],
-            self._params(sampling_config or self.sampling),
-            use_tqdm=False,
-        )
+        samplings = [sampling_config or prompt.sampling or self.sampling for prompt in mine]
+        groups = [
+            [self._conversation(prompt, sample_idx, sampling) for sample_idx in range(sampling.n)]
+            for prompt, sampling in zip(mine, samplings, strict=True)
+        ]
+        conversations = [one for group in groups for one in group]
+        engine = TurnEngine(
+            self.llm, self.tokenizer, self.end_token_ids,
+            seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
+        )  # fmt: skip
+        with closing(engine):
+            host = self.conversations.host(conversations) if self.conversations and self.rank_in_replica == 0 else None
+            waits = self.conversations is not None and self.conversations.config.wait_for_answers
+            roll_out(conversations, engine, host, self._share, wait_for_answers=waits)
         if self.rank_in_replica == 0:
-            record_metrics(self.stats.since_last(outputs))
+            record_metrics(self.stats.since_last(engine.outputs))
         return [
-            Group(prompt=prompt, samples=[self._completion(sample) for sample in output.outputs])
-            for prompt, output in zip(mine, outputs, strict=True)
+            Group(prompt=group[0].prompt, samples=[one.completion(self.policy_version) for one in group])
+            for group in groups
         ]
 
-    def _params(self, sampling: SamplingConfig) -> "SamplingParams":
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            n=sampling.n,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            logprobs=0,  # the sampled token's
-            flat_logprobs=True,  # one list of numbers a completion, no object a token
-            stop_token_ids=[self.tokenizer.eos_token_id],
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+    def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig) -> Conversation:
+        limits = self.conversations.config if self.conversations else Conversations.Config()
+        return Conversation(
+            prompt=prompt,
+            sample_idx=sample_idx,
+            sampling=sampling,
+            most_in_turn=limits.max_turn_tokens or sampling.max_tokens,
+            most_tokens=self.config.max_model_len,
         )
 
-    def _completion(self, sample: "CompletionOutput") -> Completion:
-        if sample.finish_reason not in ("stop", "length"):
-            raise RuntimeError(
-                f"vLLM ended a completion with finish_reason {sample.finish_reason!r}; expected stop or length."
-            )
-        return Completion(
-            sample_idx=sample.index,
-            policy_version=self.policy_version,
-            token_ids=sample.token_ids,
-            logprobs=sample.logprobs.logprobs,
-            text=self.tokenizer.decode(sample.token_ids, skip_special_tokens=True),
-            finish_reason=sample.finish_reason,
-        )
+    def _share(self, value: Any) -> Any:
+        """The value of this replica's first rank on all of its ranks."""
+        if self.config.tensor_parallel_degree == 1:
+            return value
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return get_tp_group().broadcast_object(value, src=0)
 
     def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """log μ of token_ids[1:] given what precedes each, at temperature 1, [L - 1]: the engine's side of the sync probe."""
