@@ -56,7 +56,7 @@ class Algorithm(Part):
         entropy_coef: float = number(0.0, least=0)
         """Weight of the entropy bonus, token-weighted; 0 for none."""
         truncation: Truncation.Config = field(default_factory=Truncation.Config)
-        """What to do with completions that hit the length limit."""
+        """What to do with completions that were cut: by the length limit, or by a conversation's."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
         """Groups whose rewards are all equal: keep them in the normalisers with advantage 0, drop them before the
         forward, or replace them by groups of fresh prompts (what is still of zero variance after that is dropped)."""
@@ -181,6 +181,7 @@ class Algorithm(Part):
             episode.left_out = "no reward"
             return None
         penalty = self.truncation.penalty(completion.num_sampled, max_completion_tokens)
+        penalty += self.truncation.cut_reward(completion)
         episode.shaped_reward = episode.reward + penalty
         if completion.num_sampled == 0:
             episode.left_out = "no tokens"

@@ -1,10 +1,10 @@
-"""What to do with completions that hit the length limit."""
+"""What to do with completions that were cut: by the length limit, or by a conversation's limits."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from torchtitan_rl.run.errors import expect
-from torchtitan_rl.types import Completion
+from torchtitan_rl.types import Completion, FinishReason
 
 from .part import Part, number
 
@@ -19,8 +19,12 @@ class Truncation(Part):
     @dataclass(kw_only=True, slots=True)
     class Config(Part.Config):
         mode: Literal["keep", "mask", "penalty"] = "keep"
-        """Keep: nothing. Mask: no loss on completions with finish_reason "length"; their reward stays in the baseline.
+        """Keep: nothing. Mask: no loss on completions that were cut; their reward stays in the baseline.
         Penalty: the soft length penalty, on every completion."""
+        cut: tuple[FinishReason, ...] = ("length", "max_tokens", "max_turns", "time")
+        """The finish reasons of completions that count as cut."""
+        cut_reward: float = number(0.0, most=0)
+        """Added to the reward of each of them, in any mode; 0 for nothing."""
         cache_tokens: int | None = number(None, above=0)
         """C, in tokens; None: a fifth of the longest completion, DAPO's share (4096 of 20480)."""
 
@@ -34,7 +38,11 @@ class Truncation(Part):
 
     def masks(self, completion: Completion) -> bool:
         """Whether the completion takes no part in the loss."""
-        return self.config.mode == "mask" and completion.finish_reason == "length"
+        return self.config.mode == "mask" and completion.finish_reason in self.config.cut
+
+    def cut_reward(self, completion: Completion) -> float:
+        """What is added to the reward of the completion for having been cut: 0 or less."""
+        return self.config.cut_reward if completion.finish_reason in self.config.cut else 0.0
 
     def penalty(self, num_tokens: int, max_completion_tokens: int) -> float:
         """What is added to the reward of a completion of `num_tokens` sampled tokens: in [-1, 0]."""

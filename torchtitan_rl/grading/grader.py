@@ -8,6 +8,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.conversations import environment_reward
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Reward,
@@ -78,6 +79,7 @@ class Grader(Configurable):
             )
             for name, function in zip(names, functions, strict=True)
         ]
+        self._turn_weight = sum(r.weight for r in self._rewards if r.function is environment_reward)
         self._column_names = LogNames("column")
         self._metrics = MetricSums()
         self._warned: set[str] = set()
@@ -154,7 +156,9 @@ class Grader(Configurable):
         completion = group.samples[index]
         breakdown: dict[str, float | None] = {}
         extra: dict[str, Any] = {}
-        failed = False
+        failed = completion.error is not None
+        if failed:
+            extra["error/environment"] = completion.error
         for reward, outcome in zip(self._rewards, outcomes, strict=True):
             breakdown[reward.name] = outcome.scores[index]
             for column, values in outcome.log.extras.items():
@@ -171,6 +175,7 @@ class Grader(Configurable):
             extra=extra,
             answer=answer,
             correct=self._task.judge(answer, group.prompt),
+            turn_rewards=tuple(self._turn_weight * (turn.reward or 0.0) for turn in completion.turns),
         )
 
     def _warn_once(self, key: str, message: str) -> None:
@@ -197,11 +202,12 @@ def _keywords(group: Group[Completion], state: TrainerState) -> dict[str, Any]:
     return {
         **{column: [value] * n for column, value in prompt.columns.items()},
         "prompts": [prompt.messages if chat else prompt.text] * n,
-        "completions": [[{"role": "assistant", "content": c.text}] if chat else c.text for c in samples],
+        "completions": [c.messages if chat else c.text for c in samples],
         "completion_ids": [c.token_ids.tolist() for c in samples],
         "logprobs": [c.sampled_logprobs.tolist() for c in samples],
         "loss_masks": [c.loss_mask.tolist() for c in samples],
         "finish_reasons": [c.finish_reason for c in samples],
+        "turn_rewards": [[turn.reward for turn in c.turns] for c in samples],
         "expected_answer": [prompt.expected_answer] * n,
         "trainer_state": state,
     }
