@@ -18,7 +18,9 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from torchtitan_rl.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.run.checkpoints import CheckpointFolder  # noqa: E402
 from torchtitan_rl.run.errors import UserError, expect  # noqa: E402
+from torchtitan_rl.run.resume import examine  # noqa: E402
 from torchtitan_rl.trainer.hf import stored_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
 
@@ -49,7 +51,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
         (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
     )
     expect(not output.exists() or not any(output.iterdir()), "--output", str(output), "a new folder", "Name another.")
-    checkpoint = find_checkpoint(run / described["checkpoint"]["folder"], step)
+    checkpoint = find_checkpoint(run, step)
     spec = spec_from_folder(start)
     model = meta_model(spec)
     output.mkdir(parents=True, exist_ok=True)
@@ -59,15 +61,16 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
 
 
-def find_checkpoint(folder: Path, step: int | None) -> Path:
-    """The folder of one checkpoint. Raises UserError, listing what there is, when it is missing."""
-    steps = sorted(int(p.parent.name.removeprefix("step-")) for p in folder.glob("step-*/.metadata"))
-    expect(bool(steps), "--run", str(folder.parent), "a run that has saved a checkpoint", f"There is none in {folder}.")
-    chosen = steps[-1] if step is None else step
-    expect(
-        chosen in steps, "--step", chosen, f"one of {steps}, the checkpoints in {folder}", "Leave it out for the last."
-    )
-    return folder / f"step-{chosen}"
+def find_checkpoint(run: Path, step: int | None) -> Path:
+    """The folder of one checkpoint, verified. Raises UserError, listing what there is, when it is missing or damaged."""
+    steps = CheckpointFolder(run).steps()
+    expect(bool(steps), "--run", str(run), "a run that has saved a checkpoint", f"There is none in {run}/checkpoint.")
+    chosen = max(steps) if step is None else step
+    remedy = "Leave it out for the last."
+    expect(chosen in steps, "--step", chosen, f"one of {list(steps)}, the checkpoints in {run}/checkpoint", remedy)
+    reason = examine(steps[chosen])
+    expect(not reason, "--step", chosen, f"a whole checkpoint, but of {steps[chosen]} {reason}", "Name another step.")
+    return steps[chosen]
 
 
 def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path) -> None:

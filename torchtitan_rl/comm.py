@@ -82,6 +82,11 @@ def any_rank(flag: bool) -> bool:
     return bool(flags)
 
 
+def is_rank_0() -> bool:
+    """Whether this is the rank that writes what is written once."""
+    return dist.get_rank() == 0
+
+
 def barrier() -> None:
     """Wait for every rank."""
     dist.barrier()

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import torch.distributed as dist
 import tyro
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.config import CommConfig, Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
@@ -41,13 +40,15 @@ from torchtitan_rl.observability import (
     record_metrics,
     timed,
 )
+from torchtitan_rl.run.checkpoints import Resume
 from torchtitan_rl.run.rank_output import failure_marker
+from torchtitan_rl.run.resume import described
 from torchtitan_rl.run.start import check_tokenizer
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
 from torchtitan_rl.tasks import Task
 from torchtitan_rl.tasks.prompt_stream import PromptStream
-from torchtitan_rl.trainer.checkpoint import build_checkpointer
+from torchtitan_rl.trainer.checkpoint import Checkpointer
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Group, Prompt, ScoredCompletion
 
@@ -72,8 +73,14 @@ class Controller(Configurable):
         task's own start, where it makes one (the debug configs)."""
 
         dump_folder: str = ""
-        """The run's folder: logs, metrics, samples, checkpoints. A folder with checkpoints is resumed. Empty: a new one
-        under outputs/."""
+        """The run's folder: logs, metrics, samples, checkpoints. Empty: a new one under outputs/."""
+
+        resume: str = "auto"
+        """auto: go on from the newest good checkpoint in the run's folder, if it has any; never: only a new run; a number:
+        from that step; a folder: fork another run, or one of its checkpoints, into this new folder."""
+
+        resume_changed: bool = False
+        """Resume although model, task, seed, batch, algorithm or the optimizer's kind are not the checkpoint's."""
 
         seed: int = 0
         """Of the data order and the sampling."""
@@ -95,20 +102,14 @@ class Controller(Configurable):
         trainer: Trainer.Config = field(default_factory=Trainer.Config)
         evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
 
-        checkpoint: CheckpointManager.Config = field(
-            default_factory=lambda: CheckpointManager.Config(
-                enable=True, interval=50, keep_latest_k=2, last_save_model_only=False, initial_load_model_only=False
-            )
-        )
-        """torchtitan's checkpoint manager (DCP)."""
-
+        checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
         metrics: Recorder.Config = field(default_factory=Recorder.Config)
         comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
         """init_timeout_seconds is the longest that a rank waits for the others, in the whole run: more than the slowest
         replica's generation and rewards."""
 
-    def __init__(self, config: Config, *, run_folder: Path, run_name: str) -> None:
-        """Build every part, load the start or the last checkpoint, and sync the engine. Collective."""
+    def __init__(self, config: Config, *, run_folder: Path, run_name: str, resume: Resume | None = None) -> None:
+        """Build every part, load the start or the checkpoint of `resume`, and sync the engine. Collective."""
         self.config = config
         self.run_folder = run_folder
         self._saved = False
@@ -161,15 +162,17 @@ class Controller(Configurable):
             decode=self.tokenizer.decode,
         )
         self.state = RunState(algorithm=self.algorithm, recorder=self.recorder)
-        self.checkpointer = build_checkpointer(
-            config.checkpoint,
+        self.checkpointer = config.checkpoint.build(
             trainer=self.trainer,
             prompts=self.prompts,
             run_state=self.state,
-            dump_folder=str(run_folder),
+            run_folder=run_folder,
+            described=described(config),
         )
         self.generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the sync
-        self.checkpointer.load(step=config.checkpoint.load_step)
+        if resume is not None:
+            with phase(f"load {resume.checkpoint}"):
+                self.checkpointer.load(resume.checkpoint)
         self.trainer.restore_learning_rate()
         self._sync_weights()
 
@@ -187,7 +190,6 @@ class Controller(Configurable):
             if comm.any_rank(stop.received):
                 self._stop()
                 break
-        self.checkpointer.close()
         self.recorder.close()
         comm.barrier()  # a rank that leaves early would look like a failure to the others
 

@@ -53,6 +53,7 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
     from torchtitan_rl.run.folder import RunFolder
+    from torchtitan_rl.run.resume import prepare_resume
     from torchtitan_rl.run.start import prepare_start
     from torchtitan_rl.run.validation import check_model, validate
 
@@ -63,8 +64,9 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
+    resume = prepare_resume(config, folder.path)
     folder.describe(name, config)
-    controller = Controller(config, run_folder=folder.path, run_name=folder.path.name)
+    controller = Controller(config, run_folder=folder.path, run_name=folder.path.name, resume=resume)
     try:
         controller.run()
     except BaseException:

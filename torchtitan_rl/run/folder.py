@@ -60,9 +60,10 @@ class RunFolder:
         return cls(path, lock)
 
     def describe(self, name: str, config: Configurable.Config) -> None:
-        """Write config.json and environment.json from rank 0."""
+        """Write config.json and environment.json from rank 0; a resumed run's former ones stay as config-1.json and so on."""
         if dist.get_rank() != 0:
             return
+        _keep_former(self.path)
         described = {"config": name, "command": sys.argv, **config.to_dict()}
         (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
         versions = {package: _version(package) for package in PACKAGES}
@@ -96,6 +97,16 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         pass
     return {"commit": None, "dirty": None}
+
+
+def _keep_former(folder: Path) -> None:
+    """Rename what the run's last start wrote to the first free number: config-1.json is what the run began with."""
+    number = 1
+    while (folder / f"config-{number}.json").exists():
+        number += 1
+    for kind in ("config", "environment"):
+        if (folder / f"{kind}.json").exists():
+            (folder / f"{kind}.json").rename(folder / f"{kind}-{number}.json")
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -1,17 +1,31 @@
-"""torchtitan's CheckpointManager over everything a run needs to go on exactly where it was."""
+"""Checkpoints of everything a run needs to go on exactly where it was: whole, verified, and no more of them than asked for."""
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.config import Configurable
 
-from torchtitan_rl.run.errors import expect
+from torchtitan_rl import comm
+from torchtitan_rl.observability import progress
+from torchtitan_rl.run import manifest
+from torchtitan_rl.run.checkpoints import CheckpointFolder
+from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.trainer import safe_load
 from torchtitan_rl.trainer.trainer import Trainer
 
-MODEL = "model"
-"""torchtitan's name of the model among a checkpoint's states."""
+ROOM = 1.02
+"""Bytes on the disk for a byte of tensors: the index and the values beside them."""
 
 
 class PolicyState:
@@ -29,32 +43,149 @@ class PolicyState:
         """Every parameter under its plain name; tied ones once."""
         return {canonical_fqn(name): p.detach() for name, p in self.model.named_parameters()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is left to do: DCP reads into the tensors that `state_dict` gave it."""
+
+class Checkpointer(Configurable):
+    """Saves and restores model, optimizer, schedule, data position and the run's state; loadable on other layouts."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        enable: bool = True
+        """Save checkpoints. A run without them cannot be resumed."""
+
+        interval: int = 50
+        """Steps between checkpoints; the last step of a run, and of a stopped one, is always saved."""
+
+        keep_latest_k: int = 2
+        """Checkpoints that are kept, the newest; the best one by evaluation stays beside them. 0: all."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        trainer: Trainer,
+        prompts: Stateful,
+        run_state: Stateful,
+        run_folder: Path,
+        described: dict[str, Any] | None = None,
+    ) -> None:
+        """`described`: the run's config as told to users, kept in each manifest for what resumes from it."""
+        self.config = config
+        self.folder = CheckpointFolder(run_folder)
+        self.described = described or {}
+        self.model = PolicyState(trainer.model)
+        self.states = {
+            "optimizer": trainer.optimizer,
+            "dataloader": prompts,
+            "lr_scheduler": trainer.scheduler,
+            "train_state": run_state,
+        }
+        self._best = self.folder.best()
+        self._overdue_since: int | None = None
+
+    def load(self, checkpoint: Path) -> None:
+        """Restore everything from a verified checkpoint folder. Collective.
+
+        Raises:
+            UserError: where its tensors are not this run's.
+        """
+        with _explained(f"{checkpoint} cannot be loaded", UserError):
+            safe_load.load({**self.states, **self.model.state_dict()}, checkpoint)
+
+    def keep_best(self, step: int) -> None:
+        """Save the checkpoint of `step`, the current one, and keep it, in place of the former best, beyond keep_latest_k."""
+        self._best = step
+
+    def save(self, step: int, *, last_step: bool = False) -> bool:
+        """Save when due; whether it is saved. Without room on the disk it is tried again after each step. Collective.
+
+        Raises:
+            TrainingStopped: on every rank, when there is still no room after another interval, or at the last step.
+        """
+        due = last_step or step % self.config.interval == 0 or step == self._best or self._overdue_since is not None
+        if not (self.config.enable and due):
+            return False
+        try:
+            self._write(step)
+        except CannotSaveError as error:
+            self._postpone(step, str(error), last_step)
+            return False
+        self._overdue_since = None
+        return True
+
+    def _postpone(self, step: int, reason: str, last_step: bool) -> None:
+        since = step if self._overdue_since is None else self._overdue_since
+        stops = since + self.config.interval
+        kept = f"The newest checkpoint is {self.folder.newest() or 'none'}"
+        if last_step or step >= stops:
+            raise TrainingStopped(f"step {step} cannot be saved: {reason}. {kept}.")
+        if self._overdue_since is None:
+            progress(f"step {step} is not saved: {reason}. {kept}; tried again after each step, until step {stops}")
+        self._overdue_since = since
+
+    def _write(self, step: int) -> None:
+        state = {**self.states, **self.model.state_dict()}
+        missing = comm.broadcast(self.folder.missing_bytes(int(ROOM * _num_bytes(state))))
+        if missing > 0:
+            raise CannotSaveError(f"the disk of {self.folder.path} lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)")
+        unfinished = self._on_rank_0(lambda: self.folder.begin(step))
+        try:
+            with _explained("writing it failed", CannotSaveError):
+                dcp.save(state, checkpoint_id=str(unfinished))
+            described = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
+            files = {name: entry for of_rank in described for name, entry in of_rank.items()}
+            about = {"step": step, "world_size": dist.get_world_size(), "config": self.described}
+            self._on_rank_0(lambda: self.folder.finish(step, files, about))
+        except CannotSaveError:
+            self._on_rank_0(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+            raise
+        if dist.get_rank() == 0:
+            if step == self._best:
+                self.folder.mark_best(step)
+            self.folder.purge(self.config.keep_latest_k)
+
+    def _on_rank_0(self, act: Callable[[], Any]) -> Any:
+        """What `act` returns on rank 0, on every rank, which all fail when it fails."""
+        return self._everywhere(act if dist.get_rank() == 0 else lambda: None)[0]
+
+    def _everywhere(self, act: Callable[[], Any]) -> list[Any]:
+        """What `act` returns on each rank, in rank order. Raises CannotSaveError on every rank when one cannot."""
+        try:
+            mine = (act(), "")
+        except OSError as error:
+            mine = (None, f"rank {dist.get_rank()}: {error}")
+        results = comm.all_gather_lists([mine])
+        if failed := [error for _, error in results if error]:
+            raise CannotSaveError("; ".join(failed))
+        return [result for result, _ in results]
 
 
-def build_checkpointer(
-    config: CheckpointManager.Config, *, trainer: Trainer, prompts: Stateful, run_state: Stateful, dump_folder: str
-) -> CheckpointManager:
-    """Saves and restores model, optimizer, schedule, data position and `run_state`; loadable on other layouts.
+class CannotSaveError(Exception):
+    """A checkpoint could not be written, on any rank; what was there before is untouched."""
 
-    Raises:
-        UserError: for a Hugging Face format, which `hf_assets_path` reads and scripts/export_hf.py writes.
-    """
-    for field, remedy in (
-        ("initial_load_in_hf", "Pass the folder as --hf-assets-path."),
-        ("last_save_in_hf", "Export with scripts/export_hf.py."),
-    ):
-        expect(not getattr(config, field), f"checkpoint.{field}", getattr(config, field), "False", remedy)
-    manager = config.build(
-        dataloader=prompts,
-        model_parts=[],
-        optimizers=trainer.optimizer,
-        lr_schedulers=trainer.scheduler,
-        states={"train_state": run_state},
-        sd_adapter=None,
-        base_folder=dump_folder,
-    )
-    if config.enable:
-        manager.states[MODEL] = PolicyState(trainer.model)
-    return manager
+
+@contextmanager
+def _explained(what: str, error_type: type[Exception]) -> Iterator[None]:
+    """Turn DCP's failure, a BaseException that quotes the tracebacks of all ranks, into one that names the first cause."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        while cause.__context__ is not None:
+            cause = cause.__context__
+        # What a full disk looks like from another rank, to which an exception comes without its cause.
+        torn = "a file could not be written to its end, as on a full disk or over a quota: "
+        hint = torn if "unexpected pos" in str(cause) else ""
+        raise error_type(f"{what}: rank {rank}: {hint}{type(cause).__name__}: {cause}") from error
+
+
+def _files_of_rank(folder: Path) -> list[Path]:
+    """What this rank wrote, which DCP names by it; rank 0 the index too."""
+    rank = dist.get_rank()
+    return sorted(folder.glob(f"__{rank}_*")) + ([folder / ".metadata"] if rank == 0 else [])
+
+
+def _num_bytes(state: dict[str, Any]) -> int:
+    """Of all tensors of all ranks: a sharded one counts whole, once."""
+    parts = [part.state_dict() if isinstance(part, Stateful) else {"": part} for part in state.values()]
+    tensors = [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -13,6 +13,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.trainer import safe_load
 
 
 @torch.no_grad()
@@ -58,11 +59,11 @@ def stored_hf_weights(
     Args:
         model: of the checkpoint's architecture; its own weights are not read and may be on the meta device.
     """
-    stored = dcp.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+    stored = safe_load.SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
     for prefix, block in _blocks(model):
         names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
         state = {n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype) for n in names if n in stored}
-        dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+        safe_load.load(state, checkpoint, no_dist=True)
         yield from _to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})
 
 

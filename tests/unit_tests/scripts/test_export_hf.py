@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from torchtitan_rl.run.checkpoints import CheckpointFolder
 from torchtitan_rl.run.errors import UserError
 
 FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
@@ -27,7 +28,7 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
             script.export(run, output, step, "float32")
 
     export_says("--run = .*config.json")
-    described = {"config": "debug", "hf_assets_path": str(start), "checkpoint": {"folder": "checkpoint"}}
+    described = {"config": "debug", "hf_assets_path": str(start)}
     run.mkdir()
     (run / "config.json").write_text(json.dumps(described))
     export_says("hf_assets_path = .*/start': expected the folder that the run started from")
@@ -35,10 +36,12 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     (start / "config.json").write_text("{}")
     export_says("--run = .*expected a run that has saved a checkpoint")
     for step in (20, 100):
-        (run / "checkpoint" / f"step-{step}").mkdir(parents=True)
-        (run / "checkpoint" / f"step-{step}" / ".metadata").write_text("")
+        CheckpointFolder(run).begin(step)
+        CheckpointFolder(run).finish(step, {}, {})
     export_says(r"--step = 7: expected one of \[20, 100\]", step=7)
-    assert script.find_checkpoint(run / "checkpoint", None).name == "step-100"
+    assert script.find_checkpoint(run, None).name == "step-100"
+    (run / "checkpoint" / "step-20" / "manifest.json").unlink()
+    export_says("--step = 20: expected a whole checkpoint, .* it has no manifest.json", step=20)
     assert not output.exists()
     output.mkdir()
     (output / "model.safetensors").write_text("")

@@ -1,0 +1,68 @@
+"""DCP's reading of a checkpoint without its pickles' power to run code.
+
+torch unpickles `.metadata` and every value that is no tensor, so that a checkpoint from elsewhere could run anything. Here the
+index may name DCP's own record types and nothing else, and values are read as torch's weights_only allows.
+"""
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "device", *(str(d).removeprefix("torch.") for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool))},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath"},
+}  # fmt: skip
+"""What the index of a checkpoint is made of, by module."""
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _RECORDS.get(module, ()):
+            raise pickle.UnpicklingError(f"the index names {module}.{name}, which no checkpoint of this program does")
+        return super().find_class(module, name)
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads a checkpoint folder, whose `.metadata` may hold DCP's records and nothing else.
+
+    Raises: pickle.UnpicklingError for anything else in it, before it is made.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata = _IndexUnpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """torch's planner, which reads values that are no tensors as weights_only."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        loaded = torch.load(value, weights_only=True)
+        set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
+
+
+def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+    """Fill `state` from a checkpoint folder: tensors in place, everything else by `load_state_dict` or replaced.
+
+    Raises: CheckpointException (a BaseException) or what it wraps, when the folder does not hold all of `state`.
+    """
+    dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)
