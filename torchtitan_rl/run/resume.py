@@ -104,7 +104,7 @@ def _accept(found: Resume, config: "Controller.Config", run_folder: Path) -> Non
         progress(f"forked from {found.checkpoint}")
         return
     for path in CheckpointFolder(run_folder).set_aside_after(found.step):
-        progress(f"set aside {path.name}: this run goes on from step {found.step}")
+        progress(f"later step kept as {path.name}: this run goes on from step {found.step}")
 
 
 def _why_binding(name: str) -> str:
