@@ -73,13 +73,20 @@ def broadcast(value: T) -> T:
     return holder[0]
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank, on every rank."""
+def largest(number: int) -> int:
+    """The largest of all ranks' numbers, on every rank."""
     if dist.get_world_size() == 1:
-        return flag
-    flags = torch.tensor(float(flag))
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags)
+        return number
+    numbers = torch.tensor(float(number))
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    return int(numbers)
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether an error is only the news that another rank is gone, from gloo, NCCL or the store."""
+    told = f"{type(error).__name__}: {error}"
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "DistNetworkError", "NCCL", "gloo")
+    return any(sign in told for sign in signs)
 
 
 def is_rank_0() -> bool:

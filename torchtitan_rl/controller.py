@@ -40,7 +40,9 @@ from torchtitan_rl.observability import (
     record_metrics,
     timed,
 )
+from torchtitan_rl.run.board import WatchdogLimits
 from torchtitan_rl.run.checkpoints import Resume
+from torchtitan_rl.run.folder import check_still_there
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.resume import described
 from torchtitan_rl.run.start import check_tokenizer
@@ -104,6 +106,7 @@ class Controller(Configurable):
 
         checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
         metrics: Recorder.Config = field(default_factory=Recorder.Config)
+        watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
         comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
         """init_timeout_seconds is the longest that a rank waits for the others, in the whole run: more than the slowest
         replica's generation and rewards."""
@@ -176,22 +179,26 @@ class Controller(Configurable):
         self.trainer.restore_learning_rate()
         self._sync_weights()
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due.
 
         What was measured and saved is on disk when it returns: only the teardown is left, in `close`.
+
+        Returns: 0 when training is complete, or the number of the signal that stopped it.
         """
         stop = StopSignal(failure_marker=failure_marker(self.run_folder))
         self._begin()
-        while self.state.step < self.config.num_steps:
+        stopped = 0
+        while self.state.step < self.config.num_steps and not stopped:
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
-            if comm.any_rank(stop.received):
-                self._stop()
-                break
+            stopped = comm.largest(stop.number)
+        if stopped:
+            self._stop()
         self.recorder.close()
         comm.barrier()  # a rank that leaves early would look like a failure to the others
+        return stopped
 
     def _begin(self) -> None:
         """Evaluate a new run's start; say where a resumed one goes on."""
@@ -225,6 +232,7 @@ class Controller(Configurable):
         record_step(groups, update, state=self.state, algorithm=self.algorithm)
         record_metrics(self.prompts.metrics(self.state.prompts_seen))
         self.recorder.flush(step)
+        check_still_there(self.run_folder)
         # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)

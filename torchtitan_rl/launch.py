@@ -1,29 +1,181 @@
-"""torchrun without its own report of a rank's failure: the rank has already said what was wrong, and its code is passed on.
+"""torchrun, watched: who died, hangs or is slow is said by rank, a second Ctrl-C ends at once, and nothing outlives the launcher.
 
 python -m torchtitan_rl.launch --nproc_per_node=8 -m torchtitan_rl.train --config debug
+
+Exit codes: those of torchtitan_rl.train; 128 + N when a rank or the run was ended by signal N; 75 when SIGUSR1 or SIGUSR2 (a
+batch system's time limit) asked for an end: saved, and the same command goes on; 1 when the watchdog ended a hung job.
 """
 
-import logging
+import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
+from torchtitan_rl.run import death, processes
+from torchtitan_rl.run.board import WATCH, Place, named, places
+from torchtitan_rl.run.watchdog import Watchdog
+
+REQUEUE = 75
+LOOK_EVERY_S = 0.1
+WATCH_EVERY_S = 1.0
+
+
+class Launcher:
+    """One node's part of a job: torchrun's agent, the ranks that it starts, and what is known of them."""
+
+    def __init__(self, args: list[str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
+        self.mark = f"{WATCH}={self.folder}"
+        self.watchdog = Watchdog(self.folder, say)
+        self.kills_before = death.out_of_memory_kills()
+        self.asked = 0
+        """The signal that asked for an end, 0 before."""
+        self.asked_at = 0.0
+        self.hung = ""
+        """Why the watchdog ended the job."""
+        self._known: dict[int, Place] = {}
+        self._died_at: dict[int, float] = {}
+        self._starts = 0
+        processes.start_guard(self.mark)
+        environment = {**os.environ, WATCH: str(self.folder)}
+        environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
+        command = [sys.executable, "-m", "torchtitan_rl.run.agent", *args]
+        # In a session of its own: a terminal's Ctrl-C comes to the ranks once, from here.
+        self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
+        for number in processes.STOPS:
+            signal.signal(number, self._on_signal)
+
+    def run(self) -> int:
+        """Watch until the agent has ended; returns the exit code, having said what there is to say."""
+        watched = 0.0
+        while self.agent.poll() is None:
+            self._note_deaths()
+            now = time.time()
+            if now - watched > WATCH_EVERY_S:
+                watched = now
+                self.hung = self.watchdog.look(now)
+                if self.hung:
+                    self._end_hung()
+            time.sleep(LOOK_EVERY_S)
+        self._note_deaths()
+        return self._verdict(self.agent.returncode)
+
+    def close(self) -> None:
+        """End what is left of the job's processes; forget where they were."""
+        processes.kill_marked(self.mark)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.asked and now - self.asked_at < processes.SAME_REQUEST_S:
+            return
+        if self.asked:
+            say("stopped at once; what was saved before is whole")
+            self.agent.kill()
+            self.close()
+            os._exit(128 + self.asked)
+        self.asked, self.asked_at = number, now
+        for pid in [place.pid for place in places(self.folder)] or processes.marked(self.mark):
+            processes.send(pid, number)
+
+    def _note_deaths(self) -> None:
+        """Remember who died when, and tell the living ranks by the marker file that there is no step to finish."""
+        for place in places(self.folder):
+            self._known[place.pid] = place
+            if place.pid not in self._died_at and processes.state(place.pid) in ("", "Z"):
+                self._died_at[place.pid] = time.monotonic()
+                if not place.outcome and place.run_folder and Path(place.run_folder).is_dir():
+                    marker = Path(place.run_folder) / "logs" / "failed"
+                    marker.parent.mkdir(exist_ok=True)
+                    marker.touch()
+        self._tell_restart()
+
+    def _failures(self) -> list[tuple[int, int]]:
+        """(process id, exit code, negative for a signal) of failed ranks as the agent reports them."""
+        file = self.folder / "failures.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(entry["pid"], entry["exitcode"]) for entry in map(json.loads, lines)]
+
+    def _tell_restart(self) -> None:
+        """With --max-restarts the agent starts the ranks again: say after what."""
+        starts = max(Counter(place.rank for place in self._known.values()).values(), default=0)
+        if starts > self._starts and self._starts:
+            say(
+                f"{self._describe(*self._first_death())} The ranks are started again and go on from the last checkpoint."
+            )
+            self._died_at.clear()
+            self.hung = ""
+        self._starts = max(starts, self._starts)
+
+    def _end_hung(self) -> None:
+        say(f"watchdog: {self.hung}; the job is ended")
+        for pid in [place.pid for place in places(self.folder)]:
+            processes.send(pid, signal.SIGKILL)
+
+    def _verdict(self, agent_code: int) -> int:
+        outcomes = {place.outcome for place in self._known.values()} - {"", "done"}
+        if self.hung:
+            return 1
+        if agent_code == 0 and all(place.outcome for place in self._known.values()):
+            return _code_of_stop(int(max(outcomes, key=int))) if outcomes else 0
+        if agent_code < 0:
+            say(f"torchrun's agent was killed by signal {-agent_code}; the ranks ended with it")
+            return 128 - agent_code
+        if self.asked and not any(place.outcome for place in self._known.values()):
+            say(f"{signal.Signals(self.asked).name} before there was a step to finish: nothing new is saved")
+            return 128 + self.asked
+        pid, code = self._first_death()
+        if code <= 0 and pid in self._known:
+            say(
+                f"{self._describe(pid, code)} The same command with --dump-folder {self._known[pid].run_folder} goes on."
+            )
+        return (code or agent_code or 1) if code >= 0 else 128 - code
+
+    def _first_death(self) -> tuple[int, int]:
+        """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end by plan.
+
+        Of the ranks that died within a second of it, one that was killed comes before those that then lost it.
+        """
+        codes = dict(self._failures())
+        died = {pid: at for pid, at in self._died_at.items() if not self._known[pid].outcome}
+        early = [pid for pid, at in died.items() if at <= min(died.values()) + 1.0] or list(codes) or [0]
+        return min(
+            ((pid, codes.get(pid, 0)) for pid in early), key=lambda d: (d[1] > 0 or d[1] == -signal.SIGTERM, d[1])
+        )
+
+    def _describe(self, pid: int, code: int) -> str:
+        place = self._known.get(pid)
+        who = f"{named([place])} in {place.phase}" if place else f"process {pid}"
+        if code >= 0:
+            return f"{who} ended with code {code} before the end of training."
+        known = {"peak_bytes": self.watchdog.peak_bytes.get(pid, 0), "kills_before": self.kills_before}
+        return f"{who} was {death.explain(pid, -code, **known)}"
+
+
+def _code_of_stop(number: int) -> int:
+    return REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else 128 + number
+
+
+def say(text: str) -> None:
+    """A line on the terminal, from no rank."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
+    """Launch what torchrun's command line says, and exit with what came of it."""
+    launcher = Launcher(sys.argv[1:])
     try:
-        torchrun()
-    except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        sys.exit(code if code > 0 else 128 - code)
-    except SignalException as error:  # the ranks got it too, and have saved
-        sys.exit(128 + error.sigval)
+        code = launcher.run()
+    finally:
+        launcher.close()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

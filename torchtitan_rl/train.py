@@ -1,11 +1,12 @@
 """Entry point of every rank: `torchrun -m torchtitan_rl.train --config NAME [--dotted.overrides]`.
 
-Exit codes: 0 done; 2 wrong input, with a message; 3 training stopped itself (NaN, or trainer and sampler disagree), with a
+Exit codes: 0 done, or stopped by a signal and saved (the launcher makes 128 + N or 75 of it); 2 wrong input, with a message; 3 training stopped itself (NaN, or trainer and sampler disagree), with a
 message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
 """
 
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -13,7 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchtitan_rl import device  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
+from torchtitan_rl.run.board import Board, heartbeat_text
 from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.processes import die_with_parent
 from torchtitan_rl.run.rank_output import RankOutput
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a step to finish: an end, not a traceback
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
@@ -44,19 +50,34 @@ def main(args: Sequence[str] | None = None) -> None:
         output.fail(f"error: {error}", WRONG_INPUT)
     except TrainingStopped as error:
         output.fail(f"stopped: {error}", STOPPED)
-    except Exception:
-        output.fail(traceback.format_exc(), 1)
+    except Exception as error:
+        output.fail(_last_words(error), 1)
     output.end(0)
+
+
+def _last_words(error: Exception) -> str:
+    """What the terminal gets of an unforeseen error: its traceback, or one line when it only tells that another rank is gone."""
+    from torchtitan_rl import comm
+
+    if not comm.lost_a_rank(error):
+        return traceback.format_exc()
+    logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
+    return f"this rank lost another one and ends: {str(error).strip().splitlines()[0][:200]}"
 
 
 def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
+    from torchtitan_rl.observability.progress import follow
     from torchtitan_rl.run.folder import RunFolder
     from torchtitan_rl.run.resume import prepare_resume
     from torchtitan_rl.run.start import prepare_start
     from torchtitan_rl.run.validation import check_model, validate
 
+    board = Board(int(os.environ["RANK"]))
+    limits = config.watchdog
+    board.update(notice_s=limits.notice_seconds, limit_s=limits.limit_seconds)
+    follow(board.enter, heartbeat_text)
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     prepare_start(config)
@@ -64,14 +85,16 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
+    board.update(run_folder=str(folder.path))
     resume = prepare_resume(config, folder.path)
     folder.describe(name, config)
     controller = Controller(config, run_folder=folder.path, run_name=folder.path.name, resume=resume)
     try:
-        controller.run()
+        stopped = controller.run()
     except BaseException:
         controller.recorder.close()  # what was measured so far says why
         raise
+    board.update(outcome=str(stopped) if stopped else "done")
     _close(controller)
 
 

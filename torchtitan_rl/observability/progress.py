@@ -13,7 +13,37 @@ HEARTBEAT_SECONDS = 8.0
 
 
 _running: list[str] = []
-"""The names of the `timed` contexts that are open, outermost first."""
+"""The names of the `phase`, `heartbeat` and `timed` contexts that are open, outermost first."""
+
+_followers: list[Callable[[str], None]] = []
+_slowest: list[Callable[[], str]] = []
+
+
+def follow(entered: Callable[[str], None], slowest: Callable[[], str]) -> None:
+    """From now on `entered` is called with every change of what runs, and `slowest` asked by heartbeats who is behind.
+
+    Example of a call: entered("step 3: grade").
+    """
+    _followers.append(entered)
+    _slowest.append(slowest)
+
+
+@contextmanager
+def _inside(name: str) -> Iterator[None]:
+    """`name` is what runs, until the context ends."""
+    _running.append(name)
+    _moved()
+    try:
+        yield
+    finally:
+        _running.pop()
+        _moved()
+
+
+def _moved() -> None:
+    where = ": ".join(dict.fromkeys([*_running[:1], *_running[-1:]])) or "between steps"
+    for entered in _followers:
+        entered(where)
 
 
 def progress(message: str) -> None:
@@ -50,7 +80,7 @@ def phase(name: str) -> Iterator[None]:
     progress(f"{name} ...")
     outcome = "failed after "
     try:
-        with _beating(lambda seconds: f"{name} ... {seconds:.0f} s"):
+        with _inside(name), _beating(lambda seconds: f"{name} ... {seconds:.0f} s"):
             yield
         outcome = ""
     finally:
@@ -59,11 +89,18 @@ def phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def heartbeat(name: str) -> Iterator[None]:
-    """Says every 8 s that `name` still runs, and which `timed` part of it: nothing for what is quicker.
+    """Says every 8 s that `name` still runs, which `timed` part of it, and who is behind: nothing for what is quicker.
 
-    Example: `with heartbeat("step 3"):` prints "step 3: generate ... 8 s" in a long step.
+    Example: `with heartbeat("step 3"):` prints "step 3: generate ... 8 s" in a long step, or "step 3: gather ... 8 s (rank 1
+    (node0) in step 3: grade for 6 s; rank 0 (node0) waits in step 3: gather)".
     """
-    with _beating(lambda seconds: f"{name}: {_running[-1] if _running else 'working'} ... {seconds:.0f} s"):
+
+    def describe(seconds: float) -> str:
+        behind = next((text for slowest in _slowest if (text := slowest())), "")
+        part = _running[-1] if len(_running) > 1 else "working"
+        return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
+
+    with _inside(name), _beating(describe):
         yield
 
 
@@ -74,11 +111,10 @@ def timed(name: str) -> Iterator[None]:
     Example: `with timed("generate"):` records time/generate.
     """
     started = time.perf_counter()
-    _running.append(name)
     try:
-        yield
+        with _inside(name):
+            yield
     finally:
-        _running.pop()
         if (collector := active()) is not None:
             collector.add_seconds(name, time.perf_counter() - started)
 

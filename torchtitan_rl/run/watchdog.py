@@ -1,0 +1,149 @@
+"""Says who holds up whom, with their stacks, before anybody wonders; ends a job in which nothing moves any more.
+
+Runs in the launcher, a process without torch that no rank can block, and reads the boards (run/board.py). Nodes tell each other
+through files in the run folder.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from torchtitan_rl.run import processes
+from torchtitan_rl.run.board import SHOW_STACKS, Place, behind, describe, named, places, stacks_file
+
+STARTING_NOTICE_S = 300.0
+"""For phases of the start that all ranks are in together: their own heartbeats say that they go on."""
+
+SLOWER = 3.0
+"""A phase is late at this many times the longest that it has taken so far, and not before the notice."""
+
+SHARE_EVERY_S = 5.0
+SILENT_NODE_S = 30.0
+STACK_LINES = 14
+"""Of the main thread, innermost first: on the terminal. All threads whole are in the run folder's logs/."""
+
+
+class Watchdog:
+    """Looks at all ranks' places, every second or so."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.say = say
+        self.peak_bytes: dict[int, int] = {}
+        """The most memory of each local process so far, by its id."""
+        self._longest: dict[str, float] = {}
+        self._seen: dict[int, Place] = {}
+        self._said: dict[tuple[int, int], float] = {}
+        self._silent: set[str] = set()
+        self._began = time.time()
+        self._shared_at = 0.0
+
+    def look(self, now: float) -> str:
+        """Say what is late. Returns why the job must end, or "" while it may go on."""
+        local = places(self.folder)
+        for place in local:
+            self.peak_bytes[place.pid] = max(self.peak_bytes.get(place.pid, 0), processes.peak_bytes(place.pid))
+        ranks = local + self._of_other_nodes(local, now)
+        for place in ranks:
+            self._learn(place)
+        going = [place for place in ranks if not place.outcome]
+        if not local or not going:
+            return ""
+        slow = behind(going)
+        waited = now - max(place.since for place in slow)
+        if waited > slow[0].limit_s:
+            return f"{describe(going, now)}: longer than watchdog.limit_seconds ({slow[0].limit_s:.0f} s)"
+        key = (slow[0].rank, slow[0].changes)
+        if waited > max(self._deadline(slow, going), 2 * self._said.get(key, 0.0)):
+            self._said[key] = waited
+            self._tell(slow, going, now)
+        return ""
+
+    def _deadline(self, slow: list[Place], going: list[Place]) -> float:
+        """Seconds after which the phase of those that are behind is late."""
+        first = slow[0]
+        together_at_the_start = len(slow) == len(going) and not first.phase.startswith("step")
+        notice = STARTING_NOTICE_S if together_at_the_start else first.notice_s
+        return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
+
+    def _learn(self, place: Place) -> None:
+        before = self._seen.get(place.rank)
+        if before is not None and before.changes != place.changes and before.pid == place.pid:
+            kind = _kind(before.phase)
+            self._longest[kind] = max(self._longest.get(kind, 0.0), place.since - before.since)
+        self._seen[place.rank] = place
+
+    def _tell(self, slow: list[Place], going: list[Place], now: float) -> None:
+        self.say(f"watchdog: {describe(going, now)}; the job is ended at {slow[0].limit_s:.0f} s")
+        for place in [place for place in slow if (self.folder / f"rank_{place.rank}.json").exists()][:4]:
+            self.say(_what_it_does(place, self.folder))
+
+    def _of_other_nodes(self, local: list[Place], now: float) -> list[Place]:
+        """What the other nodes' launchers wrote of theirs; theirs are told of ours. [] on one node."""
+        if not local or local[0].all_here or not local[0].run_folder:
+            return []
+        shared = Path(local[0].run_folder) / "logs" / "nodes"
+        mine = shared / f"{local[0].host}-{os.getpid()}.json"
+        if now - self._shared_at > SHARE_EVERY_S:
+            self._shared_at = now
+            with suppress(OSError):
+                shared.mkdir(parents=True, exist_ok=True)
+                new = mine.with_suffix(".new")
+                new.write_text(json.dumps({"at": now, "places": [asdict(place) for place in local]}))
+                new.replace(mine)
+        found: dict[int, Place] = {}
+        for path in set(shared.glob("*.json")) - {mine}:
+            with suppress(OSError, ValueError, TypeError):
+                told = json.loads(path.read_text())
+                theirs = [Place(**place) for place in told["places"]]
+                if told["at"] > self._began:  # else of a start before this one
+                    found |= {p.rank: p for p in theirs if p.rank not in found or p.since > found[p.rank].since}
+                    self._note_silence(path.stem, theirs, now - told["at"])
+        return [place for rank, place in found.items() if rank not in {p.rank for p in local}]
+
+    def _note_silence(self, node: str, theirs: list[Place], seconds: float) -> None:
+        ended = all(place.outcome for place in theirs)
+        if seconds > SILENT_NODE_S and node not in self._silent and not ended:
+            self._silent.add(node)
+            self.say(f"watchdog: nothing is heard of {named(theirs)} on node {node} for {seconds:.0f} s")
+
+
+def _kind(phase: str) -> str:
+    """A phase without its step's number: "step 12: grade" is a "step: grade"."""
+    return re.sub(r"^step \d+", "step", phase)
+
+
+def _what_it_does(place: Place, folder: Path) -> str:
+    """The process's state, and its stacks where it can still show them."""
+    letter = processes.state(place.pid)
+    if letter in ("T", "t"):
+        return f"rank {place.rank} is stopped by a signal: kill -CONT {place.pid} on {place.host} lets it go on"
+    if letter in ("", "Z"):
+        return f"rank {place.rank} (pid {place.pid} on {place.host}) is dead"
+    waits = ", in the kernel, as on a disk or a device that does not answer" if letter == "D" else ""
+    stacks = _stacks(place, folder)
+    return f"rank {place.rank} (pid {place.pid} on {place.host}{waits}) is at:\n{stacks}"
+
+
+def _stacks(place: Place, folder: Path) -> str:
+    """Makes the rank write its stacks; the main thread's innermost frames, and where the rest is."""
+    file = stacks_file(folder, place.rank)
+    begin = file.stat().st_size
+    processes.send(place.pid, SHOW_STACKS)
+    time.sleep(0.5)
+    written = file.read_text()[begin:]
+    threads = written.strip().split("\n\n")
+    main = next((t for t in threads if t.startswith("Current thread")), threads[-1]).splitlines()
+    kept = ""
+    if place.run_folder:
+        with suppress(OSError):
+            shutil.copy(file, target := Path(place.run_folder) / "logs" / f"stacks_rank_{place.rank}.txt")
+            kept = f"\n  (all threads: {target})"
+    more = f"\n  ... {len(main) - STACK_LINES} more" if len(main) > STACK_LINES else ""
+    return "\n".join(main[1 : STACK_LINES + 1]) + more + kept
