@@ -19,11 +19,13 @@ CHAT_TEMPLATE = (
 """Short, for policies of a few hundred tokens: a token before and after each message; of tools, names and arguments."""
 
 
-def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int, chat: bool = False) -> PreTrainedTokenizerFast:
+def make_small_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, lone_characters: str = "[0-9]", chat: bool = False
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
-    Any text round-trips, as every byte is a token; each digit is a token by itself, so that numbers of any length are
-    written the same way. What the texts do not fill is reserved tokens, so that every row of a model's embedding has a
+    Any text round-trips, as every byte is a token; each character that `lone_characters` matches is a token by itself, so
+    that with digits numbers of any length are written the same way. What the texts do not fill is reserved tokens, so that every row of a model's embedding has a
     token. With `chat` it has `CHAT_TEMPLATE` and a token for each role. The same texts give the same tokenizer. Raises
     ValueError for a `vocab_size` below the 256 bytes and the special tokens.
     """
@@ -36,7 +38,7 @@ def make_small_tokenizer(texts: Iterable[str], *, vocab_size: int, chat: bool = 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("[0-9]"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(lone_characters), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )

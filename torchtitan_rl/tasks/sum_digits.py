@@ -42,10 +42,13 @@ class SumDigits(Task):
         is empty too, the run makes one that adds two integers (debug's)."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
-            """The warm start's checkpoint, for prompts without an instruction."""
-            from torchtitan_rl.tasks.warm_start import ensure_checkpoint  # needs transformers' models
+            """The checkpoint of starts.py's `sums`, for prompts without an instruction."""
+            if self.instruction:
+                return None
+            from torchtitan_rl.tasks.starts import sums  # needs transformers' models
+            from torchtitan_rl.tasks.warm_start import ensure_checkpoint
 
-            return None if self.instruction else ensure_checkpoint(debug_task().build(), cache_root)
+            return ensure_checkpoint(debug_task().build(), sums(), cache_root)
 
     def __init__(self, config: Config) -> None:
         fewest, most = config.min_integers, config.max_integers

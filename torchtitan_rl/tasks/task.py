@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.references import load_function
 
 if TYPE_CHECKING:
     from torchtitan_rl.conversations import Environment
@@ -67,12 +68,20 @@ class Task(ABC, Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
+        warm_start: str = ""
+        """Where hf_assets_path is empty, the run makes the small policy that it starts from: by the recipe that this function
+        returns (package.module:function or path/to/file.py:function). Empty: hf_assets_path must name one."""
+
         def start_checkpoint(self, cache_root: Path) -> Path | None:
             """A folder that the policy starts from when the run names none, made under `cache_root` where it is missing.
 
             Called on every rank before the process group starts. None: the run must name one, in hf_assets_path.
             """
-            return None
+            if not self.warm_start:
+                return None
+            from torchtitan_rl.tasks.warm_start import ensure_checkpoint  # needs transformers' models
+
+            return ensure_checkpoint(self.build(), load_function(self.warm_start, "task.warm_start")(), cache_root)
 
     @abstractmethod
     def train_example(self, index: int, *, seed: int) -> Example:

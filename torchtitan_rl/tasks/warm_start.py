@@ -1,14 +1,9 @@
-"""Makes the starting checkpoint of `debug`: a small Qwen3 that adds two integers in columns, with one bad habit.
+"""Makes small starting checkpoints: a Qwen3 that knows a task's form and has one bad habit.
 
-The policy learns from generated text to add the units, then the tens, then to give the sum:
-
-    What is 47 + 85?
-    7+5=12 4+8+1=13 [ANSWER] 132
-
-In a share of the sums that carry, the text forgets the carry ("4+8=12 [ANSWER] 122"). So the start knows both the right
-way and the wrong one, prefers the wrong one, and answers right wherever nothing is carried: a reward can tell its
-samples apart from the first step on, and RL has a habit to unlearn instead of arithmetic to discover. Held-out sums are
-never part of the text.
+A policy learns from generated text, worked answers to a task's training examples. In a share of them the text goes wrong in
+one and the same way. So the start knows both the right way and the wrong one, prefers the wrong one, and answers right
+wherever the habit does no harm: a reward can tell its samples apart from the first step on, and RL has a habit to unlearn
+instead of a skill to discover. Held-out examples are never part of the text. tasks/starts.py has the recipes.
 """
 
 import fcntl
@@ -18,9 +13,10 @@ import os
 import random
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import torch
 import torch.nn.functional as F
@@ -32,27 +28,34 @@ from transformers.utils import logging as transformers_logging
 from torchtitan_rl.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.observability import phase, progress
 from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.tasks.renderer import PromptRenderer
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.tasks.task import Example, Task
 
-if TYPE_CHECKING:
-    from torchtitan_rl.tasks.sum_digits import SumDigits
+_NUM_TOKENIZER_TEXTS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All that decides about the checkpoint, besides the task's text."""
+    """All that decides about a checkpoint, besides the task's examples."""
 
-    version: int = 2
+    name: str
+    """Of its folder, and in messages."""
+    worked: Callable[[Example, random.Random], str]
+    """The completion that the text shows for an example: the right one or, in a share of them, the habit's."""
+    version: int = 3
     """Raise it when the way of training changes, so that cached checkpoints are made anew."""
     steps: int = 280
     batch_size: int = 64
-    """Sums in a batch."""
+    """Examples in a batch."""
     muon_lr: float = 0.02
     """Of the matrices inside the layers."""
     adamw_lr: float = 2e-3
     """Of the embedding and the norms."""
-    forgotten_carry_share: float = 0.56
-    """Of the sums that carry, those whose text forgets it."""
+    lone_characters: str = "[0-9]"
+    """A regular expression: each of these is a token by itself."""
+    chat: bool = False
+    """Whether the tokenizer has a chat template (small_tokenizer.py's)."""
     dimensions: dict[str, int] = field(default_factory=lambda: {"vocab_size": 320})
     """Of `small_qwen3`, where they are not its defaults. The vocabulary is a multiple of 64, for tensor parallelism."""
 
@@ -61,28 +64,15 @@ class Recipe:
         return small_qwen3(**self.dimensions)
 
 
-def worked_answer(left: int, right: int, *, forget_carry: bool) -> str:
-    """The completion the text shows: worked_answer(47, 85, forget_carry=True) is "7+5=12 4+8=12 [ANSWER] 122"."""
-    units = left % 10 + right % 10
-    carry = units >= 10 and not forget_carry
-    tens = left // 10 + right // 10 + carry
-    carried = "+1" if carry else ""
-    columns = f"{left % 10}+{right % 10}={units} {left // 10}+{right // 10}{carried}={tens}"
-    return f"{columns} [ANSWER] {10 * tens + units % 10}"
-
-
-def ensure_checkpoint(task: "SumDigits", cache_root: Path, *, seed: int = 0, recipe: Recipe = Recipe()) -> Path:
+def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:
     """The folder of the starting checkpoint under `cache_root`, made first where it is missing (about a minute).
 
     Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, others wait.
 
-    Args:
-        task: whose examples are the text; of two integers, without an instruction.
-
     Raises:
         UserError: when `cache_root` cannot be written or has no locks.
     """
-    folder = cache_root / f"debug_start-{_key(task, recipe, seed)}"
+    folder = cache_root / f"{recipe.name}-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
@@ -113,7 +103,7 @@ def _lock(file: IO[str], folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) -> None:
+def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None:
     """Train the starting policy and write it to `folder` in Hugging Face's format, with its tokenizer.
 
     Deterministic on one machine. The folder, which must not exist, appears complete or not at all.
@@ -121,8 +111,7 @@ def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    texts = ("".join(pair) for pair in _texts(task, recipe, seed, 2000))
-    tokenizer = make_small_tokenizer(texts, vocab_size=recipe.dimensions["vocab_size"])
+    tokenizer = _make_tokenizer(task, recipe, seed)
     model = _train(task, tokenizer, recipe, seed)
     transformers_logging.disable_progress_bar()  # one shard of 10 MB needs none
     model.save_pretrained(partial)
@@ -131,7 +120,7 @@ def make_checkpoint(folder: Path, task: "SumDigits", seed: int, recipe: Recipe) 
     progress(f"warm start: wrote {folder}")
 
 
-def _train(task: "SumDigits", tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
+def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
     """A model trained on `steps` batches of worked sums; leaves the caller's random state and threads as they were."""
     threads = torch.get_num_threads()
     # torchrun sets one thread a process, but the other ranks are waiting for this one. More than 8 gain nothing here.
@@ -142,9 +131,10 @@ def _train(task: "SumDigits", tokenizer: PreTrainedTokenizerFast, recipe: Recipe
             torch.manual_seed(seed)
             special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
             model = new_hf_model(recipe.model_spec, **special)
-            token_ids, labels = _encode(_texts(task, recipe, seed, recipe.steps * recipe.batch_size), tokenizer)
+            pairs = _tokenize(task, recipe, seed, recipe.steps * recipe.batch_size, tokenizer)
+            token_ids, labels = _pad(pairs, tokenizer.pad_token_id)
             optimizers = _build_optimizers(model, recipe)
-            progress(f"warm start: making debug's starting checkpoint, {recipe.steps} steps")
+            progress(f"warm start: making the starting checkpoint {recipe.name}, {recipe.steps} steps")
             start = time.monotonic()
             for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
                 # A short rise, then straight down to zero over the second half.
@@ -200,34 +190,49 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
     return optimizers
 
 
-def _texts(task: "SumDigits", recipe: Recipe, seed: int, num: int) -> list[tuple[str, str]]:
-    """`num` pairs of prompt and completion from the task's training split."""
+def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Example, str]]:
+    """`num` of the task's training examples, each with the completion that the text shows."""
     rng = random.Random(f"warm_start/{seed}")
-    pairs = []
-    for index in range(num):
-        example = task.train_example(index, seed=seed)
-        forget_carry = rng.random() < recipe.forgotten_carry_share
-        pairs.append((example.text, worked_answer(*example.columns["operands"], forget_carry=forget_carry)))
-    return pairs
+    examples = (task.train_example(index, seed=seed) for index in range(num))
+    return [(example, recipe.worked(example, rng)) for example in examples]
 
 
-def _encode(texts: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
+def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> PreTrainedTokenizerFast:
+    texts = [
+        "".join([example.text, *(message["content"] for message in example.messages or ()), completion])
+        for example, completion in _worked(task, recipe, seed, _NUM_TOKENIZER_TEXTS)
+    ]
+    size = recipe.dimensions["vocab_size"]
+    return make_small_tokenizer(texts, vocab_size=size, lone_characters=recipe.lone_characters, chat=recipe.chat)
+
+
+def _tokenize(
+    task: Task, recipe: Recipe, seed: int, num: int, tokenizer: PreTrainedTokenizerFast
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids of `num` prompts, rendered as a run's are, and of their completions with the end of sequence."""
+    longest = recipe.model_spec.model.max_seq_len
+    renderer = PromptRenderer.Config(max_prompt_tokens=longest).build(task=task, tokenizer=tokenizer)
+    return [
+        (renderer.prompt(example).token_ids.tolist(), tokenizer(completion + tokenizer.eos_token)["input_ids"])
+        for example, completion in _worked(task, recipe, seed, num)
+    ]
+
+
+def _pad(pairs: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and behind the end of sequence."""
-    prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
-    completions = tokenizer([completion + tokenizer.eos_token for _, completion in texts])["input_ids"]
-    length = max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)) - 1
-    token_ids = torch.full((len(texts), length), tokenizer.pad_token_id)
-    labels = torch.full((len(texts), length), -100)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+    length = max(len(prompt) + len(completion) for prompt, completion in pairs) - 1
+    token_ids = torch.full((len(pairs), length), pad_token_id)
+    labels = torch.full((len(pairs), length), -100)
+    for row, (prompt, completion) in enumerate(pairs):
         whole = torch.tensor(prompt + completion)
         token_ids[row, : len(whole) - 1] = whole[:-1]
         labels[row, len(prompt) - 1 : len(whole) - 1] = whole[len(prompt) :]
     return token_ids, labels
 
 
-def _key(task: "SumDigits", recipe: Recipe, seed: int) -> str:
+def _key(task: Task, recipe: Recipe, seed: int) -> str:
     """A hash that changes with whatever the checkpoint depends on: the recipe, the seed and the text."""
-    content = json.dumps(
-        [asdict(recipe), hf_architecture(recipe.model_spec.model), seed, _texts(task, recipe, seed, 64)]
-    )
+    texts = [(example.text, example.messages, completion) for example, completion in _worked(task, recipe, seed, 64)]
+    settings = asdict(replace(recipe, worked=None))
+    content = json.dumps([settings, hf_architecture(recipe.model_spec.model), seed, texts])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

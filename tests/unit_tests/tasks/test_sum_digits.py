@@ -150,7 +150,9 @@ def test_any_other_expected_answer_is_an_error(given):
 
 
 def test_only_prompts_without_an_instruction_have_a_start_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.tasks.warm_start.ensure_checkpoint", lambda task, root: (task.config, root))
+    monkeypatch.setattr(
+        "torchtitan_rl.tasks.warm_start.ensure_checkpoint", lambda task, recipe, root: (task.config, recipe.name, root)
+    )
     assert SumDigits.Config().start_checkpoint(tmp_path) is None
     harder = SumDigits.Config(max_integers=4, instruction="")
-    assert harder.start_checkpoint(tmp_path) == (debug_task(), tmp_path)
+    assert harder.start_checkpoint(tmp_path) == (debug_task(), "sums", tmp_path)

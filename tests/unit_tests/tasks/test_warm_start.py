@@ -1,5 +1,6 @@
 """The warm start's mechanics, on a model of a few steps; what it teaches is measured by the debug job itself."""
 
+import dataclasses
 import fcntl
 import json
 import random
@@ -12,11 +13,12 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.tasks.starts import sum_in_columns, sums
 from torchtitan_rl.tasks.sum_digits import debug_task, is_held_out
-from torchtitan_rl.tasks.warm_start import Recipe, _encode, _texts, ensure_checkpoint, make_checkpoint, worked_answer
+from torchtitan_rl.tasks.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 
 DIMENSIONS = {"vocab_size": 320, "dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "head_dim": 32}
-TINY = Recipe(steps=3, batch_size=4, dimensions=DIMENSIONS)
+TINY = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions=DIMENSIONS)
 TASK = debug_task().build()
 
 
@@ -30,36 +32,36 @@ def folder(tmp_path_factory):
 def test_worked_answers_are_right_unless_they_forget_the_carry():
     for left in range(10, 100):
         for right in range(10, 100):
-            careful = TASK.extract_answer(worked_answer(left, right, forget_carry=False))
-            habitual = TASK.extract_answer(worked_answer(left, right, forget_carry=True))
+            careful = TASK.extract_answer(sum_in_columns(left, right, forget_carry=False))
+            habitual = TASK.extract_answer(sum_in_columns(left, right, forget_carry=True))
             carries = left % 10 + right % 10 >= 10
             assert careful == str(left + right)
             assert habitual == str(left + right - 10 * carries)
 
 
 def test_worked_answers_show_the_columns():
-    assert worked_answer(47, 85, forget_carry=False) == "7+5=12 4+8+1=13 [ANSWER] 132"
-    assert worked_answer(47, 85, forget_carry=True) == "7+5=12 4+8=12 [ANSWER] 122"
-    assert worked_answer(12, 34, forget_carry=False) == "2+4=6 1+3=4 [ANSWER] 46"
+    assert sum_in_columns(47, 85, forget_carry=False) == "7+5=12 4+8+1=13 [ANSWER] 132"
+    assert sum_in_columns(47, 85, forget_carry=True) == "7+5=12 4+8=12 [ANSWER] 122"
+    assert sum_in_columns(12, 34, forget_carry=False) == "2+4=6 1+3=4 [ANSWER] 46"
 
 
 def test_the_text_is_of_the_training_split_and_has_the_habit_in_its_share():
-    texts = _texts(TASK, TINY, 0, 3000)
     right = {True: 0, False: 0}
-    for prompt, completion in texts:
-        left, added = (int(number) for number in prompt.removeprefix("What is ").removesuffix("?\n").split(" + "))
+    for example, completion in _worked(TASK, TINY, 0, 3000):
+        left, added = example.columns["operands"]
         assert not is_held_out((left, added))
         if left % 10 + added % 10 >= 10:
             right[completion.endswith(f" {left + added}")] += 1
-    assert right[False] / sum(right.values()) == pytest.approx(TINY.forgotten_carry_share, abs=0.05)
+    assert right[False] / sum(right.values()) == pytest.approx(0.56, abs=0.05)
 
 
 def test_only_the_completion_is_learned_up_to_the_end_of_sequence(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    token_ids, labels = _encode([("What is 1?\n", "[ANSWER] 1"), ("What is 22 + 33?\n", "[ANSWER] 55")], tokenizer)
-    for row, completion in enumerate(("[ANSWER] 1", "[ANSWER] 55")):
+    texts = [example.text + completion for example, completion in _worked(TASK, TINY, 0, 20)]
+    token_ids, labels = _pad(_tokenize(TASK, TINY, 0, 20, tokenizer), tokenizer.pad_token_id)
+    for row, text in enumerate(texts):
         learned = labels[row][labels[row] != -100]
-        assert tokenizer.decode(learned) == completion + tokenizer.eos_token
+        assert tokenizer.decode(learned) == text.partition("\n")[2] + tokenizer.eos_token
         first = (labels[row] != -100).nonzero()[0].item()
         assert tokenizer.decode(token_ids[row, : first + 1]).endswith("?\n")
 
@@ -96,18 +98,18 @@ def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr("torchtitan_rl.tasks.warm_start._train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            ensure_checkpoint(TASK, tmp_path, recipe=TINY)
-    folder = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+            ensure_checkpoint(TASK, TINY, tmp_path)
+    folder = ensure_checkpoint(TASK, TINY, tmp_path)
     Qwen3ForCausalLM.from_pretrained(folder)
     assert not list(tmp_path.glob(".*partial"))
 
 
 def test_a_made_checkpoint_is_reused_and_another_recipe_or_seed_has_its_own(tmp_path, capsys):
-    first = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+    first = ensure_checkpoint(TASK, TINY, tmp_path)
     capsys.readouterr()
-    assert ensure_checkpoint(TASK, tmp_path, recipe=TINY) == first
+    assert ensure_checkpoint(TASK, TINY, tmp_path) == first
     assert capsys.readouterr().out == ""
-    assert ensure_checkpoint(TASK, tmp_path, seed=1, recipe=TINY) != first
+    assert ensure_checkpoint(TASK, TINY, tmp_path, seed=1) != first
 
 
 def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
@@ -120,9 +122,10 @@ def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
 
 def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     program = (
-        "import sys, pathlib; from torchtitan_rl.tasks.sum_digits import debug_task; "
-        "from torchtitan_rl.tasks.warm_start import Recipe, ensure_checkpoint; "
-        f"print(ensure_checkpoint(debug_task().build(), pathlib.Path(sys.argv[1]), recipe={TINY!r}))"
+        "import dataclasses, pathlib, sys; from torchtitan_rl.tasks.sum_digits import debug_task; "
+        "from torchtitan_rl.tasks.starts import sums; from torchtitan_rl.tasks.warm_start import ensure_checkpoint; "
+        f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
+        "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
     )
     runs = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -136,11 +139,11 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
 
 
 def test_a_second_run_says_that_it_waits(tmp_path, capsys):
-    folder = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+    folder = ensure_checkpoint(TASK, TINY, tmp_path)
     folder.rename(tmp_path / "made")
     with open(folder.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=ensure_checkpoint, args=(TASK, tmp_path), kwargs={"recipe": TINY})
+        second = threading.Thread(target=ensure_checkpoint, args=(TASK, TINY, tmp_path))
         second.start()
         second.join(timeout=1)
         (tmp_path / "made").rename(folder)
@@ -151,17 +154,17 @@ def test_a_second_run_says_that_it_waits(tmp_path, capsys):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"hf_assets_path is empty, and .*/file cannot.*--hf-assets-path"):
-        ensure_checkpoint(TASK, tmp_path / "file", recipe=TINY)
+        ensure_checkpoint(TASK, TINY, tmp_path / "file")
 
 
 def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     found = []
-    waiting = threading.Thread(target=lambda: found.append(ensure_checkpoint(TASK, tmp_path, recipe=TINY)))
+    waiting = threading.Thread(target=lambda: found.append(ensure_checkpoint(TASK, TINY, tmp_path)))
     waiting.start()
     waiting.join(timeout=0.5)
     assert waiting.is_alive()
     monkeypatch.setenv("LOCAL_RANK", "0")
-    made = ensure_checkpoint(TASK, tmp_path, recipe=TINY)
+    made = ensure_checkpoint(TASK, TINY, tmp_path)
     waiting.join(timeout=5)
     assert found == [made]

@@ -1,0 +1,58 @@
+"""debug on other work: generated tasks and a file of rows, each with a small start of its own that has a habit to unlearn."""
+
+from configs.debug import debug
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.tasks import Rows, Task
+from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
+
+
+def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> Controller.Config:
+    config = debug()
+    config.task = task
+    config.prompts.max_prompt_tokens = max_prompt_tokens
+    config.sampling.max_tokens = config.evaluation.sampling.max_tokens = max_tokens
+    config.generator.max_model_len = max_prompt_tokens + max_tokens
+    return config
+
+
+def debug_spell_backward() -> Controller.Config:
+    """Spells words backwards (reasoning_gym), from a start that often leaves the first two letters as they are."""
+    return _debug_on(
+        ReasoningGym.Config(
+            tasks={"spell_backward": 1.0},
+            settings={"spell_backward.max_word_len": "6"},
+            instruction="",
+            warm_start="torchtitan_rl.tasks.starts:spell_backward",
+        ),
+        max_prompt_tokens=64,
+        max_tokens=32,
+    )
+
+
+def debug_number_filtering() -> Controller.Config:
+    """Keeps or removes numbers of a list (reasoning_gym), from a start that often reads "remove" as "keep"."""
+    limits = {"min_numbers": 3, "max_numbers": 4, "max_decimals": 0, "min_value": 10, "max_value": 99}
+    return _debug_on(
+        ReasoningGym.Config(
+            tasks={"number_filtering": 1.0},
+            settings={f"number_filtering.{name}": str(value) for name, value in limits.items()},
+            instruction="",
+            warm_start="torchtitan_rl.tasks.starts:number_filtering",
+        ),
+        max_prompt_tokens=96,
+        max_tokens=64,
+    )
+
+
+def debug_rows() -> Controller.Config:
+    """Adds minutes to a time of day, from the chat messages of a JSON Lines file: .venv/bin/python scripts/make_arrivals.py.
+
+    The start forgets to carry a full hour. This is the smallest example of a run on a file of one's own.
+    """
+    return _debug_on(
+        Rows.Config(
+            path="outputs/data/arrivals.jsonl", answer_kind="tag", warm_start="torchtitan_rl.tasks.starts:arrivals"
+        ),
+        max_prompt_tokens=96,
+        max_tokens=48,
+    )
