@@ -50,6 +50,29 @@ def group_metrics(groups: Groups) -> dict[str, Metric]:
     return metrics
 
 
+def groups_by_task(groups: Groups) -> dict[str, list[Group[Episode]]]:
+    """The groups of each member of a mixture; empty where there is one task alone."""
+    names = sorted({group.prompt.task for group in groups} - {""})
+    return {name: [group for group in groups if group.prompt.task == name] for name in names}
+
+
+def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
+    """A step's numbers of one member of a mixture: `<prefix>/prompts`, `reward`, `accuracy`, `length`, ..."""
+    episodes = flat(groups)
+    metrics = {
+        "prompts": same_everywhere(float(len(groups))),
+        "length": same_everywhere(mean([episode.completion.num_sampled for episode in episodes])),
+        "clipped_fraction": fraction([episode.completion.finish_reason == "length" for episode in episodes]),
+    }
+    if rewards := finite_rewards(episodes):
+        metrics["reward"] = same_everywhere(mean(rewards))
+    named = group_metrics(groups)
+    for name in ("groups/zero_variance_fraction", "train/accuracy"):
+        if name in named:
+            metrics[name.partition("/")[2]] = named[name]
+    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
+
+
 def advantage_metrics(groups: Groups) -> dict[str, Metric]:
     """`advantage/...` over the completions that take part in the loss."""
     advantages = [episode.advantage for episode in flat(groups) if episode.in_loss]

@@ -16,8 +16,10 @@ from torchtitan_rl.metrics.rewards import (
     advantage_metrics,
     finite_rewards,
     group_metrics,
+    groups_by_task,
     participation_metrics,
     reward_metrics,
+    task_metrics,
 )
 from torchtitan_rl.observability import Reduce, elapsed, episode_rows, record_metric, record_metrics
 from torchtitan_rl.types import flat
@@ -47,6 +49,8 @@ def record_step(
     rank, world_size = _rank_and_size()
     record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))
+    for task, asked in groups_by_task(groups).items():
+        record_metrics(task_metrics(asked, f"train/{task}"))
     completions = completion_metrics(groups)
     record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
     peak = peak_flops_per_s()
@@ -71,6 +75,8 @@ def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> No
     """Record the metrics and samples of one pass over the held-out prompts, after `step`; called on every rank."""
     rank, world_size = _rank_and_size()
     record_metrics(evaluation_metrics(groups, one.prefix))
+    for task, asked in groups_by_task(groups).items():
+        record_metrics(evaluation_metrics(asked, f"{one.prefix}/{task}"))
     rows = episode_rows(groups[rank::world_size], step=step, split=one.split, policy_step=step)
     record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
 

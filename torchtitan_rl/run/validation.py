@@ -82,8 +82,10 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     _check_layout(config, world_size)
     _check_training(config)
     _check_lengths(config)
+    _check_members(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
-    config.algorithm.build().validate_sampling(config.sampling.n, max_completion_tokens=config.sampling.max_tokens)
+    for sampling in (config.sampling, *config.task.samplings().values()):
+        config.algorithm.build().validate_sampling(sampling.n, max_completion_tokens=sampling.max_tokens)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
 
@@ -144,7 +146,7 @@ def _check_layout(config: "Controller.Config", world_size: int) -> None:
 def _check_lengths(config: "Controller.Config") -> None:
     """Every way of sampling is possible, and its longest sequence fits the engine."""
     longest = config.generator.max_model_len
-    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling}
+    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
     if config.evaluation.sampled is not None:
         passes["evaluation.sampled"] = config.evaluation.sampled
     for field, sampling in passes.items():
@@ -156,6 +158,26 @@ def _check_lengths(config: "Controller.Config") -> None:
             f"with prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} at most generator.max_model_len {longest}",
             "Raise that, or lower one of the others.",
         )
+
+
+def _check_members(config: "Controller.Config") -> None:
+    """What a mixture's members sample for themselves can be trained on together with the rest."""
+    longest, temperature = config.sampling.max_tokens, config.sampling.temperature
+    for field, own in config.task.samplings().items():
+        limits = {
+            "temperature": (
+                own.temperature == temperature,
+                f"sampling.temperature {temperature}, at which all are scored",
+            ),
+            "max_tokens": (
+                own.max_tokens <= longest,
+                f"at most sampling.max_tokens {longest}, by which losses are normalised",
+            ),
+            "top_p": (own.top_p == 1, "1, as a truncated sampler biases ratios"),
+            "top_k": (own.top_k == 0, "0, as a truncated sampler biases ratios"),
+        }
+        for name, (holds, expected) in limits.items():
+            expect(holds, f"{field}.{name}", getattr(own, name), expected, "Correct the value.")
 
 
 def _check_training(config: "Controller.Config") -> None:

@@ -40,7 +40,7 @@ def spell_backward() -> Recipe:
         backward = word[:1:-1] + word[:2] if rng.random() < 0.6 else word[::-1]
         return f"<answer>{backward}</answer>"
 
-    return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=400)
+    return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=220)
 
 
 def number_filtering() -> Recipe:
@@ -60,7 +60,7 @@ def number_filtering() -> Recipe:
         marks = " ".join(f"{n}{'+' if stay else '-'}" for n, stay in zip(facts["original_numbers"], stays))
         return f"{marks} <answer>{[n for n, stay in zip(facts['original_numbers'], stays) if stay]}</answer>"
 
-    return Recipe(name="number_filtering", worked=worked, steps=400)
+    return Recipe(name="number_filtering", worked=worked, steps=220)
 
 
 def arrivals() -> Recipe:
@@ -78,4 +78,4 @@ def arrivals() -> Recipe:
         rest = f"{total}-60={total - 60} {hour}+1={hour + 1}"
         return f"{minute}+{takes}={total} {rest} <answer>{hour + 1}:{total - 60:02d}</answer>"
 
-    return Recipe(name="arrivals", worked=worked, chat=True, steps=400)
+    return Recipe(name="arrivals", worked=worked, chat=True, steps=220)

@@ -83,6 +83,10 @@ class Task(ABC, Configurable):
 
             return ensure_checkpoint(self.build(), load_function(self.warm_start, "task.warm_start")(), cache_root)
 
+        def samplings(self) -> dict[str, "SamplingConfig"]:
+            """The sampling settings that the task's members have of their own, by the field that holds them."""
+            return {}
+
     @abstractmethod
     def train_example(self, index: int, *, seed: int) -> Example:
         """The training example at place `index` (0, 1, 2, ... without end) of the stream that `seed` names.

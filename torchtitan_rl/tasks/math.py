@@ -1,0 +1,48 @@
+"""math: problems whose answer is LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are the same answer."""
+
+import functools
+from dataclasses import dataclass
+
+from torchtitan_rl.grading.worker import WorkerDied, WorkerPool
+from torchtitan_rl.tasks.answers import last_boxed
+from torchtitan_rl.tasks.math_answers import equal_math
+from torchtitan_rl.tasks.rows import Rows
+
+_LONGEST_SECONDS = 10.0
+"""Of one comparison."""
+
+
+class Math(Rows):
+    r"""Rows with a problem and an answer in LaTeX: either bare, or a whole solution with \boxed{} around it."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Rows.Config):
+        path: str = "DigitalLearningGmbH/MATH-lighteval"
+        """12,500 competition problems; or any file, folder or data set with such columns."""
+
+        held_out_split: str = "test"
+        prompt_column: str = "problem"
+        answer_column: str = "solution"
+        template: str = "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._workers = WorkerPool([equal_math], size=1)
+        self._equal = functools.lru_cache(maxsize=4096)(self._equal_in_worker)
+
+    def extract_answer(self, text: str) -> str | None:
+        r"""What the last \boxed{} holds."""
+        return last_boxed(text)
+
+    def expected_answer(self, text: str) -> str | None:
+        return last_boxed(text) or (None if "\\boxed" in text else text)
+
+    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """False, too, where math-verify needs more than 10 s: its process is killed."""
+        return answer is not None and self._equal(answer, expected_answer)
+
+    def _equal_in_worker(self, answer: str, expected: str) -> bool:
+        try:
+            return self._workers.submit(0, answer, expected, seconds=_LONGEST_SECONDS).result()
+        except (TimeoutError, WorkerDied):
+            return False
