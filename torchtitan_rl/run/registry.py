@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -58,10 +59,14 @@ def load_config(name: str) -> "Controller.Config":
 
 
 def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
-    """(config name, config with overrides) from command-line arguments; prints and exits for --help and --list-configs."""
+    """(config name, config with overrides) from command-line arguments.
+
+    Prints and exits for --help, --list-configs, --print-config and --dry-run.
+    """
     own = argparse.ArgumentParser(prog="run_train.sh", add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
-    own.add_argument("--list-configs", action="store_true")
+    for flag in ("--list-configs", "--print-config", "--dry-run"):
+        own.add_argument(flag, action="store_true")
     given, overrides = own.parse_known_args(args)
     if given.list_configs:
         list_configs()
@@ -75,7 +80,22 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
         description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
         config=(tyro.conf.AvoidSubcommands,),
     )
+    if given.print_config or given.dry_run:
+        if os.environ.get("RANK", "0") == "0":
+            _show(name, config, dry_run=given.dry_run)
+        raise SystemExit(0)
     return name, config
+
+
+def _show(name: str, config: "Controller.Config", *, dry_run: bool) -> None:
+    """Print the config, or all that a run would do."""
+    from torchtitan_rl.run.dry_run import show_run
+    from torchtitan_rl.run.print_config import as_python
+
+    if dry_run:
+        show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    else:
+        print(as_python(name, config), end="", flush=True)
 
 
 def list_configs() -> None:
