@@ -11,7 +11,8 @@ from torchtitan_rl.device import gpu_memory_bytes
 from torchtitan_rl.grading import RewardError
 from torchtitan_rl.run.memory import GIB, memory_need
 from torchtitan_rl.run.print_config import as_python
-from torchtitan_rl.run.validation import check_tokenizer, prepare_start, validate
+from torchtitan_rl.run.start import check_tokenizer, prepare_start
+from torchtitan_rl.run.validation import check_model, validate
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def show_run(name: str, config: "Controller.Config", *, world_size: int) -> None
     _show("config", as_python(name, config))
     validate(config, world_size=world_size)
     prepare_start(config)
+    check_model(config, world_size=world_size)
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
