@@ -1,0 +1,78 @@
+"""Qwen3 on tasks that people know, on one 80 GB GPU (up to 1.7B) or on eight (8B). None of these has been run on a GPU yet.
+
+The data comes from the Hugging Face hub, or from a local copy: --task.path FOLDER, with files such as train.jsonl and
+test.jsonl. The model is --hf-assets-path's.
+"""
+
+from configs.qwen3 import qwen3, qwen3_8b
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.tasks import Rows, Task
+from torchtitan_rl.tasks.countdown import Countdown
+from torchtitan_rl.tasks.gsm8k import Gsm8k
+from torchtitan_rl.tasks.math import Math
+from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
+
+
+def _on(task: Task.Config, config: Controller.Config, *, max_tokens: int) -> Controller.Config:
+    config.task = task
+    config.prompts.max_prompt_tokens = 512
+    config.sampling.max_tokens = config.evaluation.sampling.max_tokens = max_tokens
+    config.generator.max_model_len = 512 + max_tokens
+    return config
+
+
+def _reasoning_gym() -> ReasoningGym.Config:
+    return ReasoningGym.Config(
+        tasks={
+            "chain_sum": 1.0,
+            "spell_backward": 1.0,
+            "number_sorting": 1.0,
+            "knights_knaves": 1.0,
+            "mini_sudoku": 1.0,
+        }
+    )
+
+
+def qwen3_rows() -> Controller.Config:
+    """A Qwen3 of up to 1.7B on your own rows, on one 80 GB GPU: --task.path data.jsonl (prompt or messages, and perhaps answer)."""
+    return _on(Rows.Config(answer_kind="tag"), qwen3(), max_tokens=1024)
+
+
+def qwen3_gsm8k() -> Controller.Config:
+    """A Qwen3 of up to 1.7B on gsm8k, on one 80 GB GPU."""
+    return _on(Gsm8k.Config(), qwen3(), max_tokens=1024)
+
+
+def qwen3_gsm8k_8gpu() -> Controller.Config:
+    """Qwen3-8B on gsm8k, on 8 GPUs of 80 GB."""
+    return _on(Gsm8k.Config(), qwen3_8b(), max_tokens=1024)
+
+
+def qwen3_math() -> Controller.Config:
+    """A Qwen3 of up to 1.7B on competition mathematics, judged by math-verify, on one 80 GB GPU."""
+    return _on(Math.Config(), qwen3(), max_tokens=2048)
+
+
+def qwen3_math_8gpu() -> Controller.Config:
+    """Qwen3-8B on competition mathematics, judged by math-verify, on 8 GPUs of 80 GB."""
+    return _on(Math.Config(), qwen3_8b(), max_tokens=3072)
+
+
+def qwen3_countdown() -> Controller.Config:
+    """A Qwen3 of up to 1.7B on countdown: reach a number with the four operations; on one 80 GB GPU."""
+    return _on(Countdown.Config(), qwen3(), max_tokens=1024)
+
+
+def qwen3_countdown_8gpu() -> Controller.Config:
+    """Qwen3-8B on countdown with up to 6 numbers, on 8 GPUs of 80 GB."""
+    return _on(Countdown.Config(max_numbers=6), qwen3_8b(), max_tokens=2048)
+
+
+def qwen3_reasoning_gym() -> Controller.Config:
+    """A Qwen3 of up to 1.7B on a mix of five reasoning_gym tasks, on one 80 GB GPU; --task.tasks NAME WEIGHT ... for others."""
+    return _on(_reasoning_gym(), qwen3(), max_tokens=1024)
+
+
+def qwen3_reasoning_gym_8gpu() -> Controller.Config:
+    """Qwen3-8B on a mix of five reasoning_gym tasks, on 8 GPUs of 80 GB; --task.tasks NAME WEIGHT ... for others."""
+    return _on(_reasoning_gym(), qwen3_8b(), max_tokens=2048)
