@@ -19,8 +19,8 @@ def debug_spell_backward() -> Controller.Config:
     """Spells words backwards (reasoning_gym), from a start that often leaves the first two letters as they are."""
     return _debug_on(
         ReasoningGym.Config(
-            tasks={"spell_backward": 1.0},
-            settings={"spell_backward.max_word_len": "6"},
+            tasks=[("spell_backward", 1.0)],
+            settings=[("spell_backward.max_word_len", "6")],
             instruction="",
             warm_start="torchtitan_rl.tasks.starts:spell_backward",
         ),
@@ -34,8 +34,8 @@ def debug_number_filtering() -> Controller.Config:
     limits = {"min_numbers": 3, "max_numbers": 4, "max_decimals": 0, "min_value": 10, "max_value": 99}
     return _debug_on(
         ReasoningGym.Config(
-            tasks={"number_filtering": 1.0},
-            settings={f"number_filtering.{name}": str(value) for name, value in limits.items()},
+            tasks=[("number_filtering", 1.0)],
+            settings=[(f"number_filtering.{name}", str(value)) for name, value in limits.items()],
             instruction="",
             warm_start="torchtitan_rl.tasks.starts:number_filtering",
         ),

@@ -29,10 +29,10 @@ class ReasoningGym(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        tasks: dict[str, float] = field(default_factory=lambda: {"chain_sum": 1.0})
-        """Names of tasks and the weights they are drawn with."""
+        tasks: list[tuple[str, float]] = field(default_factory=lambda: [("chain_sum", 1.0)])
+        """Names of tasks, each with the weight that it is drawn with."""
 
-        settings: dict[str, str] = field(default_factory=dict)
+        settings: list[tuple[str, str]] = field(default_factory=list)
         """Settings of single tasks, as task.setting and its value in JSON, such as chain_sum.max_terms 3."""
 
         instruction: str = "Give the final answer between <answer> and </answer>."
@@ -40,12 +40,13 @@ class ReasoningGym(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self._weights = dict(config.tasks)
         expect(bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1.")
-        for name, weight in config.tasks.items():
+        for name, weight in config.tasks:
             expect(weight > 0, f"task.tasks {name}", weight, "a weight above 0", "Leave the task out instead.")
-        self._sources = {name: _source(name, self._settings(name)) for name in config.tasks}
-        strange = sorted({setting.partition(".")[0] for setting in config.settings} - set(config.tasks))
-        expect(not strange, "task.settings", strange, f"settings of {list(config.tasks)}", "Write task.setting VALUE.")
+        self._sources = {name: _source(name, self._settings(name)) for name in self._weights}
+        strange = sorted({setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights))
+        expect(not strange, "task.settings", strange, f"settings of {list(self._weights)}", "Write task.setting VALUE.")
 
     def train_example(self, index: int, *, seed: int) -> Example:
         return next(e for e in self._draws(f"{seed}/{index}") if not _is_held_out(e))
@@ -58,7 +59,7 @@ class ReasoningGym(Task):
                 break
             if _is_held_out(example):
                 chosen.setdefault(example.text, example)
-        names = list(self.config.tasks)
+        names = list(self._weights)
         expect(
             len(chosen) == num, "evaluation.num_prompts", num, f"at most the {len(chosen)} held-out questions of {names}",
             "Ask for fewer, or set task.settings so that more are possible.",
@@ -88,7 +89,7 @@ class ReasoningGym(Task):
         """Examples of either split without end, by a key."""
         for attempt in count():
             rng = random.Random(f"{key}/{attempt}")
-            [name] = rng.choices(list(self.config.tasks), list(self.config.tasks.values()))
+            [name] = rng.choices(list(self._weights), list(self._weights.values()))
             yield self._example(self._sources[name][rng.randrange(_NUM_DRAWS)])
 
     def _example(self, entry: dict[str, Any]) -> Example:
@@ -101,8 +102,8 @@ class ReasoningGym(Task):
         )
 
     def _settings(self, name: str) -> dict[str, Any]:
-        given = {key.partition(".")[2]: v for key, v in self.config.settings.items() if key.partition(".")[0] == name}
-        return {key: _parsed(value) for key, value in given.items()}
+        own = f"{name}."
+        return {key.removeprefix(own): _parsed(value) for key, value in self.config.settings if key.startswith(own)}
 
 
 def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":

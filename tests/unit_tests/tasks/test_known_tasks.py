@@ -108,7 +108,7 @@ def test_countdown_rewards_and_judgement_agree():
 
 def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers():
     task = ReasoningGym.Config(
-        tasks={"spell_backward": 1.0, "gcd": 3.0}, settings={"spell_backward.max_word_len": "4"}
+        tasks=[("spell_backward", 1.0), ("gcd", 3.0)], settings=[("spell_backward.max_word_len", "4")]
     ).build()
     examples = [task.train_example(index, seed=0) for index in range(200)]
     names = [example.columns["entry"]["metadata"]["source_dataset"] for example in examples]
@@ -128,13 +128,13 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"tasks": {"spel_backward": 1.0}}, "task.tasks = 'spel_backward'.*Did you mean spell_backward"),
-        ({"tasks": {"gcd": 0.0}}, "task.tasks gcd = 0.0: expected a weight above 0"),
+        ({"tasks": [("spel_backward", 1.0)]}, "task.tasks = 'spel_backward'.*Did you mean spell_backward"),
+        ({"tasks": [("gcd", 0.0)]}, "task.tasks gcd = 0.0: expected a weight above 0"),
         (
-            {"tasks": {"gcd": 1.0}, "settings": {"gcd.terms": "1"}},
+            {"tasks": [("gcd", 1.0)], "settings": [("gcd.terms", "1")]},
             "task.settings = {'terms': 1}: expected settings that gcd",
         ),
-        ({"settings": {"lcm.terms": "1"}}, r"task.settings = \['lcm'\]"),
+        ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
     ],
 )
 def test_unknown_tasks_and_settings_are_errors_with_the_remedy(config, message):
