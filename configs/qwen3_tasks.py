@@ -22,15 +22,8 @@ def _on(task: Task.Config, config: Controller.Config, *, max_tokens: int) -> Con
 
 
 def _reasoning_gym() -> ReasoningGym.Config:
-    return ReasoningGym.Config(
-        tasks={
-            "chain_sum": 1.0,
-            "spell_backward": 1.0,
-            "number_sorting": 1.0,
-            "knights_knaves": 1.0,
-            "mini_sudoku": 1.0,
-        }
-    )
+    names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
+    return ReasoningGym.Config(tasks=[(name, 1.0) for name in names])
 
 
 def qwen3_rows() -> Controller.Config:
