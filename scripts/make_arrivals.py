@@ -1,6 +1,6 @@
 """Write the data of debug_rows, a file of JSON Lines with chat messages: when does a train arrive?
 
-.venv/bin/python scripts/make_arrivals.py [--output outputs/data/arrivals.jsonl] [--num 5000] [--seed 0]
+.venv/bin/python scripts/make_arrivals.py [--output outputs/data/arrivals.jsonl] [--num 2000] [--seed 0]
 """
 
 import argparse
@@ -11,13 +11,13 @@ from pathlib import Path
 
 def rows(num: int, seed: int) -> list[dict]:
     """`num` different rows: a question as messages, its answer, and the minutes as a further column."""
-    every = [(hour, minute, takes) for hour in range(6, 22) for minute in range(10, 60) for takes in range(10, 60)]
+    every = [(hour, minute, takes) for hour in range(6, 22) for minute in range(0, 60, 5) for takes in range(5, 60, 5)]
     return [
         {
             "messages": [
                 {
                     "role": "user",
-                    "content": f"A train leaves at {hour}:{minute} and takes {takes} minutes. When does it arrive?",
+                    "content": f"A train leaves at {hour}:{minute:02d} and takes {takes} minutes. When does it arrive?",
                 }
             ],
             "answer": f"{hour + (minute + takes) // 60}:{(minute + takes) % 60:02d}",
@@ -30,7 +30,7 @@ def rows(num: int, seed: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/data/arrivals.jsonl"))
-    parser.add_argument("--num", type=int, default=5000, help="rows, at most 40,000")
+    parser.add_argument("--num", type=int, default=2000, help="rows, at most 2,112")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.output.parent.mkdir(parents=True, exist_ok=True)
