@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit_tests.grading.helpers import score
 from torchtitan_rl import types
+from torchtitan_rl.run.print_config import as_python
 from torchtitan_rl.run.registry import config_functions, load_config, parse_args
 from torchtitan_rl.run.validation import validate
 from torchtitan_rl.tasks.prompt_stream import PromptStream
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run")
 LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
 
 
@@ -53,7 +55,7 @@ def commands() -> list[tuple[str, str]]:
     for name, page in PAGES.items():
         lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in _lines(block)]
         for line in lines + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
-            words = shlex.split(line, comments=True) if line.count("'") % 2 == 0 else []
+            words = shlex.split(line.partition(" > ")[0], comments=True) if line.count("'") % 2 == 0 else []
             for i, word in enumerate(words):
                 if word.removeprefix("./") in LAUNCHERS and "..." not in words:
                     found.append((name, shlex.join(words[i + 1 :])))
@@ -66,7 +68,8 @@ def _lines(block: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
 def test_every_command_line_is_understood(files, page, arguments):
-    args = [arg for arg in shlex.split(arguments) if arg not in ("--help", "--list-configs")]
+    (files / "mine.py").write_text(as_python("debug_rows", load_config("debug_rows")))  # the tutorial's --print-config
+    args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
     assert parse_args(args)[1].num_steps >= 1
 
 
