@@ -6,7 +6,10 @@ row as the text it was: columns may then differ from row to row, and a row that 
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,18 +134,33 @@ def _from_files(files: list[Path], name: str) -> Table:
 
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
-    import datasets
-
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
     expect(bool(is_name), field, path, "a file or folder that exists", f"There is none in {Path.cwd()}. {_REMEDY}")
     try:
-        return Table(path, datasets.load_dataset(path, subset or None, split=split), False)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{field} = {path!r}: expected a file or folder that exists in {Path.cwd()}, or a data set of the Hugging Face hub "
-            f"with the configuration {subset!r} (task.subset) and the split {split!r}, but: {reason}. {_REMEDY}"
-        ) from error
+        return Table(path, _load_from_hub(path, subset, split), False)
+    except Exception:
+        _download(path, subset, split, field)
+    return Table(path, _load_from_hub(path, subset, split), False)
+
+
+def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
+    import datasets
+
+    return datasets.load_dataset(path, subset or None, split=split)
+
+
+def _download(path: str, subset: str, split: str, field: str) -> None:
+    """In a process of its own: this one has told its libraries that there is no network. Its progress goes to stderr."""
+    from torchtitan_rl.device import HUB_OFFLINE
+
+    command = [sys.executable, "-m", __name__, path, subset, split]
+    environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    expect(
+        done.returncode == 0, field, path,
+        f"a file or folder that exists in {Path.cwd()}, or a data set of the Hugging Face hub with the configuration "
+        f"{subset!r} (task.subset) and the split {split!r}, but: {done.stdout.strip()}", _REMEDY,
+    )  # fmt: skip
 
 
 def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
@@ -196,3 +214,16 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
             yield number + 1, "", "not UTF-8, as which the file must be saved"
+
+
+def _main() -> None:
+    """Download the data set that the command line names into the cache, or print why not and exit with 2."""
+    try:
+        _load_from_hub(*sys.argv[1:])
+    except Exception as error:
+        print(str(error).partition("\n")[0])
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    _main()

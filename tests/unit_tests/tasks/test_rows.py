@@ -221,6 +221,14 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         build(sums(2), template="{query}")
 
 
+def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    with pytest.raises(
+        UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but: .+ Pass a file"
+    ):
+        Rows.Config(path="org/name").build()
+
+
 def test_prompts_over_the_limit_are_left_out_and_told_before_training(build, capsys):
     task = build(
         [*sums(9), {"prompt": "long " * 100, "answer": 1}, {"prompt": "longer " * 100, "answer": 1}], held_out_share=0.4
