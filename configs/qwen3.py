@@ -72,9 +72,9 @@ def qwen3() -> Controller.Config:
 
 
 def qwen3_0_6b() -> Controller.Config:
-    """Qwen3-0.6B; one 80 GB GPU: 41 GiB awake, 36 in an update; or more (FSDP). Needs the checkpoint folder.
+    """Qwen3-0.6B; one 80 GB GPU: 41 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder.
 
-    One 24 GiB GPU with --trainer.activation-checkpoint full: 19 awake, 16 in an update.
+    One 24 GiB GPU with --trainer.activation-checkpoint full: 19 awake, 14 in an update.
     """
     return _qwen3(
         "0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512, activation_checkpoint="none"
@@ -82,22 +82,22 @@ def qwen3_0_6b() -> Controller.Config:
 
 
 def qwen3_1_7b() -> Controller.Config:
-    """Qwen3-1.7B; one 80 GB GPU: 53 GiB awake, 37 in an update; or more (FSDP). Needs the checkpoint folder."""
+    """Qwen3-1.7B; one 80 GB GPU: 53 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder."""
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_4b() -> Controller.Config:
-    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP): 57 GiB awake, 44 in an update on 2. Needs the checkpoint folder."""
+    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP): 57 GiB awake, 40 in an update on 2. Needs the checkpoint folder."""
     return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
 
 
 def qwen3_8b() -> Controller.Config:
-    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each): 58 GiB awake, 52 in an update on 4. Needs the checkpoint folder."""
+    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each): 58 GiB awake, 46 in an update on 4. Needs the checkpoint folder."""
     return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
 
 
 def qwen3_14b() -> Controller.Config:
-    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each): 56 GiB awake, 42 in an update on 8.
+    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each): 56 GiB awake, 39 in an update on 8.
 
     Needs the checkpoint folder.
     """

@@ -76,7 +76,7 @@ def memory_need(config: "Controller.Config", *, world_size: int, gpu_bytes: int)
         "gathered weights": (2 * shape.layer + shape.heads * shape.embedding) * width / tp,
         "gathered gradients": largest * (width + 4) / tp,
         "activations": tokens * (kept + shape.within) * width / tp,
-        "log-probabilities": chunk * rows * (8 + width) + 8 * rows * shape.dim,
+        "log-probabilities": chunk * min(rows, 8192) * (8 + width) + 8 * (tokens + 8192) * shape.dim,
         "CUDA": CONTEXT_BYTES,
     }
     if not config.generator.sleep:

@@ -111,27 +111,40 @@ def _model_config(
 
 
 def score(
-    model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float
+    model: Decoder,
+    token_ids: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    temperature: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
 
     Args:
         token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start.
+        mask: [T], not 0 where the two are wanted; elsewhere they are 0, without work. None: everywhere.
     """
     masks = model.get_attention_masks(positions[None])
-    with model.lm_head.scoring(labels, temperature):
-        out = model(token_ids[None], positions[None], masks)  # [1, T, 2]
-    return out[0, :, 0], out[0, :, 1]
+    at = None if mask is None else mask.nonzero()[:, 0]  # [M]
+    with model.lm_head.scoring(labels, temperature, at):
+        return model(token_ids[None], positions[None], masks)  # [T] each
 
 
 @torch.no_grad()
-def score_only(model: Decoder, token_ids: Tensor, positions: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def score_only(
+    model: Decoder,
+    token_ids: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    temperature: float,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The log π(label) of `score`, [T], without a graph. Every weight is sharded again afterwards.
 
     FSDP2 leaves the embedding and the head gathered, in the forward's dtype, until a backward that never comes: they would
     take memory, and a checkpoint would hold these rounded copies in place of the master weights.
     """
-    logprobs, _ = score(model, token_ids, positions, labels, temperature)
+    logprobs, _ = score(model, token_ids, positions, labels, temperature, mask)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

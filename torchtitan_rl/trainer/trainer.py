@@ -132,7 +132,7 @@ class Trainer(Configurable):
         """torch.compile each transformer block."""
 
         logprob_chunk_tokens: int = 1024
-        """Tokens whose logits exist at once; memory is this x vocabulary / tensor_parallel_degree x 4 bytes, twice."""
+        """Tokens whose logits exist at once, for some thousand rows of the vocabulary (see trainer/logprobs.py)."""
 
         logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
         """When a difference between trainer and sampler stops the run."""
@@ -254,7 +254,9 @@ class Trainer(Configurable):
         max_diff = 0.0
         metrics: list[dict[str, Metric]] = []
         for batch in batches:
-            logprobs, entropy = score(self.model, batch.token_ids, batch.positions, batch.labels, self.temperature)
+            logprobs, entropy = score(
+                self.model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+            )  # [T] each
             out = self.algorithm.loss(batch, logprobs, entropy)
             out.loss.backward()
             loss += out.loss.detach()
@@ -342,7 +344,9 @@ class Trainer(Configurable):
                 setattr(episodes[i], name, value)
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        return score_only(model, batch.token_ids, batch.positions, batch.labels, self.temperature)  # [T]
+        return score_only(
+            model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+        )  # [T]
 
     def _plan(self, groups: Sequence[Group[Episode]]) -> Plan:
         flops = self._model_flops(0), self._model_flops(1)

@@ -27,15 +27,16 @@ def dense(hidden, weight, labels, temperature):
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 5, T, 100])
+@pytest.mark.parametrize("rows", [5, V, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_every_chunk_size_equals_dense_forward_and_backward(chunk, temperature):
+def test_every_tile_size_equals_dense_forward_and_backward(chunk, rows, temperature):
     hidden, weight, labels = inputs()
     coefficients = torch.randn(2, T, dtype=torch.float64)
 
     def grads(pair):
         return torch.autograd.grad((torch.stack(pair) * coefficients).sum(), (hidden, weight))
 
-    found = chunked_logprobs(hidden, weight, labels, temperature=temperature, chunk_tokens=chunk)
+    found = chunked_logprobs(hidden, weight, labels, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows)
     expected = dense(hidden, weight, labels, temperature)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(grads(found), grads(expected), rtol=0, atol=1e-10)
@@ -58,10 +59,27 @@ def test_head_gives_logits_outside_scoring_and_logprobs_inside():
     hidden, labels = torch.randn(1, T, D), torch.randint(0, V, (T,))
     assert head(hidden).shape == (1, T, V)
     with head.scoring(labels, 0.5):
-        out = head(hidden)
-    logprobs, entropy = dense(hidden[0], head.weight, labels, 0.5)
-    torch.testing.assert_close(out[0], torch.stack([logprobs, entropy], -1), rtol=1e-5, atol=1e-5)
+        found = head(hidden)
+    torch.testing.assert_close(found, dense(hidden[0], head.weight, labels, 0.5), rtol=1e-5, atol=1e-5)
     assert head(hidden).shape == (1, T, V)
+
+
+@pytest.mark.parametrize("wanted", [[0, 4, 12], []])
+def test_only_the_wanted_places_are_scored_and_get_a_gradient(wanted, monkeypatch):
+    head = LogprobHead.Config(in_features=D, out_features=V).build()
+    hidden, labels = torch.randn(1, T, D, requires_grad=True), torch.randint(0, V, (T,))
+    expected = dense(hidden[0], head.weight, labels, 1.0)
+    seen, product = [], logprobs._product
+    monkeypatch.setattr(logprobs, "_product", lambda a, b: seen.append(len(a)) or product(a, b))
+    with head.scoring(labels, 1.0, torch.tensor(wanted, dtype=torch.long)):
+        found = head(hidden)
+    assert seen == ([len(wanted)] if wanted else [])
+    for ours, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours[wanted], exact[wanted], rtol=1e-5, atol=1e-5)
+        assert ours.count_nonzero() == len(wanted)
+    grads = torch.autograd.grad(found[0].sum(), (hidden, head.weight))
+    exact = torch.autograd.grad(expected[0][wanted].sum(), (hidden, head.weight))
+    torch.testing.assert_close(grads, exact, rtol=1e-5, atol=1e-5)
 
 
 def head_of(logits):
@@ -174,7 +192,9 @@ def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
     def rank(index):
         part = weight[cuts[index] : cuts[index + 1]].clone().requires_grad_()
         h = hidden.detach().clone().requires_grad_()
-        found = chunked_logprobs(h, part, labels, temperature=0.7, chunk_tokens=5, group=index, first_row=cuts[index])
+        found = chunked_logprobs(
+            h, part, labels, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=index, first_row=cuts[index]
+        )
         return torch.stack(found), *torch.autograd.grad((found[0] + 0.3 * found[1]).sum(), (h, part))
 
     with ThreadPoolExecutor(3) as pool:
@@ -188,22 +208,28 @@ def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
     torch.testing.assert_close(torch.cat(weight_parts), grads[1], rtol=0, atol=1e-10)
 
 
-def test_temperature_one_divides_nothing(monkeypatch):
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_no_temperature_divides_a_tile_of_logits(monkeypatch, temperature):
     hidden, weight, labels = inputs()
-    monkeypatch.setattr(Tensor, "div_", None)
-    monkeypatch.setattr(Tensor, "__truediv__", lambda a, b: a.div(b) if a.dim() < 2 else pytest.fail("logits divided"))
-    sum(chunked_logprobs(hidden, weight, labels)).sum().backward()
+
+    def fail_on_tiles(a, b):
+        return a.div(b) if a.shape != (T, V) else pytest.fail("logits divided")
+
+    for name in ("__truediv__", "div_"):
+        monkeypatch.setattr(Tensor, name, fail_on_tiles)
+    chunked_logprobs(hidden, weight, labels, temperature=temperature)[0].sum().backward()
 
 
 def test_compiled_chunks_give_the_same(monkeypatch):
     """Traced whole, with the in-place steps made functional, as any compiler gets them; generated code takes half a minute."""
-    for name in ("_statistics", "_gradient"):
+    for name in ("_statistics", "_gradient", "_logprob_gradient"):
         traced = torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         monkeypatch.setattr(logprobs, f"_compiled{name}", traced)
     hidden, weight, labels = inputs()
 
     def run(compile):
         pair = chunked_logprobs(hidden, weight, labels, chunk_tokens=5, compile=compile)
-        return *pair, *torch.autograd.grad((pair[0] + 0.3 * pair[1]).sum(), (hidden, weight))
+        grads = torch.autograd.grad((pair[0] + 0.3 * pair[1]).sum(), (hidden, weight), retain_graph=True)
+        return *pair, *grads, *torch.autograd.grad(pair[0].sum(), (hidden, weight))
 
     torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-12)
