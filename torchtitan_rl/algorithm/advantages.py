@@ -20,6 +20,23 @@ class Advantage(Part, ABC):
         step_rewards = [reward for group in groups for reward in group if reward is not None]
         return [self._with_shared_rules(group, step_rewards) for group in groups]
 
+    def of_turns(self, groups: list[list[list[float | None]]]) -> list[list[list[float]]]:
+        """Every sample's advantages, one for each of its returns: those at one place are each other's baseline.
+
+        A place that one sample alone reaches has nothing to compare with and gets 0.
+        """
+        most = max((len(returns) for group in groups for returns in group), default=0)
+        found: list[list[list[float]]] = [[[] for _ in group] for group in groups]
+        for turn in range(most):
+            at_turn = [[returns[turn] if turn < len(returns) else None for returns in group] for group in groups]
+            for samples, values in zip(found, self(at_turn), strict=True):
+                for advantages, value in zip(samples, values, strict=True):
+                    advantages.append(value)
+        return [
+            [advantages[: len(returns)] for advantages, returns in zip(samples, group, strict=True)]
+            for samples, group in zip(found, groups, strict=True)
+        ]
+
     def _with_shared_rules(self, group: list[float | None], step_rewards: list[float]) -> list[float]:
         rewards = [reward for reward in group if reward is not None]
         if all_equal(rewards):

@@ -13,6 +13,7 @@ from torchtitan_rl.types import Episode, Group, Member, Metric, Normalizers, Sco
 
 from .advantages import Advantage, Grpo, all_equal
 from .aggregations import Aggregation, TokenMean
+from .credit import set_advantage, turn_returns, whole_returns
 from .episodes import count_normalizers, has_preference
 from .inputs import LossInputs, Sequences
 from .kl import KL
@@ -47,6 +48,8 @@ class Algorithm(Part):
         """How a group's rewards become advantages: GroupMean, Grpo, BatchStd or Rloo."""
         loss: Loss.Config = field(default_factory=Clip.Config)
         """The policy loss: Clip, Gspo, Cispo, Reinforce or MaxEnt."""
+        credit: Literal["episode", "turn"] = "episode"
+        """What an advantage is of: the whole completion, or each turn of a conversation by what was earned from it on."""
         aggregation: Aggregation.Config = field(default_factory=TokenMean.Config)
         """How token losses become one number: TokenMean, SeqMeanTokenMean or SeqSumConst."""
         mismatch: Mismatch.Config = field(default_factory=NoCorrection.Config)
@@ -85,6 +88,7 @@ class Algorithm(Part):
             corrects = not isinstance(self.mismatch, NoCorrection.Config)
             for name, wrong, expected, remedy in (
                 ("kl.coef", self.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("credit", self.credit != "episode", "episode", "Its weights are of whole completions."),
                 ("seed_grpo", self.seed_grpo is not None, "None", "It scales advantages, which a listwise loss sets."),
                 ("advantage", type(self.advantage) is not Grpo.Config, "the default", "It has its own; leave the field out."),
                 ("mismatch", corrects and getattr(self.loss, "clip_coef", 0) == 0, "no correction",
@@ -211,11 +215,12 @@ class Algorithm(Part):
                 self.listwise.weigh(members)
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        advantages = self.advantage([[episode.shaped_reward for episode in group.samples] for group in groups])
+        returns = turn_returns if self.config.credit == "turn" else whole_returns
+        advantages = self.advantage.of_turns([[returns(episode) for episode in group.samples] for group in groups])
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
-            for episode, value in zip(group.samples, values, strict=True):
-                episode.advantage = scale * value
+            for episode, of_turns in zip(group.samples, values, strict=True):
+                set_advantage(episode, [scale * value for value in of_turns])
 
     def normalizers(self, groups: list[Group[Episode]], *, max_completion_tokens: int) -> Normalizers:
         """What the losses of one update over `groups` divide by."""
