@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torchtitan_rl.conversations.conversation import Answer, Conversation, Sampled
 from torchtitan_rl.conversations.host import Host, Opening
+from torchtitan_rl.observability import timed
 
 Share = Callable[[Any], Any]
 """The value of an engine's first rank, on all its ranks: all must ask the engine for the same, in the same order."""
@@ -33,7 +34,8 @@ def roll_out(
         wait_for_answers: sample nothing while an environment is asked, so that what is in a batch, and with it the last
             bit of every number, does not depend on time.
     """
-    openings: dict[int, Opening] = share(host and host.openings())
+    with timed("generate/environments"):
+        openings: dict[int, Opening] = share(host and host.openings())
     # Where all is asked for at once, the order of the batch's draws is the same again, and costs less than seeds.
     seeded = bool(openings)
     for place, opening in (openings or {}).items():
@@ -52,7 +54,8 @@ def roll_out(
                     host.tell(sampled.place)
         if not asked:
             continue
-        answers: list[Answer] = share(host and host.answers(wait=not engine.busy, all=wait_for_answers))
+        with timed("generate/environments"):
+            answers: list[Answer] = share(host and host.answers(wait=not engine.busy, all=wait_for_answers))
         asked -= len(answers)
         for answer in answers:
             conversations[answer.place].hear_environment(answer)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics, evaluation_metrics
+from torchtitan_rl.metrics.conversations import conversation_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.metrics.rewards import (
     Groups,
@@ -22,7 +23,7 @@ from torchtitan_rl.metrics.rewards import (
     task_metrics,
 )
 from torchtitan_rl.observability import Reduce, elapsed, episode_rows, record_metric, record_metrics
-from torchtitan_rl.types import flat
+from torchtitan_rl.types import Metric, flat
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
@@ -53,6 +54,11 @@ def record_step(
         record_metrics(task_metrics(asked, f"train/{task}"))
     completions = completion_metrics(groups)
     record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
+    conversations = conversation_metrics(groups)
+    if conversations and (seconds := elapsed("step")):
+        waited = elapsed("generate/environments") / seconds
+        conversations["conversations/environment_share"] = Metric(waited, "max")
+    record_metrics(conversations)
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(

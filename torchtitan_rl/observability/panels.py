@@ -5,6 +5,7 @@ Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -17,15 +18,17 @@ from torchtitan_rl.observability.text import compact_number, flat_cell, head_and
 PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
 RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
 """The budget of one sample: longer text shows its head and tail."""
+MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
+"""... and of a conversation, and each of its messages."""
 
 PLAIN_WIDTH = 120
 """Columns of the output where it is no terminal."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out",
-          "response_tokens", "observed_tokens", "finish_reason", "logprob_mean", "logprob_diff_max",
+          "turns", "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
           "staleness")  # fmt: skip
-_ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "policy_version", "group_size", "episode_id",
+_ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size", "episode_id",
               "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW}  # fmt: skip
 
 
@@ -49,7 +52,9 @@ def sample_panel(row: Row, console: Console) -> Panel:
     parts: list[RenderableType] = []
     if "prompt" in row:
         parts.append(safe(row["prompt"], console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
-    if "response" in row:
+    if row.get("conversation"):
+        parts += _turns(row["conversation"], console)
+    elif "response" in row:
         parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
     reason, reward = row.get("select_reason") or "sample", row.get("reward", row.get("score"))
     title = f"{reason} · {row['split']}" if row.get("split") else reason
@@ -62,6 +67,28 @@ def sample_panel(row: Row, console: Console) -> Panel:
         title_align="left",
         border_style="green" if good else "yellow",
     )
+
+
+def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:
+    """Each message of a conversation with who said it and what the turn earned: the first and the last ones of many."""
+    shown = (
+        [*conversation[: MESSAGES // 2], *conversation[-MESSAGES // 2 :]]
+        if len(conversation) > MESSAGES
+        else conversation
+    )
+    lines = []
+    for message in shown:
+        facts = [
+            f"{name} {compact_number(flat_cell(cell))}"
+            for name, cell in message.items()
+            if name not in ("role", "content")
+        ]
+        line = safe(message.get("role", "message"), console, style="bold").append(" ")
+        line.append_text(safe(" · ".join(facts), console, style="dim")).append("\n" if facts else "")
+        lines.append(line.append_text(safe(message.get("content", ""), console, MESSAGE_CHARACTERS, MESSAGE_LINES)))
+    if left_out := len(conversation) - len(shown):
+        lines.insert(MESSAGES // 2, safe(f"[... {left_out} messages ...]", console, style="dim"))
+    return lines
 
 
 def _numbers(row: Row, console: Console) -> Text:

@@ -127,6 +127,17 @@ def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
     return (None if e.reward is None or math.isnan(e.reward) else rank_of[i] for i, e in enumerate(episodes))
 
 
+def _conversation(episode: "Episode") -> list[dict[str, Any]]:
+    """What was said after the prompt, message by message; each of the policy's with what its turn earned and logged."""
+    said: list[dict[str, Any]] = []
+    turns = episode.completion.turns
+    for turn, advantage in zip(turns, episode.turn_advantages or [None] * len(turns), strict=True):
+        facts = {"reward": turn.reward, "advantage": advantage, "logged": turn.columns or None}
+        told = {name: fact for name, fact in facts.items() if fact is not None}
+        said += [{"role": "assistant", "content": turn.text, **told}, *turn.messages]
+    return said
+
+
 def _row(
     prompt: "Prompt", episode: "Episode", group_size: int, rank: int | None, *, step: int, split: str, policy_step: int
 ) -> Row:
@@ -169,6 +180,10 @@ def _row(
         row["observed_tokens"] = observed
     if prompt.messages is not None:
         row["messages"] = prompt.messages
+    if completion.turns:
+        row["turns"] = len(completion.turns)
+        row["environment_seconds"] = sum(turn.environment_seconds for turn in completion.turns)
+        row["conversation"] = _conversation(episode)
     for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
         row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
     row[TOKENS] = TokenPayload(episode, trained)

@@ -33,7 +33,7 @@ class TokenPayload:
         """As the store keeps it; None for more than `MOST_TOKENS`.
 
         Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-07, 0.0, None], "advantage": 0.7};
-        None where an environment wrote the token; an advantage is that of every sampled token.
+        None where an environment wrote the token; an advantage that all sampled tokens share is one number.
         """
         episode, completion = self.episode, self.episode.completion
         if len(completion.token_ids) > MOST_TOKENS:
@@ -46,7 +46,10 @@ class TokenPayload:
         if episode.logprob_diff is not None and len(episode.logprob_diff) == completion.num_sampled:
             found["diff"] = _spread(episode.logprob_diff, mask, 2)
         if self.trained and episode.in_loss:
-            found["advantage"] = float(f"{episode.advantage:.4g}")
+            of_turns = episode.turn_advantages is not None
+            found["advantage"] = (
+                _spread(episode.token_advantages[mask], mask, 4) if of_turns else float(f"{episode.advantage:.4g}")
+            )
         return found
 
 

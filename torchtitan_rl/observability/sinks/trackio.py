@@ -5,7 +5,7 @@ from typing import Any
 
 from torchtitan_rl.observability.rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.text import flat_cell, utf8
+from torchtitan_rl.observability.text import flat_cell
 
 
 class TrackioSink(Sink):
@@ -60,9 +60,9 @@ class TrackioSink(Sink):
         return traces
 
     def _trace(self, row: Row, step: int) -> Any:
-        messages = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
-        messages = [{name: flat_cell(cell) for name, cell in message.items()} for message in messages]
-        messages.append({"role": "assistant", "content": utf8(str(row.get("response", "")))})
+        asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
+        said = row.get("conversation") or [{"role": "assistant", "content": str(row.get("response", ""))}]
+        messages = [{name: flat_cell(cell) for name, cell in message.items()} for message in [*asked, *said]]
         split, prompt, sample = row.get("split"), row.get("prompt_idx"), row.get("sample_idx")
         episode_id = row.get("episode_id", f"{split}/{step}/{prompt}/{sample}")
         metadata = {

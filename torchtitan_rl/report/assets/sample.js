@@ -52,21 +52,28 @@ function textBlock(text, write = (shown) => [visible(shown)]) {
   if (!whole) block.append(h('em', {}, 'empty'));
   return block;
 }
-const turn = (role, ...content) => h('div', { class: `turn ${['system', 'user', 'assistant', 'tool'].includes(role) ? role : ''}` }, h('span', { class: 'role' }, visible(role)), ...content);
+const turn = (role, ...content) => h('div', { class: `turn ${['system', 'user', 'assistant', 'tool'].find((one) => role.startsWith(one)) || ''}` }, h('span', { class: 'role' }, visible(role)), ...content);
+
+function messageTurn(message) {
+  const said = typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message, null, 1);
+  const earned = typeof message?.reward === 'number' && facts('turn reward', h('b', {}, figure(message.reward)));
+  const logged = message?.logged && facts(JSON.stringify(message.logged));
+  return turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)), earned, logged);
+}
 
 /** The prompt as turns where it was a chat, else as the text the policy read. */
 function promptTurns(row) {
   const messages = cell(row, 'messages');
   if (!Array.isArray(messages) || !messages.length) return [turn('prompt', textBlock(cell(row, 'prompt')))];
-  const said = (message) => (typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message, null, 1));
-  const calls = (message) => message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1));
-  return [...messages.map((message) => turn(String(message?.role ?? 'message'), textBlock(said(message)), calls(message))),
+  return [...messages.map(messageTurn),
     h('details', { class: 'rendered' }, h('summary', {}, 'as the policy read it'), textBlock(cell(row, 'prompt')))];
 }
 
 function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
-  return h('div', { class: 'body' }, ...promptTurns(row), turn(role, responseBlock(row)), answerLine(row), breakdown(row), otherColumns(row));
+  const said = cell(row, 'conversation');
+  const response = Array.isArray(said) ? [...said.map(messageTurn), h('details', { class: 'rendered' }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, responseBlock(row))];
+  return h('div', { class: 'body' }, ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage' };
@@ -123,7 +130,7 @@ function breakdown(row) {
 }
 
 function otherColumns(row) {
-  const shown = new Set([...BASIC, 'messages', 'tokens', 'answer', 'expected_answer', 'run']);
+  const shown = new Set([...BASIC, 'messages', 'conversation', 'tokens', 'answer', 'expected_answer', 'run']);
   const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
   const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
   rest.sort((a, b) => lead(a) - lead(b));

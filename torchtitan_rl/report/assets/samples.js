@@ -77,7 +77,7 @@ function filters(changed) {
 }
 
 function columnPicker(changed) {
-  const others = columnNames.filter((name) => !BASIC.includes(name) && name !== 'messages' && name !== 'tokens');
+  const others = columnNames.filter((name) => !BASIC.includes(name) && !['messages', 'conversation', 'tokens'].includes(name));
   const toggle = (name) => (event) => {
     state.columns = event.target.checked ? [...state.columns, name] : state.columns.filter((one) => one !== name);
     changed();
