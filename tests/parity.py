@@ -5,7 +5,7 @@
     torchrun --nproc_per_node=2 tests/parity.py --tp 2 --architecture llama
 
 Compares, on a tiny random model: the policy's log-probabilities with transformers' (always float32); the engine's with the
-policy's after each weight sync; and sharded gradients with those of one unsharded process. Exits non-zero on a difference.
+policy's after each weight sync, in completions of one turn and in conversations; and sharded gradients with those of one unsharded process. Exits non-zero on a difference.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,6 +29,8 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.conversations import Environment, Turn  # noqa: E402
+from torchtitan_rl.conversations.conversations import Conversations  # noqa: E402
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.weight_sync import WeightSync  # noqa: E402
@@ -48,6 +51,32 @@ class TokenizerStandIn:
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))
+
+
+class Echo(Environment):
+    """Answers twice, each time after another while, with the first two tokens of what it heard."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.left, self.seconds = 2, 0.01 * prompt.prompt_idx
+
+    def step(self, message: dict) -> Turn:
+        time.sleep(self.seconds)
+        self.left -= 1
+        return Turn(messages=[{"role": "user", "content": message["content"]}], done=self.left < 0)
+
+
+class EchoingConversations(Conversations):
+    """Every second prompt has an environment, whose words are token ids."""
+
+    def __init__(self) -> None:
+        self.config = self.Config()
+        self._templates = {"": self}
+
+    def _environment(self, prompt: Prompt) -> Environment | None:
+        return Echo(prompt) if prompt.prompt_idx % 2 else None
+
+    def answer(self, messages: list[dict], last_token: int) -> list[int]:
+        return [int(word) for word in messages[0]["content"].split()[:2]] + [99]
 
 
 def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, ...]:
@@ -121,6 +150,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
             return score(model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].cpu().numpy()
 
     prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+    turns = 0  # completions of several turns
     for version in range(3):
         if version:
             torch.manual_seed(version)
@@ -132,15 +162,22 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
             weights, generator, policy_version=version, probe=np.array(SEQUENCES[0]), trainer_logprobs=trainer_logprobs
         )
         diffs = []
+        sampled: dict[tuple[int, int], list[int]] = {}
         for group in comm.all_gather_lists(generator.generate(prompts, step=version)):
             for completion in group.samples:
+                token_ids = completion.token_ids.tolist()
+                if sampled.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
+                    failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
                 sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 scored = trainer_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
-                diffs.append(np.abs(scored - completion.logprobs))
+                diffs.append(np.abs(scored - completion.logprobs)[completion.loss_mask])
+                turns += len(completion.turns) > 1
         diff = np.concatenate(diffs)
         found.append({"mean": float(diff.mean()), "p99": float(np.quantile(diff, 0.99)), "max": float(diff.max())})
         if not diff.max() < most_diff:
             failures.append(f"after sync {version} sampler and policy differ by {diff.max():.2e} in log-probability")
+    if not turns:
+        failures.append("no conversation came to a second turn")
     return found
 
 
@@ -191,7 +228,13 @@ def main() -> None:
     policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
     generator = Generator.Config(
         tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
-    ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=16), seed=0)
+    ).build(
+        hf_assets_path=folder,
+        tokenizer=TokenizerStandIn(),
+        sampling=SamplingConfig(n=2, max_tokens=16, stop_token_ids=list(range(1, 60))),
+        seed=0,
+        conversations=EchoingConversations(),
+    )
     sync_diffs = check_sync(model, adapter, generator, 8 * dims.tp, failures)
     found = {"policy_diff": policy_diff, "sync_diffs": sync_diffs, "failures": failures}
     print(f"rank {dist.get_rank()}: {json.dumps(found)}", flush=True)

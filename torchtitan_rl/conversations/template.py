@@ -1,5 +1,7 @@
 """A chat template as conversations need it: what is said next is rendered alone, and nothing said before is touched."""
 
+import copy
+import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +34,9 @@ class ChatTemplate:
             tools: as the prompt's rendering was told of.
             options: further arguments of the template, as the prompt's rendering had them.
         """
-        self._tokenizer = tokenizer
+        # A copy and a lock: conversations are rendered in threads, for which no tokenizer is made.
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._lock = threading.Lock()
         self._end_token_ids = end_token_ids
         self._tools = tools
         self._options = options
@@ -105,4 +109,5 @@ class ChatTemplate:
         )
 
     def _tokens(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        with self._lock:
+            return self._tokenizer(text, add_special_tokens=False)["input_ids"]
