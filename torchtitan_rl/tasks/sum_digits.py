@@ -104,9 +104,8 @@ class SumDigits(Task):
         return [0.2 if is_well_formed(completion_text(completion)) else 0.0 for completion in completions]
 
     def extract_answer(self, text: str) -> str | None:
-        """The integer after the last tag, without sign + or leading zeros: "[ANSWER] 0132" gives "132"."""
-        answer = _ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
-        return str(int(answer.group(1))) if answer else None
+        """The integer after the last tag, as `tagged_integer` reads it."""
+        return tagged_integer(text)
 
     def _draw(self, rng: random.Random) -> tuple[int, ...]:
         """Operands of either split."""
@@ -122,6 +121,12 @@ class SumDigits(Task):
             messages=[{"role": "user", "content": prompt}],
             columns={"operands": list(operands)},
         )
+
+
+def tagged_integer(text: str) -> str | None:
+    """The integer after the last tag, without sign + or leading zeros: "[ANSWER] 0132" gives "132"."""
+    answer = _ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
+    return str(int(answer.group(1))) if answer else None
 
 
 def debug_task() -> SumDigits.Config:
