@@ -2,33 +2,17 @@
 
 import math
 import operator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from typing import Any, Literal, get_args, get_origin
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.own_config import OwnConfig
 from torchtitan_rl.run.errors import expect
 
 
-class Part(Configurable):
-    """A piece of an objective; a subclass without fields of its own needs no `Config`.
-
-    torchtitan builds the class that a Config is nested in. With its parent's, a subclass would be built as its parent and
-    nothing would tell; so each gets its own.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "Config" not in cls.__dict__:
-            names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            cls.Config = dataclass(kw_only=True, slots=True)(type("Config", (cls.Config,), names))
-        super().__init_subclass__(**kwargs)
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
+class Part(OwnConfig):
+    """A piece of an objective; a subclass without fields of its own needs no `Config`."""
 
 
 _COMPARISONS = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.own_config import OwnConfig
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.references import load_function
 
@@ -59,10 +60,10 @@ class Example:
         )
 
 
-class Task(ABC, Configurable):
+class Task(OwnConfig, ABC):
     """Examples and their judgement. Stateless: every method is a pure function of the config and its arguments.
 
-    Subclass it with a nested Config and these methods, and put that Config into `Controller.Config.task`;
+    Subclass it with these methods, and a nested Config where it has settings, and put that Config into `Controller.Config.task`;
     docs/rewards.md has a complete one.
     """
 
