@@ -54,12 +54,13 @@ class Conversations(Configurable):
         repeatable to the last bit; for tools that answer at once. Without it the tokens are the same, but for ties that
         the last bit of a log-probability breaks."""
 
-        def __post_init__(self) -> None:
-            for name, least in (("max_turns", 1), ("max_turn_tokens", 1), ("time_limit_seconds", 0), ("call_seconds", 0),
-                                ("max_answer_characters", 1)):  # fmt: skip
+        def check(self) -> None:
+            """Raise UserError for impossible values."""
+            least = {"max_turns": 1, "max_turn_tokens": 1, "time_limit_seconds": 0, "call_seconds": 0}
+            for name, smallest in {**least, "max_answer_characters": 1}.items():
                 value = getattr(self, name)
-                holds = value is None or (math.isfinite(value) and value >= least)
-                expect(holds, f"conversations.{name}", value, f"{least} or more", "Correct the value.")
+                holds = value is None or (math.isfinite(value) and value >= smallest)
+                expect(holds, f"conversations.{name}", value, f"{smallest} or more", "Correct the value.")
 
     def __init__(
         self,

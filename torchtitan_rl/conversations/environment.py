@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchtitan_rl.observability.rows import plain
 from torchtitan_rl.types import FinishReason
 
 Message = dict[str, Any]
@@ -69,7 +70,7 @@ def checked_messages(messages: object, most_characters: int) -> tuple[Message, .
                 f"a message has {len(message['content']):,} characters; expected at most "
                 f"conversations.max_answer_characters, {most_characters:,}"
             )
-    return checked
+    return tuple(map(plain, checked))
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:
@@ -79,7 +80,8 @@ def checked_turn(turn: object, most_characters: int) -> Turn:
     messages = checked_messages(turn.messages, most_characters)
     if not messages and not turn.done:
         raise ValueError("step returned no messages and is not done; the policy would have nothing to answer")
-    return Turn(messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=dict(turn.columns))
+    columns = {str(name): plain(cell) for name, cell in turn.columns.items()}
+    return Turn(messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=columns)
 
 
 def checked_reward(reward: object) -> float | None:

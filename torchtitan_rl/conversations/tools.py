@@ -34,7 +34,7 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """
     from transformers.utils import get_json_schema
 
-    names = [tool.__name__ for tool in tools]
+    names = [getattr(tool, "__name__", repr(tool)) for tool in tools]
     expect(len({*names}) == len(names), "tools", names, "one tool of each name", "Rename one.")
     try:
         return [get_json_schema(tool) for tool in tools]

@@ -145,6 +145,7 @@ def _check_layout(config: "Controller.Config", world_size: int) -> None:
 
 def _check_lengths(config: "Controller.Config") -> None:
     """Every way of sampling is possible, and its longest sequence fits the engine."""
+    config.conversations.check()
     longest = config.generator.max_model_len
     passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
     if config.evaluation.sampled is not None:
