@@ -42,7 +42,7 @@ from torchtitan_rl.algorithm import (  # noqa: E402
 from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, flat  # noqa: E402
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 
 MAX_TOKENS = 12
 CASES = {
@@ -53,6 +53,7 @@ CASES = {
     "cispo": Algorithm.Config(loss=Cispo.Config(), old_logprobs="sampler"),
     "reinforce": Algorithm.Config(loss=Reinforce.Config()),
     "kl": Algorithm.Config(kl=KL.Config(coef=0.1)),
+    "turns": Algorithm.Config(credit="turn"),
     "maxent": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, tau_controller=TauController.Config(target=1.0))),
 }
 
@@ -60,7 +61,7 @@ CASES = {
 def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion]]:
     """A fixed step of random tokens, lengths and rewards, one group of which has no preference.
 
-    Every third completion holds tokens that the policy did not sample, as an environment's answer between two turns.
+    Every third completion of some length is a conversation: tokens that the policy did not sample lie between two turns.
     """
     rng = random.Random(0)
     groups = []
@@ -69,7 +70,8 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
         samples = []
         for sample in range(n):
             length = rng.randint(1, MAX_TOKENS)
-            mask = [sample % 3 or not 2 <= t < 5 for t in range(length)]
+            mask = [bool(sample % 3) or not 2 <= t < 5 for t in range(length)]
+            lengths = [min(length, 2), length - 5] if sample % 3 == 0 and length > 5 else [sum(mask)]
             completion = Completion(
                 sample_idx=sample,
                 policy_version=0,
@@ -78,9 +80,11 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
                 loss_mask=mask,
                 text="",
                 finish_reason="stop",
+                turns=tuple(TurnRecord(text="", num_tokens=n) for n in lengths),
             )
             reward = 0.5 if idx == 2 else float(rng.choice([-1, 0, 1]))
-            samples.append(ScoredCompletion(completion=completion, reward=reward))
+            earned = tuple(0.25 * place for place in range(len(lengths)))
+            samples.append(ScoredCompletion(completion=completion, reward=reward, turn_rewards=earned))
         groups.append(
             Group(prompt=Prompt(prompt_idx=idx, text="", token_ids=prompt_ids, expected_answer=""), samples=samples)
         )
