@@ -115,6 +115,20 @@ def optimizer_goes_on(folder: Path) -> None:
     assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
 
 
+def resumed_as_if_never_stopped(folder: Path) -> None:
+    """The last step of a run that was resumed and of one that never stopped have the same numbers, to the last bit."""
+    found = [metrics_of(folder / name)[4] for name in ("straight", "resumed")]
+    kept = [
+        {key: value for key, value in row.items() if key.split("/")[0] in ("reward", "loss", "completions", "evaluation", "conversations")
+         and "seconds" not in key and "share" not in key}
+        for row in found
+    ]  # fmt: skip
+    assert len(kept[0]) > 20, found[0]
+    assert kept[0]["conversations/turns/max"] > 1, kept[0]
+    differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
+    assert not differing, differing
+
+
 def files_exist(*names: str) -> Callable[[Path], None]:
     """Each name (a glob) is there and not empty."""
 
@@ -259,6 +273,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd_llama,
+        ),
+        OverrideDefinitions(
+            [["--config", "tests/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
+             ["--config", "tests/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
+             ["--config", "tests/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
+            "conversations go on after a resume to the last bit", "conversations", 1, [resumed_as_if_never_stopped],
         ),
         OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,

@@ -1,42 +1,15 @@
 """A tiny random Qwen3 with a chat tokenizer in a real engine, and environments to talk to."""
 
-import json
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
-from tests.tiny import DIMENSIONS
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.conversations import Conversations
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models import new_hf_model, small_qwen3
 from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.types import Prompt
-
-SPEC = small_qwen3(**{**DIMENSIONS, "vocab_size": 320})
-
-
-def tokenizer():
-    """As the debug configs' small policies have it, with its chat template."""
-    return make_small_tokenizer(["higher", "lower", "a number"], vocab_size=320, chat=True)
-
-
-END_TOKENS = list(range(40, 90))
-"""Besides the tokenizer's: so many that a random policy ends its turns."""
-
-
-def save_checkpoint(folder: Path) -> Path:
-    """A Hugging Face folder with random weights, whose generation_config.json knows many end tokens."""
-    torch.manual_seed(0)
-    made = tokenizer()
-    model = new_hf_model(SPEC, tie_word_embeddings=False, initializer_range=0.05, eos_token_id=made.eos_token_id)
-    model.save_pretrained(folder)
-    made.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END_TOKENS}))
-    return folder
 
 
 class Says(Environment):

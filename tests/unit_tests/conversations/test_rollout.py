@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
+from tests.talk import chat_tokenizer, save_talker
+from tests.tiny import DIMENSIONS
 from tests.unit_tests.conversations.parts import (
     Says,
     conversations,
     engine,
     prompts,
     said,
-    save_checkpoint,
-    tokenizer,
 )
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.host import ConversationError
@@ -25,12 +25,12 @@ from torchtitan_rl.types import flat
 
 @pytest.fixture(scope="module")
 def made():
-    return tokenizer()
+    return chat_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("policy"))
+    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import pytest
 
-from tests.unit_tests.conversations.parts import tokenizer
+from tests.talk import chat_tokenizer
 from torchtitan_rl.conversations.template import ChatTemplate
 from torchtitan_rl.conversations.tools import tool_schemas
 from torchtitan_rl.run.errors import UserError
@@ -24,7 +24,7 @@ def multiply(a: int, b: int) -> int:
 
 def template(source: str, *, end: str = "<|endoftext|>", tools=(), **options) -> ChatTemplate:
     """A file of TRL's chat templates, or a template itself, with a tokenizer whose special tokens are those it writes."""
-    made = tokenizer()
+    made = chat_tokenizer()
     made.chat_template = (files("trl") / "chat_templates" / source).read_text() if source.endswith(".jinja") else source
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
     return ChatTemplate(

@@ -1,0 +1,42 @@
+"""debug with conversations: a tool to be called and a game of several turns, for any machine, without a download."""
+
+from configs.debug import debug
+from torchtitan_rl.algorithm import Algorithm, GroupMean
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.tasks import Calculator, GuessNumber
+
+
+def debug_calculator() -> Controller.Config:
+    """Learns to call a tool on one CPU process, with its own warm start; needs nothing.
+
+    The policy starts with the habit of multiplying in its head, wrongly; one answer in seven calls `multiply`.
+    """
+    config = _debug_talk(max_turns=3)
+    config.task = Calculator.Config(instruction="", warm_start="torchtitan_rl.conversations.starts:calculator")
+    config.num_steps = 30
+    return config
+
+
+def debug_guess() -> Controller.Config:
+    """Learns to halve the range in a guessing game, each turn with an advantage of its own; needs nothing.
+
+    The policy starts with guesses among the numbers that are left, many of them near an end.
+    """
+    config = _debug_talk(max_turns=4)
+    config.task = GuessNumber.Config(warm_start="torchtitan_rl.conversations.starts:guesser")
+    config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
+    return config
+
+
+def _debug_talk(max_turns: int) -> Controller.Config:
+    config = debug()
+    config.prompts.max_prompt_tokens = 64
+    config.sampling.max_tokens = 96
+    config.evaluation.sampling.max_tokens = 96
+    config.evaluation.num_prompts = 96
+    config.generator.max_model_len = 256
+    config.conversations.max_turns = max_turns
+    config.conversations.wait_for_answers = (
+        True  # its environments answer at once, so a run is repeatable to the last bit
+    )
+    return config

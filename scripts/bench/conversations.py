@@ -1,0 +1,139 @@
+"""Wall time of conversations with slow tools: continuous rollouts against a lock-step loop, in one run.
+
+    .venv/bin/torchrun --nproc_per_node=1 scripts/bench/conversations.py
+
+A random small Qwen3 talks in 4 turns of some 30 tokens with a tool that takes 0 to 2 seconds. The lock-step loop is made of the
+same parts and asks all tools of a turn at once, but samples the next turn only when the last one has answered.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from torchtitan.config import CommConfig  # noqa: E402
+
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.conversations import Environment, Turn  # noqa: E402
+from torchtitan_rl.conversations.conversations import Conversations  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator import generator as generators  # noqa: E402
+from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.types import Prompt, flat  # noqa: E402
+
+TURNS = 4
+STOP_TOKENS = list(range(200, 210))
+"""One token in 32 of the vocabulary: a random policy's turns are some 30 tokens long."""
+
+
+class SlowTool(Environment):
+    def __init__(self, seed: str, most_seconds: float) -> None:
+        self._random = random.Random(seed)
+        self._most_seconds = most_seconds
+        self._turns = 0
+
+    async def step(self, message: dict) -> Turn:
+        await asyncio.sleep(self._random.uniform(0, self._most_seconds))
+        self._turns += 1
+        return Turn(messages=[{"role": "user", "content": "go on"}], done=self._turns == TURNS)
+
+
+class Talk(SumDigits):
+    """Every prompt has a slow tool; equal latencies for equal calls, however they are scheduled."""
+
+    def __init__(self, most_seconds: float) -> None:
+        super().__init__(SumDigits.Config(max_integers=2))
+        self.most_seconds, self.made = most_seconds, 0
+
+    def environment(self, prompt: Prompt) -> Environment:
+        self.made += 1
+        return SlowTool(str(self.made), self.most_seconds)
+
+
+def lock_step(conversations, engine, host, share, *, wait_for_answers) -> None:
+    """In place of `roll_out`: one turn of all conversations after the other."""
+    host.openings()
+    going = range(len(conversations))
+    while going:
+        for place in going:
+            conversations[place].in_turns = True
+            engine.add(place, conversations[place], seeded=True)
+        while engine.busy:
+            for sampled in engine.step():
+                conversations[sampled.place].hear_policy(sampled)
+        for place in going:
+            host.tell(place)
+        answers = host.answers(wait=True, all=True)
+        for answer in answers:
+            conversations[answer.place].hear_environment(answer)
+        going = [answer.place for answer in answers if answer.end is None]
+
+
+def make_generator(folder: Path):
+    """An engine with random weights, and its tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = make_small_tokenizer(["go on"], vocab_size=320, chat=True)
+    new_hf_model(small_qwen3(vocab_size=320), tie_word_embeddings=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    sampling = SamplingConfig(n=8, max_tokens=1000, stop_token_ids=STOP_TOKENS)
+    config = generators.Generator.Config(dtype="float32", max_model_len=1280, sleep=False)
+    generator = config.build(hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
+    generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+    return generator, tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8, help="each with 8 conversations")
+    parser.add_argument("--most-seconds", type=float, default=2.0, help="of the tool")
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    with tempfile.TemporaryDirectory() as folder:
+        generator, tokenizer = make_generator(Path(folder))
+    messages = [{"role": "user", "content": "begin"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text)["input_ids"]
+    prompts = [
+        Prompt(prompt_idx=i, text=text, token_ids=ids, expected_answer="", messages=messages)
+        for i in range(args.prompts)
+    ]
+    continuous = generators.roll_out
+    with closing(generator):
+        for most_seconds in (0.0, args.most_seconds):
+            seconds, tokens = {}, {}
+            for name, loop in (("lock-step", lock_step), ("continuous", continuous)):
+                generators.roll_out = loop
+                generator.conversations = Conversations.Config().build(
+                    members={"": Talk(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
+                    template_options={},
+                )  # fmt: skip
+                generator.llm.reset_prefix_cache()
+                begin = time.monotonic()
+                groups = generator.generate(prompts)
+                seconds[name] = time.monotonic() - begin
+                tokens[name] = [completion.token_ids.tolist() for completion in flat(groups)]
+            turns = sum(len(completion.turns) for completion in flat(groups))
+            print(
+                f"tool of 0 to {most_seconds:g} s, {len(tokens[name])} conversations, {turns} turns: lock-step "
+                f"{seconds['lock-step']:.2f} s, continuous {seconds['continuous']:.2f} s; "
+                f"{'the same' if tokens['lock-step'] == tokens['continuous'] else 'other'} tokens",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RANK", "0")
+    main()
