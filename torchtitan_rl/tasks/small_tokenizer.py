@@ -1,5 +1,6 @@
 """A byte-level tokenizer of a few hundred tokens, for policies small enough to be made on a laptop."""
 
+import re
 from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -7,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
-
+_SPECIAL = re.compile(r"<\|\w+\|>")
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_TEMPLATE = (
@@ -25,9 +26,10 @@ def make_small_tokenizer(
     """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
     Any text round-trips, as every byte is a token; each character that `lone_characters` matches is a token by itself, so
-    that with digits numbers of any length are written the same way. What the texts do not fill is reserved tokens, so that every row of a model's embedding has a
-    token. With `chat` it has `CHAT_TEMPLATE` and a token for each role. The same texts give the same tokenizer. Raises
-    ValueError for a `vocab_size` below the 256 bytes and the special tokens.
+    that with digits numbers of any length are written the same way. What the texts do not fill is reserved tokens, so that
+    every row of a model's embedding has a token. With `chat` it has `CHAT_TEMPLATE` and a token for each role, which the
+    texts may hold. The same texts give the same tokenizer. Raises ValueError for a `vocab_size` below the 256 bytes and the
+    special tokens.
     """
     special = [EOS_TOKEN, PAD_TOKEN, *(f"<|{role}|>" for role in (ROLES if chat else ()))]
     if vocab_size < 256 + len(special):
@@ -49,7 +51,7 @@ def make_small_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((_SPECIAL.sub("\n", text) for text in texts), trainer)
     num_reserved = vocab_size - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<|reserved_{index}|>" for index in range(num_reserved)])
     return PreTrainedTokenizerFast(
