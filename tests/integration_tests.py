@@ -105,6 +105,17 @@ def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
     return check
 
 
+def records(*keys: str) -> Callable[[Path], None]:
+    """Every training step has these metrics."""
+
+    def check(folder: Path) -> None:
+        for step, row in metrics_of(folder).items():
+            missing = [key for key in keys if key not in row]
+            assert step == 0 or not missing, f"step {step} has no {missing}"
+
+    return check
+
+
 def optimizer_goes_on(folder: Path) -> None:
     """Only the first step of all has Adam's largest stride, each weight by the learning rate: its moments were restored."""
     strides = {
@@ -261,6 +272,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
              run("--config", "debug", *SHORT, "--num-steps", "5")],
             "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
+        ),
+        OverrideDefinitions(
+            [run("--config", "tests/mixture.py:two_tasks", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
+             run("--config", "tests/mixture.py:two_tasks", *SHORT, "--num-steps", "4")],
+            "a mixture of a file's rows and sums, each sampled and scored its own way, goes on on 2 ranks", "mixture", [1, 2],
+            [steps_are(4), sampler_agrees(), records("train/rows/reward", "train/sums/accuracy", "optimizer/epoch")],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED),

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +32,11 @@ class Mixture(Task):
     class Config(Task.Config):
         tasks: dict[str, Share] = field(default_factory=dict)
         """The members by name; metrics go by it, as train/<name>/... and evaluation/<name>/..."""
+
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """The start of the first member that makes one."""
+            starts = (share.task.start_checkpoint(cache_root) for share in self.tasks.values())
+            return next((start for start in starts if start is not None), None)
 
         def samplings(self) -> dict[str, SamplingConfig]:
             return {

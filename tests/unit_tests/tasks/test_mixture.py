@@ -79,6 +79,15 @@ def test_held_out_prompts_are_shared_out_evenly():
     assert mixture().held_out_examples(1)[0].task == "sums"
 
 
+def test_the_start_is_that_of_the_first_member_that_makes_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "torchtitan_rl.tasks.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name
+    )
+    both = {"countdown": Share(task=Countdown.Config()), "sums": sums()}
+    assert Mixture.Config(tasks=both).start_checkpoint(tmp_path) == tmp_path / "sums"
+    assert Mixture.Config(tasks={"countdown": both["countdown"]}).start_checkpoint(tmp_path) is None
+
+
 def test_wrong_members_are_errors_with_the_remedy():
     with pytest.raises(UserError, match="task.tasks.sums.weight = 0: expected more than 0"):
         mixture(sums=sums(0))

@@ -1,0 +1,27 @@
+"""A config for the integration tests: the rows of a file and debug's sums in one run."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from configs.debug import debug
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.tasks import Rows
+from torchtitan_rl.tasks.mixture import Mixture, Share
+
+
+def two_tasks() -> Controller.Config:
+    """Sums of two integers from a file, sampled 4 times, and made without end, sampled 8 times."""
+    rows = [{"prompt": f"What is {a} + {b}?\n", "answer": a + b} for a in range(10, 20) for b in range(20, 30)]
+    path = Path(tempfile.gettempdir()) / "torchtitan_rl_mixture.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = debug()
+    shares = {
+        "sums": Share(task=config.task),
+        "rows": Share(
+            task=Rows.Config(path=str(path), answer_kind="number"), sampling=SamplingConfig(n=4, max_tokens=24)
+        ),
+    }
+    config.task = Mixture.Config(tasks=shares)
+    return config
