@@ -15,7 +15,8 @@ def two_tasks() -> Controller.Config:
     """Sums of two integers from a file, sampled 4 times, and made without end, sampled 8 times."""
     rows = [{"prompt": f"What is {a} + {b}?\n", "answer": a + b} for a in range(10, 20) for b in range(20, 30)]
     path = Path(tempfile.gettempdir()) / "torchtitan_rl_mixture.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not path.exists():  # every rank of every run of the test is here
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = debug()
     shares = {
         "sums": Share(task=config.task),
