@@ -1,10 +1,11 @@
 """math: problems whose answer is LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are the same answer."""
 
-import functools
+import importlib.util
 from dataclasses import dataclass
 
+from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks.answers import last_boxed
-from torchtitan_rl.tasks.math_answers import equal_math
+from torchtitan_rl.tasks.math_answers import MathJudge
 from torchtitan_rl.tasks.rows import Rows
 
 
@@ -22,8 +23,10 @@ class Math(Rows):
         template: str = "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
 
     def __init__(self, config: Config) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise UserError("task: expected math-verify to be installed. pip install 'torchtitan_rl[tasks]'.")
         super().__init__(config)
-        self._equal = functools.lru_cache(maxsize=4096)(equal_math)
+        self._judge = MathJudge()
 
     def extract_answer(self, text: str) -> str | None:
         r"""What the last \boxed{} holds."""
@@ -33,5 +36,5 @@ class Math(Rows):
         return last_boxed(text) or (None if "\\boxed" in text else text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
-        """False, too, where math-verify needs more than 5 s."""
-        return answer is not None and self._equal(answer, expected_answer)
+        """False, too, where math-verify takes longer than 10 s: its process is killed."""
+        return answer is not None and self._judge.equal(answer, expected_answer)

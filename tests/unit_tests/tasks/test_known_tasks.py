@@ -9,6 +9,8 @@ from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.tasks.answers import last_boxed
 from torchtitan_rl.tasks.countdown import Countdown, evaluate, reaches
 from torchtitan_rl.tasks.gsm8k import Gsm8k
+from torchtitan_rl.tasks.math import Math
+from torchtitan_rl.tasks.math_answers import MathJudge
 from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.types import Prompt
 
@@ -53,6 +55,25 @@ def test_the_last_box_is_read_with_its_inner_braces():
     assert last_boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert last_boxed(r"\boxed{1") is None
     assert last_boxed("1") is None
+
+
+def test_math_judges_latex_by_its_value(tmp_path):
+    rows = [{"problem": f"Halve {i}.", "solution": rf"It is \boxed{{\frac{{{i}}}{{2}}}}."} for i in (1, 3, 5)]
+    task = Math.Config(path=folder_of(tmp_path, train=rows[1:], test=rows[:1])).build()
+    [held_out] = task.held_out_examples(10)
+    assert held_out.text == "Halve 1.\nReason step by step, and put the final answer within \\boxed{}."
+    assert held_out.expected_answer == r"\frac{1}{2}"
+    for text, right in ((r"\boxed{0.5}", True), (r"\boxed{1/2}", True), ("0.5", False), (r"\boxed{\frac{", False)):
+        assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
+
+
+def test_a_comparison_that_does_not_end_is_killed_and_the_next_is_judged():
+    judge = MathJudge(longest_seconds=1.0)
+    assert judge.equal("0.5", r"\frac{1}{2}")
+    started = time.perf_counter()
+    assert not judge.equal("9^{9^{9^9}}", "7")
+    assert time.perf_counter() - started < 5
+    assert judge.equal("0.25", r"\frac{1}{4}")
 
 
 @pytest.mark.parametrize(
