@@ -27,8 +27,7 @@ from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.weight_sync import WeightSync
-from torchtitan_rl.grading import Grader
-from torchtitan_rl.grading.grader import TrainerState
+from torchtitan_rl.grading import Grader, TrainerState
 from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import (
     Recorder,
@@ -291,5 +290,6 @@ class Controller(Configurable):
 
     def close(self) -> None:
         """Stop the engine, before the process group that it uses."""
+        self.grader.close()
         self.generator.close()
         comm.close_process_group()

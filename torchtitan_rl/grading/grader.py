@@ -2,38 +2,47 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.conversations import environment_reward
+from torchtitan_rl.grading.calls import Call, Calls
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
+    Judgement,
+    Outcome,
     Reward,
     RewardError,
-    as_scores,
+    TrainerState,
     function_name,
-    is_failed,
+    load_reward,
 )
-from torchtitan_rl.grading.reward_log import LogError, LogNames, MetricSums, RewardLog
+from torchtitan_rl.grading.reward_log import LogNames, MetricSums
 from torchtitan_rl.run.errors import expect
-from torchtitan_rl.run.references import load_function
-from torchtitan_rl.tasks import Task
+from torchtitan_rl.tasks import RewardFunction, Task
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
-    """What reward functions get as `trainer_state`, under TRL's names."""
+MOST_FAILED_STEPS = 3
+"""Calls of `score` in a row without a single reward, all failed: then on_failure "none" does not help, and the run stops."""
 
-    global_step: int = 0
-    """The step that the completions were sampled in; 0 before the first."""
-    max_steps: int = 0
-    """Steps of the whole run."""
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A task that examples come from, with what scores their completions."""
+
+    rewards: list[Reward]
+    judgement: Judgement
+
+    @property
+    def turn_weight(self) -> float:
+        """Of what an environment gave for each turn."""
+        return sum(reward.weight for reward in self.rewards if reward.function is environment_reward)
 
 
 class Grader(Configurable):
@@ -64,119 +73,141 @@ class Grader(Configurable):
         time_limit_seconds_of: dict[str, float] = field(default_factory=dict)
         """The same for single reward functions, by name."""
 
+        workers: int = 0
+        """Processes, on each generator replica, in which reward functions and the task's judgement run, several groups at
+        once; there a call that takes too long is killed, native code too. Async functions need none: they wait together.
+        0: in the training process, one after another."""
+
+        in_process: list[str] = field(default_factory=list)
+        """Reward functions, by name, that stay in the training process in spite of `workers`: they hold a model on the GPU,
+        or share memory with something there."""
+
     def __init__(self, config: Config, *, task: Task) -> None:
-        functions = [*task.reward_functions(), *(load_function(r, "grader.rewards") for r in config.rewards)]
-        names = [function_name(function) for function in functions]
-        _check(config, names)
-        self._task = task
-        self._rewards = [
-            Reward(
-                name=name,
-                function=function,
-                weight=config.weights.get(name, 1.0),
-                on_failure=config.on_failure_of.get(name, config.on_failure),
-                time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
-            )
-            for name, function in zip(names, functions, strict=True)
-        ]
-        self._turn_weight = sum(r.weight for r in self._rewards if r.function is environment_reward)
+        extra = [load_reward(reference) for reference in config.rewards]
+        self._members = {name: _member(config, one, extra) for name, one in task.members().items()}
+        self.reward_names = list(dict.fromkeys(r.name for member in self._members.values() for r in member.rewards))
+        _check(config, self.reward_names)
+        scorers = [s for member in self._members.values() for s in (*member.rewards, member.judgement)]
+        self._calls = Calls(scorers, workers=config.workers, in_process=config.in_process)
         self._column_names = LogNames("column")
         self._metrics = MetricSums()
         self._warned: set[str] = set()
-
-    @property
-    def reward_names(self) -> list[str]:
-        """The names of the reward functions, in the order of every `reward_breakdown`."""
-        return [reward.name for reward in self._rewards]
+        self._failed_steps = 0
 
     def score(
-        self, groups: Sequence[Group[Completion]], *, state: TrainerState = TrainerState()
+        self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
     ) -> list[Group[ScoredCompletion]]:
         """The same groups with the completions' rewards, in the same order.
 
         A reward is the weighted sum over the functions that gave one: None from a function leaves that function out; a
         failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
-        Raises RewardError when a function fails whose policy is "raise".
+        Raises RewardError when a function fails whose policy is "raise", or all have failed several times in a row.
         """
-        return [Group(prompt=g.prompt, samples=self._score(g, state) if g.samples else []) for g in groups]
+        members = [self._members[group.prompt.task] for group in groups]
+        calls = [
+            Call(scorer, group)
+            for group, member in zip(groups, members, strict=True)
+            for scorer in (*member.rewards, member.judgement)
+            if group.samples
+        ]
+        outcomes = iter(self._calls.run(calls, state or TrainerState()))
+        scored = [
+            self._scored(
+                group, member, [next(outcomes) for _ in (*member.rewards, member.judgement)] if group.samples else []
+            )
+            for group, member in zip(groups, members, strict=True)
+        ]
+        self._stop_if_all_fail(scored)
+        return scored
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._calls.close()
 
     def drain_metrics(self) -> dict[str, Metric]:
         """What this rank's reward functions logged since the last call, and how many scores failed."""
         return self._metrics.drain()
 
-    def _score(self, group: Group[Completion], state: TrainerState) -> list[ScoredCompletion]:
-        keywords = _keywords(group, state)
-        outcomes = [self._run(reward, group, keywords) for reward in self._rewards]
-        for reward, outcome in zip(self._rewards, outcomes, strict=True):
-            self._metrics.add(reward.name, outcome.log.metrics)
-            if outcome.errors:
-                self._metrics.add_failures(reward.name, len(outcome.errors))
-            for column in outcome.log.extras:
-                self._column_names.register(reward.name, column)
-        return [self._combined(index, group, outcomes) for index in range(len(group.samples))]
+    def _scored(self, group: Group[Completion], member: _Member, outcomes: list[Outcome]) -> Group[ScoredCompletion]:
+        """Put a group's outcomes together: those of its member's rewards, in order, and of the judgement."""
+        scorers = [*member.rewards, member.judgement]
+        for scorer, outcome in zip(scorers, outcomes):
+            self._report(scorer, outcome, group)
+        return Group(
+            prompt=group.prompt, samples=[self._combined(i, group, member, outcomes) for i in range(len(group.samples))]
+        )
 
-    def _run(self, reward: Reward, group: Group[Completion], keywords: dict[str, Any]) -> "_Outcome":
-        """One function's scores of one group. Raises RewardError where its policy says so."""
-        size = len(group.samples)
-        keywords = {k: list(v) if isinstance(v, list) else v for k, v in keywords.items()}  # its own, should it sort
-        log = RewardLog(reward.name, size)
-        try:
-            try:
-                output = reward.call({**keywords, "log_extra": log.log_extra, "log_metric": log.log_metric})
-            except LogError as error:
-                # What is logged must not decide about training: score once more, with logging switched off.
-                self._warn_once(f"log of {reward.name}", f"{error} Its logging is dropped for this group.")
-                log = RewardLog(reward.name, size)
-                output = reward.call({**keywords, "log_extra": _ignore, "log_metric": _ignore})
-            scores = as_scores(output, size)
-        except (Exception, SystemExit) as error:  # an exit must not look like the end of a finished run
-            message = f"{type(error).__name__}: {error}"
-            self._on_failure(reward, message, group.prompt, error)
-            return _Outcome([None] * size, dict.fromkeys(range(size), message), log)
-        errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
-        if errors:
-            index, message = next(iter(errors.items()))
-            shown = f"{message} for completion {index} ({group.samples[index].text[:80]!r})"
-            self._on_failure(reward, shown, group.prompt, None)
-        return _Outcome([None if i in errors else score for i, score in enumerate(scores)], errors, log)
+    def _report(self, scorer: Reward | Judgement, outcome: Outcome, group: Group[Completion]) -> None:
+        """Count what a call logged and took; say what failed. Raises RewardError where its policy says so."""
+        if outcome.log_error:
+            self._warn_once(f"log of {scorer.name}", f"{outcome.log_error} Its logging is dropped for this group.")
+        self._metrics.add(scorer.name, outcome.metrics)
+        self._metrics.add_seconds(scorer.name, outcome.seconds)
+        for column in outcome.extras:
+            self._column_names.register(scorer.name, column)
+        if outcome.errors:
+            self._metrics.add_failures(scorer.name, len(outcome.errors))
+            index, message = next(iter(outcome.errors.items()))
+            one = (
+                f" for completion {index} ({group.samples[index].text[:80]!r})"
+                if message.startswith("returned")
+                else ""
+            )
+            self._on_failure(scorer, message + one, group.prompt)
 
-    def _on_failure(self, reward: Reward, message: str, prompt: Prompt, cause: Exception | None) -> None:
+    def _on_failure(self, reward: Reward | Judgement, message: str, prompt: Prompt) -> None:
         described = f"Reward function {reward.name!r} failed on prompt {prompt.text[:80]!r}: {message}."
         if reward.on_failure == "raise":
             raise RewardError(
                 f"{described} Expected one finite float or None for each completion. Correct the function, or set "
                 f"grader.on_failure_of to {{{reward.name!r}: 'none'}} to go on without a reward for such completions."
-            ) from cause
+            )
         self._warn_once(
             f"failure of {reward.name}",
             f"{described} Such completions get no reward; the metric reward/{reward.name}/failures counts them.",
         )
 
-    def _combined(self, index: int, group: Group[Completion], outcomes: list["_Outcome"]) -> ScoredCompletion:
-        completion = group.samples[index]
+    def _combined(
+        self, index: int, group: Group[Completion], member: _Member, outcomes: list[Outcome]
+    ) -> ScoredCompletion:
         breakdown: dict[str, float | None] = {}
         extra: dict[str, Any] = {}
+        completion = group.samples[index]
         failed = completion.error is not None
         if failed:
             extra["error/environment"] = completion.error
-        for reward, outcome in zip(self._rewards, outcomes, strict=True):
+        for reward, outcome in zip(member.rewards, outcomes):  # the judgement's is left over
             breakdown[reward.name] = outcome.scores[index]
-            for column, values in outcome.log.extras.items():
+            for column, values in outcome.extras.items():
                 extra[self._column_names.shown(reward.name, column)] = values[index]
             if index in outcome.errors:
                 failed = True
                 extra[f"error/{reward.name}"] = outcome.errors[index]
-        answer = self._task.extract_answer(completion.text)
-        weighted = [r.weight * breakdown[r.name] for r in self._rewards if breakdown[r.name] is not None]
+        answer, correct = outcomes[-1].scores[index] or (None, None)
+        weighted = [r.weight * breakdown[r.name] for r in member.rewards if breakdown[r.name] is not None]
         return ScoredCompletion(
             completion=completion,
             reward=sum(weighted) if weighted and not failed else None,
             reward_breakdown=breakdown,
             extra=extra,
             answer=answer,
-            correct=self._task.judge(answer, group.prompt),
-            turn_rewards=tuple(self._turn_weight * (turn.reward or 0.0) for turn in completion.turns),
+            correct=correct,
+            turn_rewards=tuple(member.turn_weight * (turn.reward or 0.0) for turn in completion.turns),
         )
+
+    def _stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
+        """Say, and in the end do not accept, that no completion at all has a reward because functions fail."""
+        samples = [sample for group in groups for sample in group.samples]
+        if not samples:
+            return
+        errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
+        self._failed_steps = self._failed_steps + 1 if all(errors) else 0
+        if all(errors):
+            name, message = errors[0]
+            shown = f"No completion got a reward: all {len(samples)} failed, such as {name}: {message}"
+            logger.warning(shown)
+            if self._failed_steps == MOST_FAILED_STEPS:
+                raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
@@ -184,62 +215,48 @@ class Grader(Configurable):
             logger.warning(message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What one reward function made of one group."""
-
-    scores: list[float | None]
-    errors: dict[int, str]
-    """{place in the group: what went wrong}"""
-    log: RewardLog
-
-
-def _keywords(group: Group[Completion], state: TrainerState) -> dict[str, Any]:
-    """TRL's keywords without the callbacks: lists with one entry a completion; chat prompts in conversational form."""
-    prompt, samples = group.prompt, group.samples
-    chat = prompt.messages is not None
-    n = len(samples)
-    return {
-        **{column: [value] * n for column, value in prompt.columns.items()},
-        "prompts": [prompt.messages if chat else prompt.text] * n,
-        "completions": [c.messages if chat else c.text for c in samples],
-        "completion_ids": [c.token_ids.tolist() for c in samples],
-        "logprobs": [c.sampled_logprobs.tolist() for c in samples],
-        "loss_masks": [c.loss_mask.tolist() for c in samples],
-        "finish_reasons": [c.finish_reason for c in samples],
-        "turn_rewards": [[turn.reward for turn in c.turns] for c in samples],
-        "expected_answer": [prompt.expected_answer] * n,
-        "trainer_state": state,
-    }
+def _member(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> _Member:
+    """The rewards and the judgement of one task. Raises UserError for two of one name or a keyword that nobody gives."""
+    functions = [*((function_name(function), function) for function in task.reward_functions()), *extra]
+    names = [name for name, _ in functions]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    expect(
+        not twice, "grader.rewards", config.rewards,
+        f"one reward function of each name, but with the task's own there are two called {twice}",
+        "Give one another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
+    rewards = [
+        Reward(
+            name=name,
+            function=function,
+            weight=config.weights.get(name, 1.0),
+            on_failure=config.on_failure_of.get(name, config.on_failure),
+            time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+        )
+        for name, function in functions
+    ]
+    columns = task.train_example(0, seed=0).columns
+    for reward in rewards:
+        reward.check_keywords(columns)
+    return _Member(
+        rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
+    )
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:
-    """Raise UserError for two functions of one name, settings of a function that does not exist, impossible settings."""
-    expect(
-        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
-    )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    expect(
-        not twice,
-        "grader.rewards",
-        config.rewards,
-        f"one reward function of each name, but with the task's own there are two called {twice}",
-        "Rename one.",
-    )
-    settings: dict[str, Mapping[str, Any]] = {
+    """Raise UserError for settings of a function that does not exist, and for impossible ones."""
+    settings: dict[str, Collection[str]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,
         "time_limit_seconds_of": config.time_limit_seconds_of,
+        "in_process": config.in_process,
     }
+    expect(config.workers >= 0, "grader.workers", config.workers, "0 or more", "0 grades in the training process.")
     for setting, by_name in settings.items():
-        known = by_name.keys() <= set(names)
+        known = set(by_name) <= set(names)
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
     for name, weight in config.weights.items():
         expect(math.isfinite(weight), f"grader.weights {name}", weight, "a finite number", "0 only watches a function.")
     for name, seconds in {"": config.time_limit_seconds, **config.time_limit_seconds_of}.items():
         field = f"grader.time_limit_seconds_of {name}" if name else "grader.time_limit_seconds"
         expect(0 <= seconds < math.inf, field, seconds, "0 or more seconds", "Use 0 for no limit.")
-
-
-def _ignore(*_: Any) -> None:
-    """In place of a callback."""

@@ -95,6 +95,7 @@ class MetricSums:
         self._names = LogNames("metric")
         self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self._failures: dict[str, int] = defaultdict(int)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def add(self, function: str, metrics: list[tuple[str, float]]) -> None:
         """Count what `function` logged for one group: (name, value), as often as it called `log_metric`."""
@@ -110,8 +111,13 @@ class MetricSums:
     def add_failures(self, function: str, num_completions: int) -> None:
         self._failures[function] += num_completions
 
+    def add_seconds(self, function: str, seconds: float) -> None:
+        """Of one call, for one group."""
+        self._seconds[function].append(seconds)
+
     def drain(self) -> dict[str, Metric]:
-        """Means `extra/<name>` with their counts; sums `extra/<name>/non_finite` and `reward/<function>/failures`."""
+        """Means `extra/<name>` with their counts; sums `extra/<name>/non_finite` and `reward/<function>/failures`; the mean
+        `reward/<function>/seconds` of a call."""
         drained: dict[str, Metric] = {}
         for (function, name), (total, count, non_finite) in self._sums.items():
             key = f"extra/{self._names.shown(function, name)}"
@@ -121,6 +127,9 @@ class MetricSums:
                 drained[f"{key}/non_finite"] = Metric(value=non_finite, reduction="sum")
         for function, failures in self._failures.items():
             drained[f"reward/{function}/failures"] = Metric(value=float(failures), reduction="sum")
+        for function, seconds in self._seconds.items():
+            drained[f"reward/{function}/seconds"] = Metric(value=sum(seconds) / len(seconds), weight=len(seconds))
+        self._seconds.clear()
         self._sums.clear()
         self._failures.clear()
         return drained

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit_tests.grading.helpers import TaskOf, score
+from tests.unit_tests.grading.helpers import TaskOf, logged, score
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.prompt_stream import PromptStream
@@ -47,7 +47,7 @@ def test_the_reward_functions_score_and_log(files, messages):
     assert second.reward_breakdown["judge"] is None
     assert second.reward == pytest.approx(-1.0 + 0.1)
     assert (first.extra, second.extra) == ({"tokens": 11}, {"tokens": 0})
-    assert grader.drain_metrics() == {"extra/share_over_64_tokens": (0.0, "mean", 1)}
+    assert logged(grader) == {"extra/share_over_64_tokens": (0.0, "mean", 1)}
 
 
 def test_the_task_gives_prompts_and_rewards(files):
