@@ -70,8 +70,8 @@ class Controller(Configurable):
         model_spec: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
 
         hf_assets_path: str = ""
-        """Hugging Face checkpoint folder (config.json, tokenizer, safetensors) that the policy starts from. Empty: the
-        task's own start, where it makes one (the debug configs)."""
+        """Hugging Face checkpoint folder (config.json, tokenizer, safetensors) that the policy starts from, or a name on the
+        hub such as Qwen/Qwen3-0.6B. Empty: the task's own start, where it makes one (the debug configs)."""
 
         dump_folder: str = ""
         """The run's folder: logs, metrics, samples, checkpoints. Empty: a new one under outputs/."""

@@ -8,6 +8,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.hub import folder_of, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +19,8 @@ START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
 
 def prepare_start(config: "Controller.Config") -> None:
-    """Let the task make its start where no folder is configured, and read the model from the folder's config.json.
+    """Let the task make its start where no folder is configured, download one that goes by a hub's name, and read the model
+    from the folder's config.json.
 
     A model that the config names must be the folder's.
 
@@ -29,9 +31,11 @@ def prepare_start(config: "Controller.Config") -> None:
         start = config.task.start_checkpoint(START_CHECKPOINTS)
         expect(
             start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
-            "Download one and pass --hf-assets-path FOLDER.",
+            "Pass --hf-assets-path FOLDER, or a name on the hub such as Qwen/Qwen3-0.6B.",
         )  # fmt: skip
         config.hf_assets_path = str(start)
+    elif is_hub_name(config.hf_assets_path):
+        config.hf_assets_path = str(folder_of(config.hf_assets_path))
     folder = Path(config.hf_assets_path)
     check_complete(folder)
     found = spec_from_folder(folder)
