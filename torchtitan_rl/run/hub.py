@@ -42,7 +42,7 @@ def cached(name: str) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
+        folder = Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     index = folder / "model.safetensors.index.json"
