@@ -200,6 +200,17 @@ def export_is_whole(folder: Path) -> None:
     assert all(moved), moved
 
 
+def evaluation_is_reproduced(folder: Path) -> None:
+    """scripts/evaluate.py gives the very file that the run wrote after its last step, on one rank and on two."""
+    last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    for ranks in ("1", "2"):
+        output = folder / f"alone-{ranks}"
+        command = ["scripts/evaluate.py", str(folder), "--nproc", ranks, "--output", str(output)]
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert (output / "evaluation" / "step-0.json").read_text() == last.read_text(), f"on {ranks} ranks"
+
+
 def run(*args: str) -> list[str]:
     """Arguments of one run in the test's folder."""
     return ["--dump-folder", "{dir}", *args]
@@ -250,7 +261,8 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
-            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy,
+             evaluation_is_reproduced],
         ),
         OverrideDefinitions(
             [run("--config", "debug_bf16", *SHORT, "--num-steps", "4")], "training in bfloat16", "debug_bf16", 1,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch.distributed as dist
 import tyro
@@ -23,7 +23,7 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.conversations.conversations import Conversations
 from torchtitan_rl.device import engine_start_note, sample_memory
-from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.evaluation import Evaluation, print_results, results_of, write_results
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.weight_sync import WeightSync
@@ -91,6 +91,9 @@ class Controller(Configurable):
 
         num_prompts_per_step: int = 32
         """Prompts in one step over all generator replicas; each gets sampling.n completions."""
+
+        eval_only: bool = False
+        """Evaluate the start, or the last checkpoint of dump_folder, print the results and end without training."""
 
         task: Task.Config | None = None
         prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
@@ -163,7 +166,7 @@ class Controller(Configurable):
             gather=comm.gather if world_size > 1 else None,
             decode=self.tokenizer.decode,
         )
-        self.state = RunState(algorithm=self.algorithm, recorder=self.recorder)
+        self.state = RunState(algorithm=self.algorithm, recorder=self.recorder, evaluation=self.evaluation)
         self.checkpointer = config.checkpoint.build(
             trainer=self.trainer,
             prompts=self.prompts,
@@ -185,15 +188,20 @@ class Controller(Configurable):
 
         Returns: 0 when training is complete, or the number of the signal that stopped it.
         """
+        if self.config.eval_only:
+            self._evaluate_only()
+            return 0
         stop = StopSignal(failure_marker=failure_marker(self.run_folder))
         self._begin()
         stopped = 0
-        while self.state.step < self.config.num_steps and not stopped:
+        while self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up:
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
             stopped = comm.largest(stop.number)
-        if stopped:
+        if self.evaluation.gives_up:
+            progress(f"evaluation.stop_after: {self.config.evaluation.best_by} is no longer becoming better")
+        if stopped or self.evaluation.gives_up:
             self._stop()
         self.recorder.close()
         comm.barrier()  # a rank that leaves early would look like a failure to the others
@@ -255,11 +263,22 @@ class Controller(Configurable):
         return groups
 
     def _sample(
-        self, prompts: Sequence[Prompt], *, round: int = 0, sampling: SamplingConfig | None = None, prefix: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        round: int = 0,
+        sampling: SamplingConfig | None = None,
+        prefix: str = "",
+        step: int | None = None,
     ) -> list[Group[ScoredCompletion]]:
-        """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
+        """Each replica samples and grades its share; all shares on every rank, in the prompts' order.
+
+        Args:
+            step: in place of the current one, of which the draws depend: an evaluation has the same at every step.
+        """
         with _part(f"{prefix}generate"):
-            mine = self.generator.generate(prompts, step=self.state.step, round=round, sampling_config=sampling)
+            step = self.state.step if step is None else step
+            mine = self.generator.generate(prompts, step=step, round=round, sampling_config=sampling)
         with timed(f"{prefix}grade"):
             state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
             scored = self.grader.score(mine if self.generator.rank_in_replica == 0 else [], state=state)
@@ -279,14 +298,36 @@ class Controller(Configurable):
         record_metric("sync/bytes", num_bytes, Reduce.MAX)
 
     def _evaluate(self) -> bool:
-        """Sample the held-out prompts when due; whether they were."""
+        """Evaluate when due, and decide by the results; whether it was."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
             return False
+        self.evaluation.conclude(self._results()["metrics"])
+        if self.evaluation.is_best and self.state.step > 0:
+            self.checkpointer.keep_best(self.state.step)
+        return True
+
+    def _results(self) -> dict[str, Any]:
+        """Sample the held-out prompts in every way that is configured, record it, and write the results to the run's folder."""
+        passes = {}
         for one in self.evaluation.passes:
             with timed("evaluate"):
-                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
-            record_evaluation(draft_episodes(scored), one, step=self.state.step)
-        return True
+                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/", step=0)
+            passes[one.prefix] = draft_episodes(scored)
+            record_evaluation(passes[one.prefix], one, step=self.state.step)
+        results = results_of(passes)
+        if dist.get_rank() == 0:
+            write_results(self.run_folder / "evaluation", self.state.step, results)
+        return results
+
+    def _evaluate_only(self) -> None:
+        """In place of training."""
+        with heartbeat("evaluation"):
+            results = self._results()
+        if dist.get_rank() == 0:
+            print_results(results)
+            progress(f"results: {self.run_folder}/evaluation/step-{self.state.step}.json")
+        self.recorder.close()
+        comm.barrier()
 
     def close(self) -> None:
         """Stop the engine, before the process group that it uses."""

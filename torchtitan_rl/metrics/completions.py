@@ -1,12 +1,10 @@
-"""What came out of a step: lengths, endings, diversity; and the quality of held-out answers. The same on every rank."""
+"""What came out of a step: lengths, endings, diversity. The same on every rank."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from torchtitan_rl.metrics.rewards import finite_rewards, judgements
 from torchtitan_rl.metrics.summary import describe, fraction, mean, same_everywhere
 from torchtitan_rl.types import Episode, Group, Metric, flat
 
@@ -40,45 +38,6 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
         "completions/count": same_everywhere(float(len(episodes))),
         **{f"completions/finish_reason/{end}": same_everywhere(n / len(episodes)) for end, n in ends.items()},
     }
-
-
-def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
-    """Accuracy, mean@n and pass@k over prompts, by the task's judgement; reward, length, format rate of the episodes.
-
-    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct, averaged over
-    the prompts with n >= k, for k = 2, 4, 8, ... and the largest n; mean@n is each prompt's share of correct samples,
-    averaged over prompts, for groups of n > 1. `prefix` tells several evaluations apart ("evaluation/sampled").
-    """
-    episodes = flat(groups)
-    if not episodes:
-        return {}
-    metrics = {
-        "length": same_everywhere(mean([episode.completion.num_sampled for episode in episodes])),
-        "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
-    }
-    if rewards := finite_rewards(episodes):
-        metrics["reward"] = same_everywhere(mean(rewards))
-    judged = [found for group in groups if (found := judgements(group.samples))]
-    if judged:
-        metrics["accuracy"] = fraction([right for group in judged for right in group])
-        metrics |= _over_samples(judged)
-    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
-
-
-def _over_samples(judged: list[list[bool]]) -> dict[str, Metric]:
-    """mean@n and pass@k, where a prompt has several samples."""
-    largest = max(map(len, judged))
-    if largest == 1:
-        return {}
-    metrics = {f"mean@{largest}": same_everywhere(mean([mean(group) for group in judged]))}
-    powers = {2**power for power in range(1, largest.bit_length())}
-    for k in sorted(powers | {largest}):
-        metrics[f"pass@{k}"] = same_everywhere(mean([_pass_at(k, len(g), sum(g)) for g in judged if len(g) >= k]))
-    return metrics
-
-
-def _pass_at(k: int, n: int, c: int) -> float:
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:

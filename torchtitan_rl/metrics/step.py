@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
-from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics, evaluation_metrics
+from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.metrics.conversations import conversation_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.metrics.evaluation import evaluation_metrics
 from torchtitan_rl.metrics.rewards import (
     Groups,
     advantage_metrics,

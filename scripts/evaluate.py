@@ -1,0 +1,68 @@
+"""Evaluate a model or a run's checkpoint as training would have: accuracy, mean@n, pass@k, their intervals, and failures.
+
+    .venv/bin/python scripts/evaluate.py outputs/debug-20261120-130000 [--step 40]
+    .venv/bin/python scripts/evaluate.py /models/Qwen3-0.6B --config qwen3 --evaluation.num-prompts 500
+
+A run is evaluated with its own command line, a model with the config that is named; further options are overrides of the
+config, as of run_train.sh. The results are printed and written to OUTPUT/evaluation/step-0.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
+import torch  # noqa: E402
+
+from scripts.export_hf import export  # noqa: E402
+from torchtitan_rl.run.errors import UserError  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_OF_AN_EVALUATION = {"--dump-folder", "--hf-assets-path", "--checkpoint.load-step", "--resume"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_or_run", help="a run's folder, a Hugging Face folder, or a name on the hub")
+    parser.add_argument("--step", type=int, help="of a run: which checkpoint; default the last")
+    parser.add_argument("--output", help="folder for the results; default a new one under outputs/")
+    parser.add_argument(
+        "--nproc", type=int, default=torch.cuda.device_count() or 1, help="ranks; default the GPUs, or 1"
+    )
+    args, overrides = parser.parse_known_args()
+    output = args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = Path(args.model_or_run)
+    with tempfile.TemporaryDirectory() as folder:
+        model, command = args.model_or_run, []
+        if (run / "environment.json").is_file():
+            model, command = f"{folder}/model", command_of(run)
+            try:
+                export(run, Path(model), args.step, "float32")
+            except UserError as error:
+                parser.error(str(error))
+        command += [*overrides, "--hf-assets-path", model, "--dump-folder", output, "--eval-only"]
+        launch = ["-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
+        sys.exit(subprocess.run([sys.executable, *launch, "-m", "torchtitan_rl.train", *command], cwd=ROOT).returncode)
+
+
+def command_of(run: Path) -> list[str]:
+    """The options that the run was started with, but for where it started and wrote."""
+    _, *options = json.loads((run / "config.json").read_text())["command"]
+    kept, skip = [], False
+    for option in options:
+        name = option.partition("=")[0].replace("_", "-")
+        if not skip and name not in NOT_OF_AN_EVALUATION:
+            kept.append(option)
+        skip = name in NOT_OF_AN_EVALUATION and "=" not in option
+    return kept
+
+
+if __name__ == "__main__":
+    main()
