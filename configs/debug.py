@@ -39,7 +39,10 @@ def debug() -> Controller.Config:
             logprob_gate=LogprobGate.Config(max_diff=1e-3),
         ),
         evaluation=Evaluation.Config(
-            every=10, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=32, temperature=0)
+            every=10,
+            num_prompts=256,
+            sampling=SamplingConfig(n=1, max_tokens=32, temperature=0),
+            sampled=SamplingConfig(n=0, max_tokens=32),
         ),
         metrics=Recorder.Config(console_every=20),
     )

@@ -57,7 +57,10 @@ def _qwen3(
             activation_checkpoint=activation_checkpoint,
         ),
         evaluation=Evaluation.Config(
-            every=20, num_prompts=256, sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0)
+            every=20,
+            num_prompts=256,
+            sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0),
+            sampled=SamplingConfig(n=0, max_tokens=max_tokens),
         ),
     )
 

@@ -42,9 +42,9 @@ class Evaluation(Configurable):
         sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
         """Greedy by default."""
 
-        sampled: SamplingConfig | None = None
+        sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
         """A second pass, with temperature and n > 1, for mean@n and pass@k; its metrics are evaluation/sampled/...
-        None: no second pass."""
+        n 0: no second pass."""
 
         best_by: str = ""
         """A metric of the evaluation, such as evaluation/accuracy: the checkpoint of the step where it is highest is kept
@@ -56,7 +56,7 @@ class Evaluation(Configurable):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.passes = [_named(config.sampling, "evaluation")]
-        if config.sampled is not None:
+        if config.sampled.n:
             self.passes.append(_named(config.sampled, "evaluation/sampled"))
         self.is_best = False
         """Whether the last results are the best so far."""

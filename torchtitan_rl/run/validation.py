@@ -148,7 +148,7 @@ def _check_lengths(config: "Controller.Config") -> None:
     config.conversations.check()
     longest = config.generator.max_model_len
     passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
-    if config.evaluation.sampled is not None:
+    if config.evaluation.sampled.n:
         passes["evaluation.sampled"] = config.evaluation.sampled
     for field, sampling in passes.items():
         sampling.check(field)
