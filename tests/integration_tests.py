@@ -29,8 +29,9 @@ ANY_FOLDER = [
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
+    "--grader.rewards", "torchtitan_rl.grading.rewards:script(name='latin')",
 ]  # fmt: skip
-"""Training whatever model is in the test's own folder `start`, in float32."""
+"""Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
