@@ -11,6 +11,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.metrics.evaluation import evaluation_metrics
+from torchtitan_rl.metrics.rewards import groups_by_task
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Episode, Group
 
@@ -104,7 +105,7 @@ def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]
     """All that is to be said of an evaluation, by each pass's prefix: its metrics, over all and for each task, and failures."""
     results: dict[str, Any] = {"metrics": {}, "failures": {}}
     for prefix, groups in passes.items():
-        tasks = {f"{prefix}/{name}" if name else prefix: asked for name, asked in _by_task(groups).items()}
+        tasks = {f"{prefix}/{name}": asked for name, asked in groups_by_task(groups).items()}
         for name, asked in {prefix: groups, **tasks}.items():
             results["metrics"] |= {key: float(m.value) for key, m in evaluation_metrics(asked, name).items()}
         wrong = [(g.prompt, e) for g in groups for e in g.samples if e.scored.correct is False]
@@ -119,14 +120,6 @@ def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]
             for prompt, episode in wrong[:NUM_FAILURES]
         ]
     return results
-
-
-def _by_task(groups: Sequence[Group[Episode]]) -> dict[str, list[Group[Episode]]]:
-    """The groups of each member of a mixture."""
-    tasks: dict[str, list[Group[Episode]]] = {}
-    for group in groups:
-        tasks.setdefault(group.prompt.task, []).append(group)
-    return tasks
 
 
 def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:

@@ -1,6 +1,7 @@
 """The code of docs/rewards.md, run as it is written."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.unit_tests.grading.helpers import TaskOf, logged, score
 from torchtitan_rl.grading import Grader
+from torchtitan_rl.grading.reward import load_reward
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.prompt_stream import PromptStream
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
@@ -86,14 +88,14 @@ def test_the_config_is_a_config_of_the_registry(files):
     assert config.evaluation.num_prompts == 3
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(5))
 def test_the_command_lines_are_understood(files, monkeypatch, block):
     from torchtitan_rl.run.registry import parse_args
 
     monkeypatch.chdir(files)
     command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]
-    _, config = parse_args(command.replace("\\\n", " ").split())
+    _, config = parse_args(shlex.split(command.replace("\\\n", " ")))
     task = config.task.build()
     own = {function.__name__ for function in task.reward_functions()}
-    named = {reference.partition(":")[2] for reference in config.grader.rewards}
+    named = {load_reward(reference)[0] for reference in config.grader.rewards}
     assert set(config.grader.build(task=task).reward_names) == own | named
