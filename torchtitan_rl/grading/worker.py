@@ -107,7 +107,9 @@ class _Nursery:
     def _ask(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
         with self._lock:
             socket.send_fds(self._socket, [message], descriptors)
-            return self._socket.recv(64)
+            if not (answer := self._socket.recv(64)):
+                raise WorkerDied("the process that starts the workers has ended")
+            return answer
 
 
 def _run_and_exit(function: Callable, *args: Any) -> NoReturn:

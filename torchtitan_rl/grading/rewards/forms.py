@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from torchtitan_rl.grading.rewards.answers import last_boxed
 from torchtitan_rl.tasks import completion_text
+from torchtitan_rl.tasks.answers import last_boxed
 
 
 def boxed(completions, **_):
