@@ -61,9 +61,9 @@ class Outcome:
     seconds: float = 0.0
 
     @classmethod
-    def failed(cls, size: int, message: str, **fields: Any) -> "Outcome":
+    def failed(cls, size: int, message: str) -> "Outcome":
         """No score for any of `size` completions."""
-        return cls([None] * size, dict.fromkeys(range(size), message), **fields)
+        return cls([None] * size, dict.fromkeys(range(size), message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +206,7 @@ def load_reward(reference: str) -> tuple[str, RewardFunction]:
         return reference, load_function(reference, field_name)  # which says what is wrong with it
     name, function = found["name"] or found["function"], load_function(found["place"], field_name)
     if found["arguments"] is None:
+        expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
         return name, function
     try:
         call = ast.parse(f"f({found['arguments']})", mode="eval").body

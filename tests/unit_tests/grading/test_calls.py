@@ -264,6 +264,8 @@ def test_rewards_go_by_the_name_in_their_reference_and_factories_take_literals(t
     assert score(built, "ab")[0].reward == 0.5 + 1.0 - 2.0
     with pytest.raises(UserError, match=r"grader.rewards = .*at_most\(file\)'.*literal values"):
         Grader.Config(rewards=[f"{file}:at_most(file)"]).build(task=TaskOf())
+    with pytest.raises(UserError, match=r"grader.rewards = .*Judge'.*not a class. Add \(\)"):
+        Grader.Config(rewards=[f"{file}:Judge"]).build(task=TaskOf())
 
 
 def test_the_members_of_a_mixture_are_scored_by_their_own_functions():
