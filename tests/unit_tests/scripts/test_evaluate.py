@@ -1,0 +1,12 @@
+"""scripts/evaluate.py: a run is evaluated with its own options."""
+
+import json
+
+from scripts.evaluate import command_of
+
+
+def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
+    command = ["train.py", "--config", "debug", "--dump-folder", "out", "--task.max-integers", "3", "--resume=auto"]
+    command += ["--hf_assets_path", "start", "--evaluation.every", "5"]
+    (tmp_path / "config.json").write_text(json.dumps({"command": command}))
+    assert command_of(tmp_path) == ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
