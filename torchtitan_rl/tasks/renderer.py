@@ -65,13 +65,13 @@ class PromptRenderer(Configurable):
         )
 
     def fault(self, example: Example) -> str | None:
-        """What is wrong with the example as a prompt, without what differs between examples; None for nothing."""
+        """What is wrong with the example as a prompt, in words that follow "3 rows"; None for nothing."""
         try:
             self.prompt(example)
         except TooLong:
             return f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}"
-        except UserError as error:
-            return str(error).partition(" = ")[0] + " " + str(error).partition("expected ")[2].partition(":")[0]
+        except UserError:
+            return "without a token, or that the tokenizer cannot represent"
         return None
 
     def check_represents(self, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchtitan_rl.observability import progress
+from torchtitan_rl.observability import heartbeat, progress
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks.answers import KINDS
 from torchtitan_rl.tasks.row_set import RowSet
@@ -97,7 +97,8 @@ class Rows(Task):
 
     def leave_out(self, fault: Callable[[Example], str | None]) -> None:
         for part, what in ((self._train, "for training"), (self._held_out, "held out")):
-            faults = [fault(part.example(place)) or "" for place in range(len(part.kept))]
+            with heartbeat(f"tokenise the prompts of {part.table.name}"):
+                faults = [fault(part.example(place)) or "" for place in range(len(part.kept))]
             if any(faults):
                 for reason in sorted(set(faults) - {""}):
                     part.leave_out_where(np.array([found == reason for found in faults]), reason)
@@ -132,7 +133,8 @@ class Rows(Task):
         return text
 
     def _part(self, table: Table) -> RowSet:
-        return RowSet(table, self.config, self.expected_answer)
+        with heartbeat(f"read {table.name}"):
+            return RowSet(table, self.config, self.expected_answer)
 
 
 @functools.lru_cache(maxsize=4)
