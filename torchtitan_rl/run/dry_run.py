@@ -101,8 +101,12 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt]) -> str:
 
 
 def _line(kind: str, scored: ScoredCompletion) -> str:
-    parts = ", ".join(f"{name} {value}" for name, value in scored.reward_breakdown.items())
-    return f"{kind:6} {scored.completion.text!r}: reward {scored.reward} ({parts}); judged {scored.correct}"
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in scored.reward_breakdown.items())
+    return f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); judged {scored.correct}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value + 0.0:.4g}"
 
 
 def _show(title: str, text: str) -> None:

@@ -51,9 +51,9 @@ def test_a_dry_run_shows_config_layout_memory_prompts_and_rewards(start, capsys,
     assert "engine awake" in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
-    assert "reward 1.2 (correct 1.0, format 0.2); judged True" in lines["right"]
-    assert "reward -0.8 (correct -1.0, format 0.2); judged False" in lines["wrong"]
-    assert "'': reward -1.0 (correct -1.0, format 0.0); judged False" in lines["empty"]
+    assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
+    assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
+    assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
 def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
