@@ -14,17 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.run import death, processes
 from torchtitan_rl.run.board import WATCH, Place, named, places
+from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.watchdog import Watchdog
 
 REQUEUE = 75
 LOOK_EVERY_S = 0.1
 WATCH_EVERY_S = 1.0
+GRACE_S = 8.0
+"""Seconds that the other ranks of a node have to end by themselves after one has died."""
 
 
 class Launcher:
@@ -42,7 +44,7 @@ class Launcher:
         """Why the watchdog ended the job."""
         self._known: dict[int, Place] = {}
         self._died_at: dict[int, float] = {}
-        self._starts = 0
+        self._former: set[int] = set()
         processes.start_guard(self.mark)
         environment = {**os.environ, WATCH: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
@@ -86,16 +88,23 @@ class Launcher:
             processes.send(pid, number)
 
     def _note_deaths(self) -> None:
-        """Remember who died when, and tell the living ranks by the marker file that there is no step to finish."""
-        for place in places(self.folder):
+        """Remember who died when; tell the living by the marker file that there is no step to finish, and end them if they do not.
+
+        A rank that waits for a dead one in NCCL does not see it, and torchrun sees nothing wrong in one that ended with code 0.
+        """
+        now = time.monotonic()
+        here = [place for place in places(self.folder) if place.pid not in self._former]
+        self._tell_restart(here)
+        for place in here:
             self._known[place.pid] = place
             if place.pid not in self._died_at and processes.state(place.pid) in ("", "Z"):
-                self._died_at[place.pid] = time.monotonic()
-                if not place.outcome and place.run_folder and Path(place.run_folder).is_dir():
-                    marker = Path(place.run_folder) / "logs" / "failed"
-                    marker.parent.mkdir(exist_ok=True)
-                    marker.touch()
-        self._tell_restart()
+                self._died_at[place.pid] = now
+                if not place.outcome:
+                    _mark_failed(place.run_folder)
+        early = [at for pid, at in self._died_at.items() if not self._known[pid].outcome]
+        if early and now - min(early) > GRACE_S:
+            for place in here:
+                processes.send(place.pid, signal.SIGKILL)
 
     def _failures(self) -> list[tuple[int, int]]:
         """(process id, exit code, negative for a signal) of failed ranks as the agent reports them."""
@@ -103,16 +112,17 @@ class Launcher:
         lines = file.read_text().splitlines() if file.exists() else []
         return [(entry["pid"], entry["exitcode"]) for entry in map(json.loads, lines)]
 
-    def _tell_restart(self) -> None:
-        """With --max-restarts the agent starts the ranks again: say after what."""
-        starts = max(Counter(place.rank for place in self._known.values()).values(), default=0)
-        if starts > self._starts and self._starts:
+    def _tell_restart(self, here: list[Place]) -> None:
+        """With --max-restarts the agent starts the ranks again: say after what, and forget those of before."""
+        before = {place.rank: pid for pid, place in self._known.items()}
+        if any(before.get(place.rank, place.pid) != place.pid for place in here):
             say(
                 f"{self._describe(*self._first_death())} The ranks are started again and go on from the last checkpoint."
             )
+            self._former |= self._known.keys()
+            self._known.clear()
             self._died_at.clear()
             self.hung = ""
-        self._starts = max(starts, self._starts)
 
     def _end_hung(self) -> None:
         say(f"watchdog: {self.hung}; the job is ended")
@@ -132,11 +142,13 @@ class Launcher:
             say(f"{signal.Signals(self.asked).name} before there was a step to finish: nothing new is saved")
             return 128 + self.asked
         pid, code = self._first_death()
-        if code <= 0 and pid in self._known:
+        if pid not in self._known:  # no program of ours, or nothing started
+            return agent_code
+        if code <= 0:
             say(
                 f"{self._describe(pid, code)} The same command with --dump-folder {self._known[pid].run_folder} goes on."
             )
-        return (code or agent_code or 1) if code >= 0 else 128 - code
+        return code if code > 0 else 128 - code if code < 0 else 1
 
     def _first_death(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end by plan.
@@ -157,6 +169,13 @@ class Launcher:
             return f"{who} ended with code {code} before the end of training."
         known = {"peak_bytes": self.watchdog.peak_bytes.get(pid, 0), "kills_before": self.kills_before}
         return f"{who} was {death.explain(pid, -code, **known)}"
+
+
+def _mark_failed(run_folder: str) -> None:
+    if run_folder and Path(run_folder).is_dir():
+        marker = failure_marker(Path(run_folder))
+        marker.parent.mkdir(exist_ok=True)
+        marker.touch()
 
 
 def _code_of_stop(number: int) -> int:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.run.board import WATCH, Place, places
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -71,7 +75,7 @@ class Run:
                 f"ended with {self.process.returncode} and did not {what}:\n{self.output}"
             )
             assert time.monotonic() - began < timeout_s, f"did not {what} in {timeout_s} s:\n{self.output}"
-            time.sleep(0.02)
+            time.sleep(0.005)
         return time.monotonic() - began
 
     def pids(self) -> dict[int, int]:
@@ -82,6 +86,25 @@ class Run:
             if "RANK" in environment and b"torchtitan_rl.train" in command:
                 found[int(environment["RANK"])] = pid
         return dict(sorted(found.items()))
+
+    def places(self) -> dict[int, Place]:
+        """Where each rank says that it is, by rank."""
+        folders = {env[WATCH] for env in processes_with(f"{MARK}={id_of(self.log)}").values() if WATCH in env}
+        return {place.rank: place for folder in folders for place in places(folder)}
+
+    def wait_in(self, phase: str, rank: int = 0, timeout_s: float = 240) -> None:
+        """Wait until a rank is in a phase whose name ends so: "grade", "checkpoint/save", "start the vLLM engine"."""
+        folder: list[str] = []
+
+        def there() -> bool:
+            if not folder:
+                folder.extend(
+                    env[WATCH] for env in processes_with(f"{MARK}={id_of(self.log)}").values() if WATCH in env
+                )
+                return False
+            return any(p.rank == rank and p.phase.endswith(phase) for p in places(folder[0]))
+
+        self.wait_until(there, f"come to {phase!r}", timeout_s)
 
     def everything(self) -> dict[int, str]:
         """Every process of the run that lives, its children's children too: command lines by process id."""
@@ -115,15 +138,21 @@ MARK = "FAULT_INJECTION_RUN"
 
 
 def start(
-    folder: Path, *args: str, ranks: int = 1, log: str = "run.log", launcher: Sequence[str] = (), **env: str
+    folder: Path,
+    *args: str,
+    ranks: int = 1,
+    log: str = "run.log",
+    launcher: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    **env: str,
 ) -> Run:
-    """Start a training run in `folder`/run on `ranks` ranks; `launcher` are further arguments of torchrun's."""
+    """Start a training run in `folder`/run on `ranks` ranks; `launcher`: torchrun's arguments, `prefix`: a command before."""
     path = folder / log
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
         MARK: id_of(path), **env,
     }  # fmt: skip
-    command = [sys.executable, "-m", "torchtitan_rl.launch"]
+    command = [*prefix, sys.executable, "-m", "torchtitan_rl.launch"]
     command += launcher or ["--standalone"]
     command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.train", *QUICK]
     if "--dump-folder" not in args:
@@ -140,9 +169,18 @@ def start(
     return Run(process, path)
 
 
-def train(folder: Path, *args: str, ranks: int = 1, log: str = "run.log", timeout_s: float = 300, **env: str) -> Ended:
-    """Run to the end."""
-    return start(folder, *args, ranks=ranks, log=log, **env).end(timeout_s)
+def copy_until(run: Path, step: int, to: Path) -> Path:
+    """A run folder as it was after `step`, of one that kept all its checkpoints; returns its new place, `to`/run."""
+    shutil.copytree(run, to / "run")
+    for later in steps_of(to / "run"):
+        if later > step:
+            shutil.rmtree(to / "run" / "checkpoint" / f"step-{later}")
+    return to / "run"
+
+
+def train(folder: Path, *args: str, timeout_s: float = 300, **more: Any) -> Ended:
+    """Run to the end; `more` as in `start`."""
+    return start(folder, *args, **more).end(timeout_s)
 
 
 def id_of(log: Path) -> str:

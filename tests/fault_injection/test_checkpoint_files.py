@@ -1,42 +1,72 @@
 """Files of a checkpoint torn, flipped or lost between two starts of a run."""
 
-import shutil
-
 import pytest
 
-from tests.fault_injection.harness import train, weights_of
+from tests.fault_injection.conftest import STEPS
+from tests.fault_injection.harness import copy_until, metrics_of, steps_of, train, weights_of
 
-EVERY_STEP = ["--checkpoint.interval", "1"]
 
-
-def flip_a_bit(folder):
-    shard = folder / "__0_0.distcp"
-    with open(shard, "r+b") as file:
-        file.seek(shard.stat().st_size // 2)
+def flip_a_bit(path):
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 4]))
 
 
-@pytest.fixture(scope="module")
-def three_steps(tmp_path_factory):
-    """A run of 3 steps with its last two checkpoints, and what it goes on to have at step 4."""
-    folder = tmp_path_factory.mktemp("three")
-    assert train(folder, "--num-steps", "3", *EVERY_STEP).code == 0
-    whole = tmp_path_factory.mktemp("four")
-    shutil.copytree(folder / "run", whole / "run")
-    assert train(whole, "--num-steps", "4", *EVERY_STEP).code == 0
-    return folder / "run", weights_of(whole / "run", 4)
+DAMAGES = {
+    "flipped": (lambda step: flip_a_bit(step / "__0_0.distcp"), "__0_0.distcp is damaged"),
+    "torn": (lambda step: (step / "__0_0.distcp").write_bytes(b"torn"), "__0_0.distcp has 4 bytes in place of"),
+    "zeroed index": (lambda step: (step / ".metadata").write_bytes(bytes(170_000)), ".metadata has 170000 bytes"),
+    "lost index": (lambda step: (step / ".metadata").unlink(), ".metadata cannot be read"),
+    "lost manifest": (lambda step: (step / "manifest.json").unlink(), "it has no manifest.json"),
+}
 
 
-@pytest.mark.quick
-def test_a_flipped_bit_is_found_the_step_before_is_used_and_the_end_is_the_same(three_steps, tmp_path):
-    run, expected = three_steps
-    shutil.copytree(run, tmp_path / "run")
-    flip_a_bit(tmp_path / "run" / "checkpoint" / "step-3")
-    ended = train(tmp_path, "--num-steps", "4", *EVERY_STEP)
+@pytest.mark.parametrize(
+    "damage", [pytest.param(d, marks=pytest.mark.quick if d == "flipped" else ()) for d in DAMAGES]
+)
+def test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same(whole_run, tmp_path, damage):
+    run = copy_until(whole_run, 3, tmp_path)
+    act, reason = DAMAGES[damage]
+    act(run / "checkpoint" / "step-3")
+    ended = train(tmp_path, *STEPS)
     assert ended.code == 0
-    ended.says(
-        "skipped step-3: __0_0.distcp is damaged", "later step kept as set-aside-step-3", "resuming after step 2"
-    )
-    assert weights_of(tmp_path / "run", 4) == expected
+    ended.says(f"skipped step-3: {reason}", "later step kept as set-aside-step-3", "resuming after step 2")
+    ended.never_says("Traceback")
+    assert weights_of(run, 6) == weights_of(whole_run, 6)
+    assert list(metrics_of(run)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_no_good_checkpoint_is_no_new_run(whole_run, tmp_path):
+    run = copy_until(whole_run, 2, tmp_path)
+    for step in (1, 2):
+        flip_a_bit(run / "checkpoint" / f"step-{step}" / "__0_0.distcp")
+    ended = train(tmp_path, *STEPS)
+    assert ended.code == 2
+    ended.says("error: no checkpoint in .* can be used: step-2: __0_0.distcp is damaged.*; step-1: .* is damaged")
+    assert steps_of(run) == [1, 2]
+
+
+def test_a_fork_goes_on_elsewhere_and_leaves_the_other_run_alone(whole_run, tmp_path):
+    before = sorted(p.name for p in whole_run.rglob("*"))
+    ended = train(tmp_path, *STEPS, "--resume", str(whole_run / "checkpoint" / "step-4"))
+    assert ended.code == 0
+    ended.says("forked from .*step-4", "resuming after step 4")
+    assert sorted(p.name for p in whole_run.rglob("*")) == before
+    assert weights_of(tmp_path / "run", 6).keys() == weights_of(whole_run, 6).keys()
+    model = [name for name in weights_of(whole_run, 6) if "train_state" not in name]
+    assert [weights_of(tmp_path / "run", 6)[n] for n in model] == [weights_of(whole_run, 6)[n] for n in model]
+    assert list(metrics_of(tmp_path / "run")) == [5, 6]
+
+
+def test_what_would_be_silently_wrong_is_refused_until_it_is_accepted(whole_run, tmp_path):
+    run = copy_until(whole_run, 2, tmp_path)
+    first = (run / "config.json").read_text()
+    refused = train(tmp_path, *STEPS, "--seed", "5", "--num-prompts-per-step", "8", log="refused.log")
+    assert refused.code == 2
+    refused.says("num_prompts_per_step 4 -> 8 .*; seed 0 -> 5 .*accept it with --resume-changed")
+    accepted = train(tmp_path, *STEPS, "--seed", "5", "--trainer.optimizer.lr", "2e-4", "--resume-changed")
+    assert accepted.code == 0
+    accepted.says("changed since step-2: seed 0 -> 5; trainer.optimizer.lr 0.0001 -> 0.0002")
+    assert (run / "config-1.json").read_text() == first

@@ -1,0 +1,53 @@
+"""A rank that does what its first argument says: the real launcher, torchrun and processes, without a model. No torch here."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torchtitan_rl.run.board import Board
+from torchtitan_rl.run.processes import die_with_parent
+from torchtitan_rl.run.stop_signal import StopSignal
+
+FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def hang_here() -> None:
+    time.sleep(1000)
+
+
+def main() -> None:
+    act, folder = sys.argv[1], Path(sys.argv[2])
+    rank = int(os.environ["RANK"])
+    die_with_parent()
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    board = Board(rank)
+    board.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act == "hang" else 100.0)
+    stop = StopSignal(failure_marker=folder / "logs" / "failed")
+    (folder / "logs" / "failed").unlink(missing_ok=True)
+    bad = rank == int(os.environ["WORLD_SIZE"]) - 1 and FIRST
+    if act == "child":
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    for step in range(1, 1000):
+        board.enter(f"step {step}: grade")
+        (folder / f"rank_{rank}_at_{step}").touch()
+        if step == 3 and bad and act == "exit":
+            os._exit(0)
+        if step == 3 and bad and act == "killed":
+            os.kill(os.getpid(), 9)
+        if step == 3 and bad and act in ("hang", "late"):
+            hang_here()
+        time.sleep(0.05)
+        board.enter(f"step {step}: gather")
+        while bad is False and act in ("hang", "late", "exit") and step == 3 and FIRST and not stop.number:
+            time.sleep(0.05)
+        if stop.number:
+            break
+        if not FIRST and step == 10:
+            break
+    board.update(outcome=str(stop.number) if stop.number else "done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Whatever ends before training has ended is no success, and says why."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.fault_injection.harness import start, steps_of, train
+
+SHORT = ["--num-steps", "4", "--checkpoint.interval", "1"]
+
+
+def reward(name):
+    return ["--grader.rewards", f"tests/fault_injection/rewards.py:{name}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exits", "sys.exit"),
+        ("vanishes", r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
+    ],
+)
+def test_a_reward_that_exits_ends_the_run_with_1_and_its_checkpoint_stays(tmp_path, name, message):
+    ended = train(tmp_path, *SHORT, *reward(name))
+    assert ended.code == 1
+    ended.says(message)
+    assert steps_of(tmp_path / "run") == [1]
+
+
+def test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1(tmp_path):
+    ended = train(tmp_path, *SHORT, *reward("vanishes"), ranks=2, BAD_RANK="1")
+    assert ended.code == 1
+    ended.says(r"rank 1 \(.*\) in step 2: grade ended with code 0 before the end of training")
+    ended.never_says("Traceback")
+
+
+def test_a_reward_that_forks_and_returns_twice_trains_once(tmp_path):
+    ended = train(tmp_path, *SHORT, *reward("forks"))
+    assert ended.code == 0
+    ended.says("forked and returned in the child too: the child ends here")
+    assert steps_of(tmp_path / "run") == [3, 4]
+
+
+def test_what_rewards_started_ends_with_the_run(tmp_path):
+    run = start(tmp_path, *SHORT, *reward("leaves_a_child"))
+    assert run.end().code == 0
+    assert not [command for command in run.everything().values() if "sleep" in command]
+
+
+def test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3(tmp_path):
+    run = start(tmp_path, "--num-steps", "500", "--checkpoint.interval", "500")
+    run.wait_in("train")
+    while (tmp_path / "run").exists():
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    ended = run.end(60)
+    assert ended.code == 3
+    ended.says("stopped: the run folder .* has vanished")
+    ended.never_says("Traceback")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 40 MB: one of debug's checkpoints fits, two do not."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
+    ):
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room(
+    tmp_path, small_disk
+):
+    dump = ["--dump-folder", str(small_disk / "run")]
+    ended = train(tmp_path, "--num-steps", "4", "--checkpoint.interval", "1", *dump)
+    assert ended.code == 3
+    ended.says(
+        r"step 2 is not saved: the disk of .* lacks [\d,]+ bytes \(0.0\d GiB\).*tried again after each step, until step 3",
+        r"stopped: step 3 cannot be saved: the disk of .*The newest checkpoint is .*step-1",
+    )
+    assert steps_of(small_disk / "run") == [1]
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
+    again = train(tmp_path, "--num-steps", "4", "--checkpoint.interval", "1", *dump, log="again.log")
+    assert again.code == 0
+    again.says("resuming after step 1")
+    assert steps_of(small_disk / "run") == [3, 4]
+
+
+def test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved(tmp_path):
+    """As a quota does: the room that the file system shows is not the room that there is."""
+    command = ["bash", "-c", 'ulimit -f 20000; exec "$@"', "bash"]
+    ended = train(tmp_path, *SHORT, prefix=command)
+    assert ended.code == 3
+    ended.says("step 1 is not saved: writing it failed: rank 0: ", "stopped: step 2 cannot be saved: writing it failed")
+    ended.never_says("Traceback")
+    assert steps_of(tmp_path / "run") == []
+    assert not list((tmp_path / "run" / "checkpoint").glob(".writing*"))

@@ -1,0 +1,178 @@
+"""The launcher over real torchrun and real processes: what it says, its exit code, and that nothing is left."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchtitan_rl.run import processes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Job:
+    """A launched job of stub ranks."""
+
+    def __init__(self, folder, act, *launcher, ranks=2, log="log"):
+        self.folder, self.log = folder / "run", folder / log
+        self.mark = f"STUB_JOB={folder}{log}"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "STUB_JOB": f"{folder}{log}",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "torchtitan_rl.launch",
+            *(launcher or ["--standalone"]),
+            f"--nproc_per_node={ranks}",
+        ]
+        command += ["-m", "tests.fault_injection.stub_rank", act, str(self.folder)]
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, start_new_session=True
+            )
+
+    def wait_for(self, name, timeout_s=60):
+        """Until a file of the run folder is there: "rank_1_at_3"."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+
+    def end(self, timeout_s=60):
+        code = self.process.wait(timeout_s)
+        return (code if code >= 0 else 128 - code), self.log.read_text()
+
+    def left(self, patience_s=3):
+        deadline = time.monotonic() + patience_s
+        while (left := processes.marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+
+def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_path):
+    code, said = Job(tmp_path, "killed").end()
+    assert code == 137
+    assert re.search(
+        r"^rank 1 \(.*\) in step 3: grade was killed by signal 9 \(SIGKILL\)\. Nothing here tells of too", said, re.M
+    )
+    assert re.search(
+        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run goes on",
+        said,
+    )
+
+
+def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
+    code, said = Job(tmp_path, "exit").end()
+    assert code == 1
+    assert "in step 3: grade ended with code 0 before the end of training" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
+    job = Job(tmp_path, "run")
+    job.wait_for("rank_1_at_3")
+    job.process.send_signal(number)
+    assert job.end()[0] == code
+    assert job.left() == []
+
+
+def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
+    job = Job(tmp_path, "late")
+    job.wait_for("rank_1_at_3")
+    time.sleep(0.3)
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)  # the same request, as from a batch system that signals every process
+    time.sleep(1.5)
+    assert job.process.poll() is None
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    code, said = job.end(10)
+    assert (code, time.monotonic() - began < 3) == (130, True)
+    assert "stopped at once" in said
+    assert job.left() == []
+
+
+def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit(tmp_path):
+    code, said = Job(tmp_path, "hang").end()
+    assert code == 1
+    assert re.search(
+        r"^watchdog: rank 1 \(.*\) in step 3: grade for \d s; rank 0 \(.*\) waits in step 3: gather; the job is",
+        said,
+        re.M,
+    )
+    assert re.search(r"stub_rank.py\", line \d+ in hang_here", said)
+    assert "longer than watchdog.limit_seconds (6 s); the job is ended" in said
+    assert "killed by signal" not in said
+    assert "hang_here" in (tmp_path / "run" / "logs" / "stacks_rank_1.txt").read_text()
+
+
+def test_a_stopped_rank_is_called_stopped(tmp_path):
+    job = Job(tmp_path, "run")
+    job.wait_for("rank_0_at_3")
+    rank = next(p for p in processes.marked(job.mark) if f"{p}" in open_rank(job, 0))
+    os.kill(rank, signal.SIGSTOP)
+    deadline = time.monotonic() + 15
+    while "is stopped by a signal: kill -CONT" not in job.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert re.search(rf"rank 0 is stopped by a signal: kill -CONT {rank} on", job.log.read_text())
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(1.2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 130
+    assert job.left() == []
+
+
+def open_rank(job, rank):
+    """The process ids of a rank of the job."""
+    entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in processes.marked(job.mark))
+    return [str(p) for p, environment in entries if f"RANK={rank}".encode() in environment]
+
+
+def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_path):
+    job = Job(tmp_path, "child")
+    job.wait_for("rank_1_at_3")
+    assert len(processes.marked(job.mark)) >= 6
+    job.process.kill()
+    job.process.wait()
+    assert job.left() == []
+
+
+def test_what_a_rank_started_ends_with_the_job(tmp_path):
+    job = Job(tmp_path, "child")
+    job.wait_for("rank_1_at_3")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+    assert job.left() == []
+
+
+def test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what(tmp_path):
+    code, said = Job(tmp_path, "killed", "--standalone", "--max-restarts=1").end()
+    assert code == 0, said
+    assert re.search(r"rank 1 \(.*\) in step 3: grade was killed by signal 9 .*The ranks are started again", said)
+
+
+def two_nodes(tmp_path, act, *more):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}", *more]
+    return [Job(tmp_path, act, f"--node_rank={n}", *common, ranks=1, log=f"node{n}") for n in range(2)]
+
+
+def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
+    first, second = two_nodes(tmp_path, "run")
+    first.wait_for("rank_1_at_3")
+    for job in (first, second):
+        job.process.send_signal(signal.SIGUSR2)
+    assert (first.end()[0], second.end()[0]) == (75, 75)

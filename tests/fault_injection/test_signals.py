@@ -1,0 +1,74 @@
+"""Ctrl-C, SIGTERM and a time limit's SIGUSR1: once saves and ends, twice ends at once."""
+
+import signal
+import time
+
+import pytest
+
+from tests.fault_injection.conftest import STEPS
+from tests.fault_injection.harness import start, steps_of, train, weights_of
+
+LONG = ["--num-steps", "500", "--checkpoint.interval", "500"]
+
+
+@pytest.mark.parametrize(
+    ("number", "phase", "code"),
+    [
+        (signal.SIGINT, "generate", 130),
+        (signal.SIGTERM, "train", 143),
+        (signal.SIGINT, "checkpoint/save", 130),
+        (signal.SIGUSR1, "grade", 75),
+    ],
+)
+def test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits(
+    whole_run, tmp_path, number, phase, code
+):
+    run = start(tmp_path, *STEPS)
+    run.wait_in(phase)
+    run.signal(number)
+    ended = run.end(60)
+    assert ended.code == code
+    ended.says(
+        f"{number.name}: saving a checkpoint after this step; once more stops at once", r"stopped after step \d; start"
+    )
+    ended.never_says("Traceback", "killed")
+    assert steps_of(tmp_path / "run")
+    assert train(tmp_path, *STEPS, log="again.log").code == 0
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
+
+
+def test_all_ranks_end_after_the_same_step(tmp_path):
+    run = start(tmp_path, *LONG, ranks=2)
+    run.wait_in("generate", rank=1)
+    run.signal(signal.SIGTERM)
+    ended = run.end(60)
+    assert ended.code == 143
+    ended.says("stopped after step 1; start again")
+    assert steps_of(tmp_path / "run") == [1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
+    hang = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
+    run = start(tmp_path, *LONG, *hang, ranks=2, BAD_RANK="1")
+    run.wait_for("") and run.wait_in("gather")
+    run.wait_until(lambda: "step 2" in run.places()[1].phase, "come to step 2")
+    run.signal(number)
+    time.sleep(2)
+    run.signal(number)
+    ended = run.end(10)
+    assert ended.code == code
+    assert ended.seconds < 3
+    ended.says("stopped at once; what was saved before is whole")
+    assert run.everything() == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_before_the_first_step_ends_at_once_without_a_traceback(tmp_path, number):
+    run = start(tmp_path, *LONG)
+    run.wait_in("start the vLLM engine")
+    run.signal(number)
+    ended = run.end(20)
+    assert ended.code == 128 + number
+    ended.says(f"{number.name} before there was a step to finish: nothing new is saved")
+    ended.never_says("Traceback")

@@ -1,0 +1,45 @@
+"""Ranks that are stopped or hang: who it is, where, said in time, and the job's end."""
+
+import signal
+import time
+
+import pytest
+
+from tests.fault_injection.harness import start
+
+LIMITS = ["--watchdog.notice-seconds", "10", "--watchdog.limit-seconds", "30", "--num-steps", "500"]
+REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
+
+
+def test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit(tmp_path):
+    run = start(tmp_path, *LIMITS, ranks=2)
+    run.wait_in("train", rank=1)
+    run.signal(signal.SIGSTOP, rank=1)
+    said = run.wait_for(r"watchdog: rank 1 \(.*\) in step \d+: .* for \d+ s; rank 0 \(.*\) waits in")
+    assert said < 30
+    ended = run.end(60)
+    assert ended.code == 1
+    ended.says(
+        r"rank 1 is stopped by a signal: kill -CONT \d+",
+        r"longer than watchdog.limit_seconds \(30 s\); the job is ended",
+    )
+    assert ended.seconds < 45
+    ended.never_says("Traceback", "was killed by signal")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reward_that_hangs_is_shown_with_its_stack(tmp_path, ranks):
+    bad = str(ranks - 1)
+    run = start(tmp_path, *LIMITS, *REWARD, "--checkpoint.interval", "1", ranks=ranks, BAD_RANK=bad)
+    run.wait_until(lambda: (tmp_path / "run" / "checkpoint" / "step-1").exists(), "save")
+    began = time.monotonic()
+    run.wait_for(rf"watchdog: rank {bad} \(.*\) in step 2: grade for")
+    assert time.monotonic() - began < 30
+    run.wait_for(r"rewards.py\", line \d+ in hangs")
+    if ranks == 2:
+        run.wait_for(r"step 2: gather \.\.\. \d+ s \(rank 1 \(.*\) in step 2: grade for \d+ s; rank 0 .* waits in")
+    ended = run.end(60)
+    assert ended.code == 1
+    ended.says("the job is ended")
+    assert (tmp_path / "run" / "logs" / f"stacks_rank_{bad}.txt").stat().st_size > 100
+    assert (tmp_path / "run" / "checkpoint" / "step-1" / "manifest.json").exists()
