@@ -21,6 +21,9 @@ SHOW_STACKS = signal.SIGRTMIN + 3
 """Makes a rank write the stacks of its threads, whatever it is doing: the handler is C and needs no lock of Python's."""
 
 
+CHANGES_A_STEP = 10_000
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a rank is.
@@ -35,7 +38,7 @@ class Place:
     since: float = 0.0
     """Seconds since the epoch at which it entered the phase."""
     changes: int = 0
-    """Of phase, so far. All ranks run one program: who has the fewest holds up the others."""
+    """Of phase, so far, the steps counted as 10,000. All ranks run one program: who has the fewest holds up the others."""
     run_folder: str = ""
     all_here: bool = True
     """Whether all ranks of the job are on this node."""
@@ -74,7 +77,10 @@ class Board:
         if os.getpid() != self.place.pid:
             os.write(2, b"a reward or tool forked and returned in the child too: the child ends here\n")
             os._exit(1)
-        self.update(phase=phase, since=time.time(), changes=self.place.changes + 1)
+        changes = self.place.changes + 1
+        if (step := _step(phase)) != _step(self.place.phase):  # counted anew: only a step is the same on every rank
+            changes = step * CHANGES_A_STEP
+        self.update(phase=phase, since=time.time(), changes=changes)
 
     def update(self, **entries: str | float) -> None:
         """Change entries of this rank's place."""
@@ -82,6 +88,12 @@ class Board:
         if self._file is not None:
             text = json.dumps(asdict(self.place)).encode()
             os.pwrite(self._file, text.ljust(4096), 0)  # one write of one page: readers see it whole, or try again
+
+
+def _step(phase: str) -> int:
+    """The number in "step 12: grade"; 0 outside of steps."""
+    first, _, rest = phase.partition(" ")
+    return int(rest.partition(":")[0]) if first == "step" else 0
 
 
 def place_file(folder: str | Path, rank: int) -> Path:

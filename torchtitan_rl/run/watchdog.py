@@ -17,14 +17,16 @@ from pathlib import Path
 from torchtitan_rl.run import processes
 from torchtitan_rl.run.board import SHOW_STACKS, Place, behind, describe, named, places, stacks_file
 
-STARTING_NOTICE_S = 300.0
-"""For phases of the start that all ranks are in together: their own heartbeats say that they go on."""
+STARTING_NOTICE_S = 120.0
+"""For phases of the start, which are long by nature and say themselves that they go on."""
 
 SLOWER = 3.0
 """A phase is late at this many times the longest that it has taken so far, and not before the notice."""
 
 SHARE_EVERY_S = 5.0
-SILENT_NODE_S = 30.0
+SILENT_NODE_S, SILENT_NODE_ENDS_S = 30.0, 180.0
+"""Of a node whose launcher writes nothing any more: when it is said, and when this node's part of the job ends."""
+
 STACK_LINES = 14
 """Of the main thread, innermost first: on the terminal. All threads whole are in the run folder's logs/."""
 
@@ -41,6 +43,7 @@ class Watchdog:
         self._seen: dict[int, Place] = {}
         self._said: dict[tuple[int, int], float] = {}
         self._silent: set[str] = set()
+        self._lost = ""
         self._began = time.time()
         self._shared_at = 0.0
 
@@ -53,23 +56,21 @@ class Watchdog:
         for place in ranks:
             self._learn(place)
         going = [place for place in ranks if not place.outcome]
-        if not local or not going:
-            return ""
+        if not local or not going or self._lost:
+            return self._lost
         slow = behind(going)
         waited = now - max(place.since for place in slow)
         if waited > slow[0].limit_s:
             return f"{describe(going, now)}: longer than watchdog.limit_seconds ({slow[0].limit_s:.0f} s)"
         key = (slow[0].rank, slow[0].changes)
-        if waited > max(self._deadline(slow, going), 2 * self._said.get(key, 0.0)):
+        if waited > max(self._deadline(slow[0]), 2 * self._said.get(key, 0.0)):
             self._said[key] = waited
             self._tell(slow, going, now)
         return ""
 
-    def _deadline(self, slow: list[Place], going: list[Place]) -> float:
-        """Seconds after which the phase of those that are behind is late."""
-        first = slow[0]
-        together_at_the_start = len(slow) == len(going) and not first.phase.startswith("step")
-        notice = STARTING_NOTICE_S if together_at_the_start else first.notice_s
+    def _deadline(self, first: Place) -> float:
+        """Seconds after which a rank is late in its phase."""
+        notice = first.notice_s if first.phase.startswith("step") else max(first.notice_s, STARTING_NOTICE_S)
         return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
 
     def _learn(self, place: Place) -> None:
@@ -97,21 +98,33 @@ class Watchdog:
                 new = mine.with_suffix(".new")
                 new.write_text(json.dumps({"at": now, "places": [asdict(place) for place in local]}))
                 new.replace(mine)
+        told = {path.stem: _told(path) for path in set(shared.glob("*.json")) - {mine}}
+        since_start = {node: (at, theirs) for node, (at, theirs) in told.items() if at > self._began}
         found: dict[int, Place] = {}
-        for path in set(shared.glob("*.json")) - {mine}:
-            with suppress(OSError, ValueError, TypeError):
-                told = json.loads(path.read_text())
-                theirs = [Place(**place) for place in told["places"]]
-                if told["at"] > self._began:  # else of a start before this one
-                    found |= {p.rank: p for p in theirs if p.rank not in found or p.since > found[p.rank].since}
-                    self._note_silence(path.stem, theirs, now - told["at"])
+        for _, theirs in sorted(since_start.values(), key=lambda entry: entry[0]):
+            found |= {place.rank: place for place in theirs}  # of a rank that was started again elsewhere, the later
+        for node, (at, theirs) in since_start.items():
+            self._note_silence(node, [place for place in theirs if found[place.rank] is place], now - at)
         return [place for rank, place in found.items() if rank not in {p.rank for p in local}]
 
     def _note_silence(self, node: str, theirs: list[Place], seconds: float) -> None:
-        ended = all(place.outcome for place in theirs)
-        if seconds > SILENT_NODE_S and node not in self._silent and not ended:
+        going = [place for place in theirs if not place.outcome]
+        if not going or seconds < SILENT_NODE_S:
+            return
+        text = f"nothing is heard of {named(going)} on node {node} for {seconds:.0f} s"
+        if node not in self._silent:
             self._silent.add(node)
-            self.say(f"watchdog: nothing is heard of {named(theirs)} on node {node} for {seconds:.0f} s")
+            self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")
+        if seconds > SILENT_NODE_ENDS_S:
+            self._lost = text
+
+
+def _told(path: Path) -> tuple[float, list[Place]]:
+    """When another node's launcher wrote where its ranks are, and where; (0, []) where it cannot be read now."""
+    with suppress(OSError, ValueError, TypeError):
+        content = json.loads(path.read_text())
+        return content["at"], [Place(**place) for place in content["places"]]
+    return 0.0, []
 
 
 def _kind(phase: str) -> str:

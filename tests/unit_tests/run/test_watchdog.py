@@ -1,0 +1,145 @@
+"""Who is behind, when it is said, and when a job ends, from the ranks' places alone."""
+
+import json
+import os
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from torchtitan_rl.run import death
+from torchtitan_rl.run.board import WATCH, Board, Place, behind, describe, heartbeat_text, place_file, places
+from torchtitan_rl.run.watchdog import SILENT_NODE_ENDS_S, Watchdog
+
+
+def place(rank, phase="step 3: gather", since=100.0, changes=30_007, **more):
+    return Place(rank=rank, host="node0", pid=2**22 + rank, phase=phase, since=since, changes=changes, **more)
+
+
+def write(folder, *ranks):
+    for one in ranks:
+        place_file(folder, one.rank).write_text(json.dumps(asdict(one)))
+
+
+@pytest.fixture
+def dog(tmp_path):
+    said = []
+    dog = Watchdog(tmp_path, said.append)
+    dog.said = said
+    return dog
+
+
+def test_who_has_changed_phase_least_holds_up_the_others():
+    ranks = [place(0), place(1, "step 3: grade", 80.0, 30_005), place(2)]
+    assert behind(ranks) == [ranks[1]]
+    assert describe(ranks, 106.0) == "rank 1 (node0) in step 3: grade for 26 s; ranks 0, 2 wait in step 3: gather"
+    assert describe([ranks[0], ranks[2]], 106.0) == "ranks 0, 2 in step 3: gather for 6 s"
+
+
+def test_a_late_rank_is_said_once_until_it_has_waited_twice_as_long(dog, tmp_path):
+    write(tmp_path, place(0), place(1, "step 3: grade", 100.0, 30_005))
+    for now in (120, 124):
+        assert dog.look(now) == ""
+    assert dog.said == []
+    for now in (126, 130, 150):
+        dog.look(now)
+    assert [text.partition(";")[0] for text in dog.said if "watchdog" in text] == [
+        "watchdog: rank 1 (node0) in step 3: grade for 26 s"
+    ]
+    dog.look(153)
+    assert "for 53 s" in dog.said[-2]
+
+
+def test_a_phase_that_took_long_before_is_late_at_three_times_that(dog, tmp_path):
+    write(tmp_path, place(0, "step 1: generate", 100.0, 10_001))
+    dog.look(101)
+    write(tmp_path, place(0, "step 1: grade", 140.0, 10_003))
+    dog.look(141)
+    write(tmp_path, place(0, "step 2: generate", 150.0, 20_001))
+    dog.look(260)
+    assert dog.said == []
+    dog.look(271)
+    assert "in step 2: generate for 121 s" in dog.said[0]
+
+
+def test_a_start_has_time_and_the_limit_ends_the_job(dog, tmp_path):
+    write(tmp_path, place(0, "start the vLLM engine", 100.0, 3, limit_s=200.0))
+    assert (dog.look(200), dog.said) == ("", [])
+    assert dog.look(301).startswith(
+        "rank 0 (node0) in start the vLLM engine for 201 s: longer than watchdog.limit_seconds"
+    )
+    write(tmp_path, replace(place(0), outcome="done"))
+    assert dog.look(10_000) == ""
+
+
+def test_nodes_tell_each_other_and_a_silent_one_ends_the_job(tmp_path, monkeypatch):
+    now, said = time.time(), [[], []]
+    dogs = []
+    for node in range(2):
+        (tmp_path / f"watch{node}").mkdir()
+        dogs.append(Watchdog(tmp_path / f"watch{node}", said[node].append))
+        one = place(node, since=now - 40 * node, changes=7 - node, all_here=False, run_folder=str(tmp_path / "run"))
+        write(
+            tmp_path / f"watch{node}",
+            replace(one, host=f"node{node}", phase=f"step 3: {'grade' if node else 'gather'}"),
+        )
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    dogs[1].look(now + 1)
+    assert dogs[0].look(now + 2) == ""
+    assert said[0][0].startswith(
+        "watchdog: rank 1 (node1) in step 3: grade for 42 s; rank 0 (node0) waits in step 3: gather"
+    )
+    dogs[0].look(now + 40)
+    assert "watchdog: nothing is heard of rank 1 (node1) on node node1-1 for 39 s; the job is ended at 180 s" in said[0]
+    dogs[0].look(now + 2 + SILENT_NODE_ENDS_S)
+    assert dogs[0].look(now + 3 + SILENT_NODE_ENDS_S).startswith("nothing is heard of rank 1")
+
+
+def test_a_board_writes_where_a_rank_is_in_microseconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    board = Board(1, str(tmp_path))
+    board.update(run_folder="/run")
+    for phase in ("start the vLLM engine", "step 7: generate", "step 7: grade"):
+        board.enter(phase)
+    (found,) = places(tmp_path)
+    assert (found.phase, found.changes, found.run_folder, found.all_here) == ("step 7: grade", 70_001, "/run", False)
+    began = time.perf_counter()
+    for _ in range(1000):
+        board.enter("step 7: grade")
+    assert time.perf_counter() - began < 0.5
+    place_file(tmp_path, 1).write_text("{torn")
+    assert places(tmp_path) == []
+
+
+def test_the_heartbeat_names_who_is_behind_and_nobody_otherwise(tmp_path, monkeypatch):
+    assert heartbeat_text() == ""
+    monkeypatch.setenv(WATCH, str(tmp_path))
+    write(tmp_path, place(0), place(1))
+    assert heartbeat_text() == ""
+    write(tmp_path, place(1, "step 3: grade", changes=30_002))
+    assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
+
+
+KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
+3,1294,6389942981,-;Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB, file-rss:44kB
+"""
+
+
+def test_the_kernels_words_on_a_killed_process_are_found():
+    said = death.kernel_says(13289, KERNEL)
+    assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
+    assert death.kernel_says(1328, KERNEL) == ""
+
+
+def test_out_of_memory_is_said_with_what_to_lower_and_a_plain_kill_is_not_taken_for_it(monkeypatch):
+    monkeypatch.setattr(death, "out_of_memory_kills", lambda: 1)
+    monkeypatch.setattr(death, "_kernel_log", lambda: "")
+    said = death.explain(7, 9, peak_bytes=3 * 2**30, kills_before=0)
+    assert said.startswith(
+        "killed by signal 9 (SIGKILL): out of memory, by its control group's counter. Its peak was 3.0 of the"
+    )
+    assert "Lower num_prompts_per_step" in said
+    assert "Nothing here tells of too little memory" in death.explain(7, 9, peak_bytes=0, kills_before=1)
+    monkeypatch.setattr(death, "_kernel_log", lambda: KERNEL)
+    assert "by the kernel's log (Out of memory: Killed" in death.explain(13289, 9, peak_bytes=0, kills_before=1)
+    assert death.explain(7, 11, peak_bytes=0, kills_before=0).startswith("killed by signal 11 (SIGSEGV). Its peak")
