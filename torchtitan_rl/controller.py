@@ -178,6 +178,7 @@ class Controller(Configurable):
         if resume is not None:
             with phase(f"load {resume.checkpoint}"):
                 self.checkpointer.load(resume.checkpoint)
+        self.checkpointer.check_room()
         self.trainer.restore_learning_rate()
         self._sync_weights()
 

@@ -23,7 +23,7 @@ from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.watchdog import Watchdog
 
 REQUEUE = 75
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.2
 WATCH_EVERY_S = 1.0
 GRACE_S = 8.0
 """Seconds that the other ranks of a node have to end by themselves after one has died."""
@@ -62,12 +62,16 @@ class Launcher:
             now = time.time()
             if now - watched > WATCH_EVERY_S:
                 watched = now
-                self.hung = self.watchdog.look(now)
-                if self.hung:
-                    self._end_hung()
+                if (reason := self.watchdog.look(now)) and not self.hung:
+                    self._end_hung(reason)
             time.sleep(LOOK_EVERY_S)
         self._note_deaths()
-        return self._verdict(self.agent.returncode)
+        code, why = self._verdict(self.agent.returncode)
+        if why:
+            say(why)
+        if code not in (0, REQUEUE) and not self.asked:
+            self.watchdog.tell_end(why or self.hung or f"it ended with code {code}")
+        return code
 
     def close(self) -> None:
         """End what is left of the job's processes; forget where they were."""
@@ -124,31 +128,31 @@ class Launcher:
             self._died_at.clear()
             self.hung = ""
 
-    def _end_hung(self) -> None:
-        say(f"watchdog: {self.hung}; the job is ended")
-        for pid in [place.pid for place in places(self.folder)]:
-            processes.send(pid, signal.SIGKILL)
+    def _end_hung(self, reason: str) -> None:
+        self.hung = reason
+        say(f"watchdog: {reason}; the job is ended")
+        for place in places(self.folder):
+            processes.send(place.pid, signal.SIGKILL)
 
-    def _verdict(self, agent_code: int) -> int:
-        outcomes = {place.outcome for place in self._known.values()} - {"", "done"}
+    def _verdict(self, agent_code: int) -> tuple[int, str]:
+        """The exit code, and what no rank has said."""
+        outcomes = {place.outcome for place in self._known.values()}
         if self.hung:
-            return 1
-        if agent_code == 0 and all(place.outcome for place in self._known.values()):
-            return _code_of_stop(int(max(outcomes, key=int))) if outcomes else 0
+            return 1, ""
+        if agent_code == 0 and "" not in outcomes:
+            return _code_of_stop(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
+        if self.asked and outcomes <= {""}:
+            name = signal.Signals(self.asked).name
+            return 128 + self.asked, f"{name} before there was a step to finish: nothing new is saved"
         if agent_code < 0:
-            say(f"torchrun's agent was killed by signal {-agent_code}; the ranks ended with it")
-            return 128 - agent_code
-        if self.asked and not any(place.outcome for place in self._known.values()):
-            say(f"{signal.Signals(self.asked).name} before there was a step to finish: nothing new is saved")
-            return 128 + self.asked
+            return 128 - agent_code, f"torchrun's agent was killed by signal {-agent_code}; the ranks ended with it"
         pid, code = self._first_death()
         if pid not in self._known:  # no program of ours, or nothing started
-            return agent_code
-        if code <= 0:
-            say(
-                f"{self._describe(pid, code)} The same command with --dump-folder {self._known[pid].run_folder} goes on."
-            )
-        return code if code > 0 else 128 - code if code < 0 else 1
+            return agent_code, ""
+        if code > 0:
+            return code, ""
+        way_on = f"The same command with --dump-folder {self._known[pid].run_folder} goes on."
+        return 128 - code if code else 1, f"{self._describe(pid, code)} {way_on}"
 
     def _first_death(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end by plan.
@@ -158,9 +162,7 @@ class Launcher:
         codes = dict(self._failures())
         died = {pid: at for pid, at in self._died_at.items() if not self._known[pid].outcome}
         early = [pid for pid, at in died.items() if at <= min(died.values()) + 1.0] or list(codes) or [0]
-        return min(
-            ((pid, codes.get(pid, 0)) for pid in early), key=lambda d: (d[1] > 0 or d[1] == -signal.SIGTERM, d[1])
-        )
+        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda death: _tells_least(death[1]))
 
     def _describe(self, pid: int, code: int) -> str:
         place = self._known.get(pid)
@@ -171,6 +173,13 @@ class Launcher:
         return f"{who} was {death.explain(pid, -code, **known)}"
 
 
+def _tells_least(code: int) -> int:
+    """Order of exit codes by how likely they are the cause: killed, vanished, stopped with a message, failed, ended by torchrun."""
+    if code == -signal.SIGTERM:
+        return 4
+    return 0 if code < 0 else {0: 1, 1: 3}.get(code, 2)
+
+
 def _mark_failed(run_folder: str) -> None:
     if run_folder and Path(run_folder).is_dir():
         marker = failure_marker(Path(run_folder))
@@ -179,6 +188,9 @@ def _mark_failed(run_folder: str) -> None:
 
 
 def _code_of_stop(number: int) -> int:
+    """0 for no signal."""
+    if number == 0:
+        return 0
     return REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else 128 + number
 
 

@@ -50,12 +50,14 @@ def main(args: Sequence[str] | None = None) -> None:
         output.fail(f"error: {error}", WRONG_INPUT)
     except TrainingStopped as error:
         output.fail(f"stopped: {error}", STOPPED)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # torch's CheckpointException and a reward's KeyboardInterrupt are no Exceptions
         output.fail(_last_words(error), 1)
     output.end(0)
 
 
-def _last_words(error: Exception) -> str:
+def _last_words(error: BaseException) -> str:
     """What the terminal gets of an unforeseen error: its traceback, or one line when it only tells that another rank is gone."""
     from torchtitan_rl import comm
 

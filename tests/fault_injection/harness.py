@@ -57,6 +57,7 @@ class Run:
         self.process = process
         self.log = log
         self.hurt_at = time.monotonic()
+        self._watch: str | None = None
 
     @property
     def output(self) -> str:
@@ -88,23 +89,19 @@ class Run:
         return dict(sorted(found.items()))
 
     def places(self) -> dict[int, Place]:
-        """Where each rank says that it is, by rank."""
-        folders = {env[WATCH] for env in processes_with(f"{MARK}={id_of(self.log)}").values() if WATCH in env}
-        return {place.rank: place for folder in folders for place in places(folder)}
+        """Where each rank says that it is, by rank; {} before the launcher watches."""
+        if self._watch is None:
+            marked = processes_with(f"{MARK}={id_of(self.log)}").values()
+            self._watch = next((environment[WATCH] for environment in marked if WATCH in environment), None)
+        return {place.rank: place for place in places(self._watch)} if self._watch else {}
 
     def wait_in(self, phase: str, rank: int = 0, timeout_s: float = 240) -> None:
         """Wait until a rank is in a phase whose name ends so: "grade", "checkpoint/save", "start the vLLM engine"."""
-        folder: list[str] = []
-
-        def there() -> bool:
-            if not folder:
-                folder.extend(
-                    env[WATCH] for env in processes_with(f"{MARK}={id_of(self.log)}").values() if WATCH in env
-                )
-                return False
-            return any(p.rank == rank and p.phase.endswith(phase) for p in places(folder[0]))
-
-        self.wait_until(there, f"come to {phase!r}", timeout_s)
+        self.wait_until(
+            lambda: any(p.rank == rank and p.phase.endswith(phase) for p in self.places().values()),
+            f"come to {phase!r}",
+            timeout_s,
+        )
 
     def everything(self) -> dict[int, str]:
         """Every process of the run that lives, its children's children too: command lines by process id."""

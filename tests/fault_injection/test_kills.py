@@ -10,36 +10,38 @@ from tests.fault_injection.conftest import STEPS
 from tests.fault_injection.harness import copy_until, metrics_of, start, steps_of, train, weights_of
 
 KILLED = 128 + signal.SIGKILL
-PHASES = [
-    "build and shard the policy (qwen3 4x256)", "start the vLLM engine", "generate", "grade", "gather", "train", "sync",
-    "checkpoint/save", "checkpoint/save", "checkpoint/save",
-]  # fmt: skip
-"""Where a run is hurt; writing a checkpoint, the most delicate, three times as often."""
+MANY = ["--num-steps", "60", "--checkpoint.interval", "1"]
 
 
-def moments(seed, number):
-    """(phase, seconds after it was entered) of `number` kills: every phase in turn, at random moments within it."""
-    chance = random.Random(seed)
-    return [(PHASES[i % len(PHASES)], chance.choice([0, 0.01, 0.03, 0.06, 0.1, 0.3])) for i in range(number)]
+def wait_for_a_moment(run, folder, kind, chance):
+    """Let the run come to a random moment: of its start, of its steps, or of the writing of a checkpoint."""
+    if kind == "start":
+        run.wait_in(chance.choice(["build and shard the policy (qwen3 4x256)", "start the vLLM engine"]))
+        time.sleep(chance.uniform(0, 3))
+        return
+    run.wait_until(lambda: any(p.phase.startswith("step ") for p in run.places().values()), "begin a step")
+    time.sleep(chance.uniform(0, 0.8))
+    if kind == "write":
+        run.wait_until(lambda: any(folder.glob("checkpoint/.writing-*")), "write a checkpoint")
+        time.sleep(chance.uniform(0, 0.05))
 
 
-def test_everything_killed_at_20_random_moments_ends_with_the_same_bits(whole_run, tmp_path):
-    killed = 0
-    for number, (phase, seconds) in enumerate(moments(seed=7, number=20)):
-        run = start(tmp_path, *STEPS, log=f"{number}.log")
-        try:
-            run.wait_in(phase)
-        except AssertionError:
-            assert run.end().code == 0, run.output  # nothing was left to be killed in
-            break
-        time.sleep(seconds)
-        killed += run.kill_everything().code == KILLED
+def test_everything_killed_at_20_random_moments_ends_with_the_same_bits(tmp_path, tmp_path_factory):
+    whole = tmp_path_factory.mktemp("whole60")
+    assert train(whole, *MANY).code == 0
+    chance, torn = random.Random(7), 0
+    for number in range(20):
+        run = start(tmp_path, *MANY, log=f"{number}.log")
+        wait_for_a_moment(run, tmp_path / "run", ["write", "step", "start", "step", "write"][number % 5], chance)
+        assert run.kill_everything().code == KILLED
+        torn += any((tmp_path / "run" / "checkpoint").glob(".writing-*"))
         for step in steps_of(tmp_path / "run"):
             assert (tmp_path / "run" / "checkpoint" / f"step-{step}" / "manifest.json").exists()
-    assert train(tmp_path, *STEPS).code == 0
-    assert killed >= 12
-    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
-    assert list(metrics_of(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+    assert torn, "no kill came in the middle of a checkpoint's writing"
+    assert train(tmp_path, *MANY).code == 0
+    print(f"20 kills, {torn} of them while a checkpoint was written")
+    assert weights_of(tmp_path / "run", 60) == weights_of(whole / "run", 60)
+    assert list(metrics_of(tmp_path / "run")) == list(range(1, 61))
 
 
 @pytest.mark.parametrize("phase", ["generate", "grade", "checkpoint/save"])

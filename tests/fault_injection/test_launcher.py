@@ -60,6 +60,7 @@ class Job:
         return left
 
 
+@pytest.mark.quick
 def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_path):
     code, said = Job(tmp_path, "killed").end()
     assert code == 137
@@ -87,6 +88,7 @@ def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
     assert job.left() == []
 
 
+@pytest.mark.quick
 def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
     job = Job(tmp_path, "late")
     job.wait_for("rank_1_at_3")
@@ -139,6 +141,7 @@ def open_rank(job, rank):
     return [str(p) for p, environment in entries if f"RANK={rank}".encode() in environment]
 
 
+@pytest.mark.quick
 def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for("rank_1_at_3")
@@ -176,3 +179,47 @@ def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
     for job in (first, second):
         job.process.send_signal(signal.SIGUSR2)
     assert (first.end()[0], second.end()[0]) == (75, 75)
+
+
+def test_a_rank_killed_on_one_node_ends_both_with_the_reason(tmp_path):
+    first, second = two_nodes(tmp_path, "late")
+    first.wait_for("rank_1_at_3")
+    while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
+        time.sleep(0.1)
+    os.kill(int(open_rank(second, 1)[0]), signal.SIGKILL)
+    assert second.end()[0] == 137
+    code, said = first.end(30)
+    assert code == 1
+    assert re.search(r"watchdog: node .* has ended: rank 1 \(.*\) in step 3: grade was killed by signal 9", said)
+
+
+def test_over_two_nodes_a_killed_rank_starts_both_again(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
+    jobs = [Job(tmp_path, "killed", *common, ranks=1, log=f"node{n}") for n in range(2)]
+    ends = [job.end(120) for job in jobs]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert any(re.search(r"rank 1 .* was killed by signal 9 .*The ranks are started again", said) for _, said in ends)
+
+
+def test_a_node_that_vanishes_ends_the_other_with_a_reason(tmp_path):
+    first, second = two_nodes(tmp_path, "late")
+    first.wait_for("rank_1_at_3")
+    while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
+        time.sleep(0.1)
+    for pid in processes.marked(second.mark):
+        os.kill(pid, signal.SIGKILL)
+    second.process.wait()
+    deadline = time.monotonic() + 50
+    while "nothing is heard of rank 1" not in first.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert re.search(
+        r"watchdog: nothing is heard of rank 1 \(.*\) on node .* for 3\d s; the job is ended at 180 s",
+        first.log.read_text(),
+    )
+    first.process.send_signal(signal.SIGTERM)
+    time.sleep(1.2)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 143

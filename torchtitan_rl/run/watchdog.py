@@ -46,10 +46,13 @@ class Watchdog:
         self._lost = ""
         self._began = time.time()
         self._shared_at = 0.0
+        self._shared: Path | None = None
+        self._told: list[Place] = []
 
     def look(self, now: float) -> str:
         """Say what is late. Returns why the job must end, or "" while it may go on."""
-        local = places(self.folder)
+        # Of the dead the launcher tells, and those that were started again are in place of them soon.
+        local = [place for place in places(self.folder) if processes.state(place.pid) not in ("", "Z")]
         for place in local:
             self.peak_bytes[place.pid] = max(self.peak_bytes.get(place.pid, 0), processes.peak_bytes(place.pid))
         ranks = local + self._of_other_nodes(local, now)
@@ -92,20 +95,31 @@ class Watchdog:
         shared = Path(local[0].run_folder) / "logs" / "nodes"
         mine = shared / f"{local[0].host}-{os.getpid()}.json"
         if now - self._shared_at > SHARE_EVERY_S:
-            self._shared_at = now
-            with suppress(OSError):
-                shared.mkdir(parents=True, exist_ok=True)
-                new = mine.with_suffix(".new")
-                new.write_text(json.dumps({"at": now, "places": [asdict(place) for place in local]}))
-                new.replace(mine)
+            self._shared_at, self._shared, self._told = now, mine, local
+            self._share(now)
         told = {path.stem: _told(path) for path in set(shared.glob("*.json")) - {mine}}
-        since_start = {node: (at, theirs) for node, (at, theirs) in told.items() if at > self._began}
+        since_start = {node: entry for node, entry in told.items() if entry[0] > self._began}
         found: dict[int, Place] = {}
-        for _, theirs in sorted(since_start.values(), key=lambda entry: entry[0]):
+        for _, theirs, _ in sorted(since_start.values(), key=lambda entry: entry[0]):
             found |= {place.rank: place for place in theirs}  # of a rank that was started again elsewhere, the later
-        for node, (at, theirs) in since_start.items():
+        for node, (at, theirs, ended) in since_start.items():
             self._note_silence(node, [place for place in theirs if found[place.rank] is place], now - at)
+            if ended:
+                self._lost = f"node {node} has ended: {ended}"
         return [place for rank, place in found.items() if rank not in {p.rank for p in local}]
+
+    def tell_end(self, why: str) -> None:
+        """Let the other nodes know that this one has ended, so that they do not wait for it."""
+        if self._shared is not None:
+            self._share(time.time(), why)
+
+    def _share(self, now: float, ended: str = "") -> None:
+        content = {"at": now, "places": [asdict(place) for place in self._told], "ended": ended}
+        with suppress(OSError):
+            self._shared.parent.mkdir(parents=True, exist_ok=True)
+            new = self._shared.with_suffix(".new")
+            new.write_text(json.dumps(content))
+            new.replace(self._shared)
 
     def _note_silence(self, node: str, theirs: list[Place], seconds: float) -> None:
         going = [place for place in theirs if not place.outcome]
@@ -119,12 +133,12 @@ class Watchdog:
             self._lost = text
 
 
-def _told(path: Path) -> tuple[float, list[Place]]:
-    """When another node's launcher wrote where its ranks are, and where; (0, []) where it cannot be read now."""
-    with suppress(OSError, ValueError, TypeError):
+def _told(path: Path) -> tuple[float, list[Place], str]:
+    """What another node's launcher wrote: when, where its ranks are, why it has ended; (0, [], "") where unreadable now."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
         content = json.loads(path.read_text())
-        return content["at"], [Place(**place) for place in content["places"]]
-    return 0.0, []
+        return content["at"], [Place(**place) for place in content["places"]], content["ended"]
+    return 0.0, [], ""
 
 
 def _kind(phase: str) -> str:
@@ -147,10 +161,14 @@ def _what_it_does(place: Place, folder: Path) -> str:
 def _stacks(place: Place, folder: Path) -> str:
     """Makes the rank write its stacks; the main thread's innermost frames, and where the rest is."""
     file = stacks_file(folder, place.rank)
+    if not file.exists():
+        return "  (it does not show its stacks)"
     begin = file.stat().st_size
     processes.send(place.pid, SHOW_STACKS)
     time.sleep(0.5)
     written = file.read_text()[begin:]
+    if not written:
+        return "  (it does not answer)"
     threads = written.strip().split("\n\n")
     main = next((t for t in threads if t.startswith("Current thread")), threads[-1]).splitlines()
     kept = ""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
@@ -20,12 +19,12 @@ from torchtitan_rl import comm
 from torchtitan_rl.observability import progress
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoints import CheckpointFolder
-from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.trainer import safe_load
 from torchtitan_rl.trainer.trainer import Trainer
 
 ROOM = 1.02
-"""Bytes on the disk for a byte of tensors: the index and the values beside them."""
+"""Bytes on the disk for a byte of tensors: the index and the small values are beside them."""
 
 
 class PolicyState:
@@ -82,6 +81,14 @@ class Checkpointer(Configurable):
         self._best = self.folder.best()
         self._overdue_since: int | None = None
 
+    def check_room(self) -> None:
+        """Raise UserError, on rank 0, when the disk cannot take even one checkpoint: before hours are spent on what it loses."""
+        missing = self.folder.missing_bytes(self._bytes()) if self.config.enable and comm.is_rank_0() else 0
+        expect(
+            missing <= 0, "dump_folder", str(self.folder.path), f"room for a checkpoint of {self._bytes():,} bytes, but "
+            f"{missing:,} bytes are missing", "Make room, or pass --dump-folder on another disk.",
+        )  # fmt: skip
+
     def load(self, checkpoint: Path) -> None:
         """Restore everything from a verified checkpoint folder. Collective.
 
@@ -89,7 +96,7 @@ class Checkpointer(Configurable):
             UserError: where its tensors are not this run's.
         """
         with _explained(f"{checkpoint} cannot be loaded", UserError):
-            safe_load.load({**self.states, **self.model.state_dict()}, checkpoint)
+            safe_load.load(self._state(), checkpoint)
 
     def keep_best(self, step: int) -> None:
         """Save the checkpoint of `step`, the current one, and keep it, in place of the former best, beyond keep_latest_k."""
@@ -123,8 +130,8 @@ class Checkpointer(Configurable):
         self._overdue_since = since
 
     def _write(self, step: int) -> None:
-        state = {**self.states, **self.model.state_dict()}
-        missing = comm.broadcast(self.folder.missing_bytes(int(ROOM * _num_bytes(state))))
+        state = self._state()
+        missing = comm.broadcast(self.folder.missing_bytes(self._bytes()))
         if missing > 0:
             raise CannotSaveError(f"the disk of {self.folder.path} lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)")
         unfinished = self._on_rank_0(lambda: self.folder.begin(step))
@@ -142,6 +149,14 @@ class Checkpointer(Configurable):
             if step == self._best:
                 self.folder.mark_best(step)
             self.folder.purge(self.config.keep_latest_k)
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.states, **self.model.state_dict()}
+
+    def _bytes(self) -> int:
+        """About what a checkpoint takes on the disk: the weights of all ranks, a sharded one whole, and two moments of each."""
+        weights = self.model.state_dict().values()
+        return int(ROOM * 3 * sum(w.numel() * w.element_size() for w in weights))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:
         """What `act` returns on rank 0, on every rank, which all fail when it fails."""
@@ -182,10 +197,3 @@ def _files_of_rank(folder: Path) -> list[Path]:
     """What this rank wrote, which DCP names by it; rank 0 the index too."""
     rank = dist.get_rank()
     return sorted(folder.glob(f"__{rank}_*")) + ([folder / ".metadata"] if rank == 0 else [])
-
-
-def _num_bytes(state: dict[str, Any]) -> int:
-    """Of all tensors of all ranks: a sharded one counts whole, once."""
-    parts = [part.state_dict() if isinstance(part, Stateful) else {"": part} for part in state.values()]
-    tensors = [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from torchtitan_rl.run import death
+from torchtitan_rl.run import death, processes
 from torchtitan_rl.run.board import WATCH, Board, Place, behind, describe, heartbeat_text, place_file, places
 from torchtitan_rl.run.watchdog import SILENT_NODE_ENDS_S, Watchdog
 
@@ -19,6 +19,12 @@ def place(rank, phase="step 3: gather", since=100.0, changes=30_007, **more):
 def write(folder, *ranks):
     for one in ranks:
         place_file(folder, one.rank).write_text(json.dumps(asdict(one)))
+
+
+@pytest.fixture(autouse=True)
+def alive(monkeypatch):
+    """These ranks are no processes of this machine."""
+    monkeypatch.setattr(processes, "state", lambda pid: "S")
 
 
 @pytest.fixture

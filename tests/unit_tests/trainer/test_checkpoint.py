@@ -129,10 +129,20 @@ def test_missing_room_is_said_in_bytes_before_anything_is_written(tmp_path, monk
     saver = checkpointer(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(
-        TrainingStopped, match=r"step 3 cannot be saved: the disk of .* lacks 1\d,\d{3} bytes \(0.00 GiB\)"
+        TrainingStopped, match=r"step 3 cannot be saved: the disk of .* lacks 4\d,\d{3} bytes \(0.00 GiB\)"
     ):
         saver.save(3, last_step=True)
     assert saver.folder.steps() == {}
+
+
+def test_a_disk_without_room_for_one_is_wrong_input(tmp_path, monkeypatch):
+    saver = checkpointer(tmp_path)
+    saver.check_room()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(
+        UserError, match=r"dump_folder = .*room for a checkpoint of 5\d,\d{3} bytes, but 4\d,\d{3} bytes are missing"
+    ):
+        saver.check_room()
 
 
 def test_a_vanished_run_folder_stops_the_run(tmp_path):
