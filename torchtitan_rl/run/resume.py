@@ -1,6 +1,7 @@
 """What a run goes on from, and whether today's config still means what the checkpoint's did."""
 
 import hashlib
+import os
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -80,10 +81,15 @@ def prepare_resume(config: "Controller.Config", run_folder: Path) -> Resume | No
     """
     found = None
     if comm.is_rank_0():
-        found = find_resume(config.resume, run_folder, examine)
+        found = find_resume("auto" if was_restarted() else config.resume, run_folder, examine)
         if found is not None:
             _accept(found, config, run_folder)
     return comm.broadcast(found)
+
+
+def was_restarted() -> bool:
+    """Whether torchrun or Slurm started this job again by itself: it goes on, whatever the first start was told to go on from."""
+    return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def _accept(found: Resume, config: "Controller.Config", run_folder: Path) -> None:

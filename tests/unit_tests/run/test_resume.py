@@ -6,7 +6,7 @@ from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoints import CheckpointFolder, find_resume
 from torchtitan_rl.run.errors import UserError
 from torchtitan_rl.run.registry import load_config
-from torchtitan_rl.run.resume import BINDING, _accept, described, examine
+from torchtitan_rl.run.resume import BINDING, _accept, described, examine, was_restarted
 
 
 @pytest.fixture
@@ -72,3 +72,11 @@ def test_going_back_keeps_the_later_steps_under_another_name(accept, config, tmp
     accept()
     assert list(CheckpointFolder(tmp_path).steps()) == [10]
     assert "later step kept as set-aside-step-20" in capsys.readouterr().out
+
+
+def test_a_job_that_was_started_again_goes_on_whatever_it_was_first_told(monkeypatch):
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        assert not was_restarted()
+        monkeypatch.setenv(name, "1")
+        assert was_restarted()
+        monkeypatch.setenv(name, "0")
