@@ -41,10 +41,10 @@ class Job:
                 command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, start_new_session=True
             )
 
-    def wait_for(self, name, timeout_s=60):
-        """Until a file of the run folder is there: "rank_1_at_3"."""
+    def wait_for_step_3(self, timeout_s=60):
+        """Until both ranks have begun step 3."""
         deadline = time.monotonic() + timeout_s
-        while not (self.folder / name).exists():
+        while not all((self.folder / f"rank_{rank}_at_3").exists() for rank in (0, 1)):
             assert time.monotonic() < deadline, self.log.read_text()
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.02)
@@ -82,7 +82,7 @@ def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
     job = Job(tmp_path, "run")
-    job.wait_for("rank_1_at_3")
+    job.wait_for_step_3()
     job.process.send_signal(number)
     assert job.end()[0] == code
     assert job.left() == []
@@ -91,7 +91,7 @@ def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
 @pytest.mark.quick
 def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
     job = Job(tmp_path, "late")
-    job.wait_for("rank_1_at_3")
+    job.wait_for_step_3()
     time.sleep(0.3)
     job.process.send_signal(signal.SIGINT)
     job.process.send_signal(signal.SIGINT)  # the same request, as from a batch system that signals every process
@@ -121,7 +121,7 @@ def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit
 
 def test_a_stopped_rank_is_called_stopped(tmp_path):
     job = Job(tmp_path, "run")
-    job.wait_for("rank_0_at_3")
+    job.wait_for_step_3()
     rank = next(p for p in processes.marked(job.mark) if f"{p}" in open_rank(job, 0))
     os.kill(rank, signal.SIGSTOP)
     deadline = time.monotonic() + 15
@@ -144,7 +144,7 @@ def open_rank(job, rank):
 @pytest.mark.quick
 def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_path):
     job = Job(tmp_path, "child")
-    job.wait_for("rank_1_at_3")
+    job.wait_for_step_3()
     assert len(processes.marked(job.mark)) >= 6
     job.process.kill()
     job.process.wait()
@@ -153,7 +153,7 @@ def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_p
 
 def test_what_a_rank_started_ends_with_the_job(tmp_path):
     job = Job(tmp_path, "child")
-    job.wait_for("rank_1_at_3")
+    job.wait_for_step_3()
     job.process.send_signal(signal.SIGTERM)
     assert job.end()[0] == 143
     assert job.left() == []
@@ -175,7 +175,7 @@ def two_nodes(tmp_path, act, *more):
 
 def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
     first, second = two_nodes(tmp_path, "run")
-    first.wait_for("rank_1_at_3")
+    first.wait_for_step_3()
     for job in (first, second):
         job.process.send_signal(signal.SIGUSR2)
     assert (first.end()[0], second.end()[0]) == (75, 75)
@@ -183,7 +183,7 @@ def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
 
 def test_a_rank_killed_on_one_node_ends_both_with_the_reason(tmp_path):
     first, second = two_nodes(tmp_path, "late")
-    first.wait_for("rank_1_at_3")
+    first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
         time.sleep(0.1)
     os.kill(int(open_rank(second, 1)[0]), signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_over_two_nodes_a_killed_rank_starts_both_again(tmp_path):
 
 def test_a_node_that_vanishes_ends_the_other_with_a_reason(tmp_path):
     first, second = two_nodes(tmp_path, "late")
-    first.wait_for("rank_1_at_3")
+    first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
         time.sleep(0.1)
     for pid in processes.marked(second.mark):
