@@ -48,7 +48,7 @@ class CheckpointFolder:
             raise FileNotFoundError(f"the run folder {self.path.parent} has vanished")
         for prefix in (UNFINISHED, LEAVING):
             for leftover in self.path.glob(f"{prefix}*"):
-                shutil.rmtree(leftover)
+                shutil.rmtree(leftover, ignore_errors=True)
         folder = self.path / f"{UNFINISHED}step-{step}"
         folder.mkdir(parents=True)
         return folder
@@ -89,7 +89,7 @@ class CheckpointFolder:
     def _delete(self, folder: Path) -> None:
         if folder.exists():  # under another name first: a kill in the middle must not leave half a checkpoint
             leaving = folder.rename(folder.with_name(LEAVING + folder.name))
-            shutil.rmtree(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)  # what a network file system still holds goes with the next
 
 
 @dataclass(frozen=True)

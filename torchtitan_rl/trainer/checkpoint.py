@@ -141,14 +141,16 @@ class Checkpointer(Configurable):
             described = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
             files = {name: entry for of_rank in described for name, entry in of_rank.items()}
             about = {"step": step, "world_size": dist.get_world_size(), "config": self.described}
-            self._on_rank_0(lambda: self.folder.finish(step, files, about))
+            self._on_rank_0(lambda: self._finish(step, files, about))
         except CannotSaveError:
             self._on_rank_0(lambda: shutil.rmtree(unfinished, ignore_errors=True))
             raise
-        if dist.get_rank() == 0:
-            if step == self._best:
-                self.folder.mark_best(step)
-            self.folder.purge(self.config.keep_latest_k)
+
+    def _finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
+        self.folder.finish(step, files, about)
+        if step == self._best:
+            self.folder.mark_best(step)
+        self.folder.purge(self.config.keep_latest_k)
 
     def _state(self) -> dict[str, Any]:
         return {**self.states, **self.model.state_dict()}
