@@ -15,6 +15,8 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
 
     - A bfloat16 engine's output head gives float32 logits, as the trainer's does: bfloat16 ones are rounded to eighths.
     - A float32 engine on a GPU needs vLLM's Triton attention; the flash kernels have 16-bit types alone.
+    - A CPU engine prefills whole prompts: it forgets half of one that has a seed of its own, as turns of conversations have,
+      by setting its random generator back, which a CPU's cannot do.
     - vLLM's own all-reduce shares memory between processes, which a growing allocator segment cannot be.
 
     Example: engine_options("float32", 1) on a GPU is {"attention_config": {"backend": "TRITON_ATTN"}}.
@@ -23,7 +25,7 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
     if dtype == "bfloat16":
         options["hf_overrides"] = {"head_dtype": "float32"}
     if ON_CPU:
-        return options
+        return options | {"enable_chunked_prefill": False}
     if dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if tensor_parallel_degree > 1 and expandable_segments():

@@ -20,6 +20,7 @@ from tests.unit_tests.conversations.parts import (
 )
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.host import ConversationError
+from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.types import flat
 
 
@@ -115,6 +116,17 @@ def test_a_slow_tool_holds_up_nobody_else(talk):
     began = time.monotonic()
     talk(lambda prompt: Slow())
     assert time.monotonic() - began < 2.0
+
+
+def test_a_turn_that_does_not_fit_beside_the_others_waits_for_its_prefill(talk):
+    """More new tokens than the engine prefills at once: a seeded request of which half were done would end a CPU engine."""
+    first = tokens(
+        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
+    )
+    again = tokens(
+        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
+    )
+    assert first == again
 
 
 def reasons(groups):
@@ -255,8 +267,6 @@ def test_a_final_reward_counts_with_the_last_turn(talk):
 
 
 def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, made):
-    from torchtitan_rl.generator import SamplingConfig
-
     generator.conversations = None
     free = generator.generate(prompts(made, 1), step=3)
     stop = next(one for c in flat(free) for one in c.text[2:] if one.isascii() and one.isalnum())

@@ -115,14 +115,15 @@ def test_growing_segments_are_found_where_pytorch_reads_them(monkeypatch, settin
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
+WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
 
 
 @pytest.mark.parametrize(
     ("on_cpu", "growing", "dtype", "degree", "expected"),
     [
-        (True, False, "float32", 1, {}),
-        (True, True, "bfloat16", 2, FLOAT32_HEAD),
+        (True, False, "float32", 1, WHOLE_PROMPTS),
+        (True, True, "bfloat16", 2, FLOAT32_HEAD | WHOLE_PROMPTS),
         (False, False, "float32", 1, TRITON),
         (False, False, "bfloat16", 1, FLOAT32_HEAD),
         (False, True, "bfloat16", 1, FLOAT32_HEAD),
