@@ -1,7 +1,7 @@
 """debug with conversations: a tool to be called and a game of several turns, for any machine, without a download."""
 
 from configs.debug import debug
-from torchtitan_rl.algorithm import Algorithm, GroupMean
+from torchtitan_rl.algorithm import Algorithm, Grpo
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.tasks import Calculator, GuessNumber
 
@@ -22,9 +22,9 @@ def debug_guess() -> Controller.Config:
 
     The policy starts with guesses among the numbers that are left, many of them near an end.
     """
-    config = _debug_talk(max_turns=4)
-    config.task = GuessNumber.Config(warm_start="torchtitan_rl.conversations.starts:guesser")
-    config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
+    config = _debug_talk(max_turns=3)
+    config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.conversations.starts:guesser")
+    config.algorithm = Algorithm.Config(advantage=Grpo.Config(), credit="turn")
     return config
 
 
@@ -33,7 +33,7 @@ def _debug_talk(max_turns: int) -> Controller.Config:
     config.prompts.max_prompt_tokens = 64
     config.sampling.max_tokens = 96
     config.evaluation.sampling.max_tokens = 96
-    config.evaluation.num_prompts = 96
+    config.evaluation.num_prompts = 64
     config.generator.max_model_len = 256
     config.conversations.max_turns = max_turns
     config.conversations.wait_for_answers = (

@@ -88,8 +88,8 @@ def make_generator(folder: Path):
     tokenizer = make_small_tokenizer(["go on"], vocab_size=320, chat=True)
     new_hf_model(small_qwen3(vocab_size=320), tie_word_embeddings=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    sampling = SamplingConfig(n=8, max_tokens=1000, stop_token_ids=STOP_TOKENS)
-    config = generators.Generator.Config(dtype="float32", max_model_len=1280, sleep=False)
+    sampling = SamplingConfig(n=8, max_tokens=440, stop_token_ids=STOP_TOKENS)
+    config = generators.Generator.Config(dtype="float32", max_model_len=512, sleep=False)
     generator = config.build(hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
     generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     return generator, tokenizer

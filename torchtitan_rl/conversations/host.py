@@ -140,6 +140,7 @@ class Host:
     def __init__(self, limits: Limits, *, on_failure: Literal["raise", "none"]) -> None:
         self._limits = limits
         self._on_failure = on_failure
+        self._has_warned = False
         self._guests: dict[int, Guest] = {}
         self._due: dict[int, float] = {}
         """{place: when the call that is under way must have come back}"""
@@ -203,7 +204,9 @@ class Host:
             raise ConversationError(
                 f"{described} Correct it, or set conversations.on_failure none to go on without a reward for such samples."
             ) from (None if overdue else error)
-        logger.warning(f"{described} The sample gets no reward; the metric conversations/env_errors counts them.")
+        if not self._has_warned:
+            logger.warning(f"{described} Such samples get no reward; the metric conversations/env_errors counts them.")
+        self._has_warned = True
         return told
 
     def _call(self, place: int, function: Callable[[], Any]) -> None:

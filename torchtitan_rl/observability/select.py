@@ -112,7 +112,7 @@ SELECTORS: dict[str, Callable[..., Choose]] = {
     "bottom": bottom,
     "random": random,
     "longest": longest,
-    "truncated": any_of(lambda c: c.row.get("finish_reason") == "length"),
+    "truncated": any_of(lambda c: c.row.get("finish_reason") in ("length", "max_tokens", "max_turns", "time")),
     "failed": any_of(lambda c: c.row.get("answer", "absent") is None),
     "unscored": any_of(lambda c: c.score is None),
     "zero_variance": zero_variance,

@@ -101,7 +101,7 @@ def _said(text: str) -> Message:
 
 def _number(text: str) -> str | None:
     """The text as a number, without leading zeros; None when it is none."""
-    return str(int(text)) if re.fullmatch(r"\s*[0-9]{1,9}\s*", text) else None
+    return str(int(text)) if re.fullmatch(r"[0-9]{1,9}", text := text.strip()) else None
 
 
 def _is_held_out(game: tuple[int, int]) -> bool:
