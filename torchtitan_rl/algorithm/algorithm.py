@@ -222,6 +222,12 @@ class Algorithm(Part):
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
+    def is_silent(self, episode: Episode) -> bool:
+        """Whether nothing in the objective has a gradient at this episode, once credit is assigned: it needs no backward."""
+        anchored = self.kl.in_loss and episode.anchored
+        quiet = self.listwise is None and self.policy_loss.silent_without_advantage and self.config.entropy_coef == 0
+        return quiet and not anchored and episode.advantage == 0
+
     def normalizers(self, groups: list[Group[Episode]], *, max_completion_tokens: int) -> Normalizers:
         """What the losses of one update over `groups` divide by."""
         return count_normalizers(groups, max_completion_tokens)

@@ -55,6 +55,8 @@ class PolicyLoss(Loss):
 
     uses_ratio: ClassVar[bool] = True
     """Whether the ratio enters the loss; if not, nothing of it is clamped or clipped."""
+    silent_without_advantage: ClassVar[bool] = False
+    """Whether a token whose advantage is 0 has no gradient: such completions then need no backward pass."""
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -105,6 +107,8 @@ class Clip(PolicyLoss):
 
     PPO arXiv 1707.06347, GRPO arXiv 2402.03300, DAPO (eps_high 0.28) arXiv 2503.14476, dual clip arXiv 1912.09729.
     """
+
+    silent_without_advantage = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
@@ -167,6 +171,8 @@ class Cispo(PolicyLoss):
     The weight is clipped, not the gradient: every token keeps one. Both bounds are absolute, not 1 +- eps.
     """
 
+    silent_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
         cap: float = number(5.0, above=0, most=math.inf)
@@ -184,6 +190,8 @@ class Cispo(PolicyLoss):
 
 class Reinforce(PolicyLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
+
+    silent_without_advantage = True
 
     uses_ratio = False
 

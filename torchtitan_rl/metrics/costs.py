@@ -51,12 +51,14 @@ def perf_metrics(
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }
     if update.flops_per_token and peak_flops and trained_per_s is not None:
-        rates["perf/mfu"] = trained_per_s * update.flops_per_token / peak_flops
+        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # a forward is a third of the work
+        rates["perf/mfu"] = passes / seconds["train"] * update.flops_per_token / peak_flops
     metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
     if total := sum(update.rank_tokens):
         metrics["perf/rank_imbalance"] = same_everywhere(
             max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
         )
+        metrics["perf/silent_fraction"] = same_everywhere(update.silent_tokens / update.trained_tokens)
     if update.packed_tokens:
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)

@@ -44,7 +44,7 @@ def plan_microbatches(
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match; a rank with
-        too few atoms gets empty ones.
+        too few atoms gets empty ones, and nobody gets any where there are no atoms.
 
     Longest-first greedy dealing to the least loaded rank is within 4/3 of the best balance (Graham, 1969).
     """
@@ -56,7 +56,7 @@ def plan_microbatches(
         ranks[rank].append(atoms[i])
         heapq.heappush(load, (used + costs[i], rank))
     plans = [_first_fit(share, max_tokens) for share in ranks]
-    width = max(1, max(len(plan) for plan in plans))
+    width = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(width - len(plan))] for plan in plans]
 
 
@@ -64,8 +64,8 @@ def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
     """First-fit decreasing: each atom goes into the first micro-batch with room for it."""
     bins: list[list[Member]] = []
     used: list[int] = []
-    for atom in sorted(atoms, key=_num_tokens, reverse=True):  # stable: equal ones stay in order
-        size = _num_tokens(atom)
+    for atom in sorted(atoms, key=num_tokens, reverse=True):  # stable: equal ones stay in order
+        size = num_tokens(atom)
         place = next((i for i, taken in enumerate(used) if taken + size <= max_tokens), len(bins))
         if place == len(bins):
             bins.append([])
@@ -75,7 +75,8 @@ def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
     return bins
 
 
-def _num_tokens(atom: Atom) -> int:
+def num_tokens(atom: Atom) -> int:
+    """Tokens of all of an atom's sequences."""
     return sum(member.num_tokens for member in atom)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.config import CompileConfig, Configurable, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -19,11 +19,13 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
-from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.optimizer import AdamW, UpdateReport
+from torchtitan_rl.trainer.packing import Atom, atoms_of, num_tokens, pack, plan_microbatches, split_groups
 from torchtitan_rl.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
 
@@ -35,59 +37,22 @@ class NonFiniteLossError(TrainingStopped):
     """The loss, the gradient or a weight is NaN or infinite. Nothing of it is in a checkpoint."""
 
 
-@dataclass(frozen=True)
-class UpdateReport:
-    """What one call of `Trainer.update` did; the same on every rank but for the two counts that say otherwise."""
+class _Work(NamedTuple):
+    """This rank's micro-batches of one mini-batch; every data-parallel rank has as many of either kind."""
 
-    grad_norm: float
-    """Of the last optimizer step, before clipping."""
-    clipped_fraction: float
-    """Share of the optimizer steps whose gradient norm was over `max_norm`."""
-    update_ratio: float
-    """‖update‖ / ‖weights‖ of the last optimizer step, without weight decay."""
-    learning_rate: float
-    optimizer_steps: int
-    flops_per_token: float
-    """Of forward and backward, at the step's mean sequence length."""
-    rank_tokens: list[int]
-    """Tokens of each data-parallel rank in one pass."""
-    trained_tokens: int
-    """Tokens that went through forward and backward, in all passes and on all data-parallel ranks together."""
-    packed_tokens: int
-    """Places in this rank's micro-batches, padding included."""
-    padding_tokens: int
-    """Those of them that held no token."""
-    metrics: list[dict[str, Metric]]
-    """The objective's, of each of this rank's micro-batches and of its controllers; none on a tensor-parallel sibling, which has
-    computed the same numbers."""
+    silent: list[TrainBatch]
+    """Where nothing has a gradient: they are scored, for the metrics and the gate, and need no backward."""
+    learning: list[TrainBatch]
+    """At least one, though it be empty: the optimizer's momentum asks for a gradient, if of zeros."""
+
+    @property
+    def batches(self) -> list[TrainBatch]:
+        return [*self.silent, *self.learning]
 
 
 class _StepResult(NamedTuple):
     grad_norm: float
     metrics: list[dict[str, Metric]]
-
-
-class AdamW(Configurable):
-    """The optimizer's settings; torchtitan's OptimizersContainer does the work."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        lr: float = 1e-6
-        """Peak learning rate."""
-
-        weight_decay: float = 0.0
-        """Decoupled weight decay."""
-
-        betas: tuple[float, float] = (0.9, 0.95)
-        """Decay rates of the first and second moment."""
-
-        eps: float = 1e-8
-        """Added to the root of the second moment."""
-
-        def build(self, *, model: Decoder) -> OptimizersContainer:
-            """The optimizer over the model's (sharded) parameters."""
-            config = default_adamw(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps)
-            return config.build(model_parts=[model])
 
 
 class Trainer(Configurable):
@@ -179,6 +144,7 @@ class Trainer(Configurable):
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         tp_mesh = parallel_dims.get_optional_mesh("tp")
+        self._warned_of_size = False
         self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
     def _load_policy(self) -> Decoder:
@@ -208,20 +174,24 @@ class Trainer(Configurable):
         """
         config = self.config
         minibatches = split_groups(groups, config.num_minibatches)
-        plans = [self._plan(minibatch) for minibatch in minibatches]
-        batches = [self._pack(plan, minibatch) for plan, minibatch in zip(plans, minibatches, strict=True)]
-        one_step = config.num_epochs * len(batches) == 1
+        plans = [self._plan_update(minibatch) for minibatch in minibatches]
+        works = [
+            _Work(*(self._pack(plan, minibatch) for plan in pair))
+            for pair, minibatch in zip(plans, minibatches, strict=True)
+        ]
+        one_step = config.num_epochs * len(works) == 1
         if not one_step:
-            self._keep_old_logprobs(batches)
-        results = [self._optimizer_step(mine, samples=one_step) for _ in range(config.num_epochs) for mine in batches]
+            self._keep_old_logprobs(works)
+        results = [self._optimizer_step(work, samples=one_step) for _ in range(config.num_epochs) for work in works]
         metrics = [metrics for result in results for metrics in result.metrics]
         update_ratio = self._check_weights() if results else 0.0
         moved = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share(groups, "logprob_diff_max", "logprob_diff_mean")
-        rank_tokens = [sum(_num_tokens(plan[rank]) for plan in plans) for rank in range(self.dp_size)]
-        packed = sum(batch.token_ids.numel() for mine in batches for batch in mine)
+        rank_tokens = [sum(_num_tokens(plan[rank]) for pair in plans for plan in pair) for rank in range(self.dp_size)]
+        silent_tokens = sum(_num_tokens(share) for silent, _ in plans for share in silent)
+        packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
         return UpdateReport(
             grad_norm=results[-1].grad_norm if results else 0.0,
             clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
@@ -231,20 +201,21 @@ class Trainer(Configurable):
             flops_per_token=self._flops_per_token(groups),
             rank_tokens=rank_tokens,
             trained_tokens=config.num_epochs * sum(rank_tokens),
+            silent_tokens=config.num_epochs * silent_tokens,
             packed_tokens=packed,
             padding_tokens=packed - rank_tokens[self.dp_rank],
             metrics=[*metrics, moved] if self._reports else [],
         )
 
-    def _keep_old_logprobs(self, batches: list[list[TrainBatch]]) -> None:
+    def _keep_old_logprobs(self, works: list[_Work]) -> None:
         """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
         max_diff = 0.0
-        for batch in (batch for mine in batches for batch in mine):
+        for batch in (batch for work in works for batch in work.batches):
             batch.old_logprobs = self._score(self.model, batch)  # [T]
             max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs))
         self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
 
-    def _optimizer_step(self, batches: list[TrainBatch], *, samples: bool) -> "_StepResult":
+    def _optimizer_step(self, work: _Work, *, samples: bool) -> _StepResult:
         """One forward and backward over a mini-batch's micro-batches, then the optimizer.
 
         Args:
@@ -253,12 +224,15 @@ class Trainer(Configurable):
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
         max_diff = 0.0
         metrics: list[dict[str, Metric]] = []
-        for batch in batches:
-            logprobs, entropy = score(
-                self.model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
-            )  # [T] each
-            out = self.algorithm.loss(batch, logprobs, entropy)
-            out.loss.backward()
+        for i, batch in enumerate(work.batches):
+            learns = i >= len(work.silent)
+            with torch.set_grad_enabled(learns):
+                logprobs, entropy = score(
+                    self.model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+                )  # [T] each
+                out = self.algorithm.loss(batch, logprobs, entropy)
+            if learns:
+                out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)
             if samples:
@@ -314,7 +288,8 @@ class Trainer(Configurable):
 
     def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
         """Set `reference_logprobs` of every episode to log π_ref of its tokens, [L], the same on every rank. Collective."""
-        for batch in self._pack(self._plan(groups), groups):
+        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
+        for batch in self._pack(self._plan(atoms), groups):
             logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
             begin = 0
             for member in batch.members:
@@ -348,12 +323,28 @@ class Trainer(Configurable):
             model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
         )  # [T]
 
-    def _plan(self, groups: Sequence[Group[Episode]]) -> Plan:
-        flops = self._model_flops(0), self._model_flops(1)
+    def _plan_update(self, groups: Sequence[Group[Episode]]) -> tuple[Plan, Plan]:
+        """What has no gradient, and what has: see `_Work`."""
+        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
+        silent = [all(self.algorithm.is_silent(member.episode) for member in atom) for atom in atoms]
+        learning = self._plan([atom for atom, none in zip(atoms, silent, strict=True) if not none])
+        return self._plan([atom for atom, none in zip(atoms, silent, strict=True) if none]), [
+            p or [[]] for p in learning
+        ]
+
+    def _plan(self, atoms: list[Atom]) -> Plan:
+        flops, budget = (self._model_flops(0), self._model_flops(1)), self.config.max_tokens_per_microbatch
+        largest = max(atoms, key=num_tokens, default=[])
+        if num_tokens(largest) > budget and not self._warned_of_size:
+            self._warned_of_size = True
+            progress(
+                f"trainer.max_tokens_per_microbatch {budget}: the {'group' if len(largest) > 1 else 'sequence'} of "
+                f"{largest[0].name} has {num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
+            )
         return plan_microbatches(
-            atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups),
+            atoms,
             num_ranks=self.dp_size,
-            max_tokens=self.config.max_tokens_per_microbatch,
+            max_tokens=budget,
             attention_cost=flops[1] / flops[0] - 1,
         )
 
@@ -371,4 +362,4 @@ class Trainer(Configurable):
 
 
 def _num_tokens(batches: list[list[Member]]) -> int:
-    return sum(member.num_tokens for members in batches for member in members)
+    return sum(map(num_tokens, batches))

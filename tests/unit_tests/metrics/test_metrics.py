@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, flops_per_token=10.0,
-    rank_tokens=[500, 700], trained_tokens=1200, packed_tokens=1500, padding_tokens=300, metrics=[],
+    rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "train": 3.0, "step": 5.0}
@@ -216,6 +216,7 @@ def test_optimizer_and_perf_by_their_formulas():
         "perf/step_tokens_per_s": 200,
         "perf/mfu": pytest.approx(0.1),
         "perf/padding_fraction": 0.2,
+        "perf/silent_fraction": 0,
         "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
         "perf/peak_memory_gib": 3,
     }
@@ -225,6 +226,12 @@ def test_throughput_counts_every_pass_over_the_batch():
     twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400})
     found = perf(twice, peak_flops=40_000.0)
     assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(0.2))
+
+
+def test_tokens_without_a_backward_count_a_third_in_mfu():
+    silent = SimpleNamespace(**{**vars(UPDATE), "silent_tokens": 600})
+    found = perf(silent, peak_flops=40_000.0)
+    assert (found["perf/silent_fraction"], found["perf/mfu"]) == (0.5, pytest.approx(0.1 * 2 / 3))
 
 
 def test_perf_leaves_out_what_is_not_known():

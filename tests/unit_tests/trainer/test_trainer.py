@@ -11,7 +11,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.invariance import MAX_TOKENS, scored_step
 from tests.tiny import save_tiny_checkpoint, tiny_spec
-from torchtitan_rl.algorithm import KL, Algorithm
+from torchtitan_rl.algorithm import KL, Algorithm, MaxEnt
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.trainer.checkpoint import PolicyState
 from torchtitan_rl.trainer.trainer import Trainer
@@ -100,11 +100,47 @@ def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
     assert (report.optimizer_steps, report.trained_tokens, report.update_ratio) == (0, 0, 0.0)
 
 
-def test_an_episode_longer_than_the_budget_is_trained_on_alone(build):
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_completions_without_an_advantage_are_scored_but_need_no_backward(build, monkeypatch, epochs):
+    """The same update, metrics and differences as with a backward over all of them."""
+    split, whole = build(num_epochs=epochs), build(num_epochs=epochs)
+    monkeypatch.setattr(whole.algorithm, "is_silent", lambda episode: False)
+    steps = [credited(trainer) for trainer in (split, whole)]
+    reports = [trainer.update(groups) for trainer, groups in zip((split, whole), steps, strict=True)]
+    assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
+    assert reports[0].rank_tokens == reports[1].rank_tokens
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+    torch.testing.assert_close(weights(split), weights(whole), rtol=0, atol=1e-9)
+    for ours, theirs in zip(*map(flat, steps), strict=True):
+        np.testing.assert_allclose(ours.logprob_diff, theirs.logprob_diff, atol=1e-5)
+    sums = [
+        sum(m["policy/entropy"].value * m["policy/entropy"].weight for m in report.metrics if "policy/entropy" in m)
+        for report in reports
+    ]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "silent"),
+    [
+        (Algorithm.Config(), True),
+        (Algorithm.Config(entropy_coef=0.01), False),
+        (Algorithm.Config(loss=MaxEnt.Config()), False),
+    ],
+)
+def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
+    episode = draft_episodes(scored_step())[0].samples[0]
+    assert algorithm.build().is_silent(episode) is silent
+    episode.advantage = 0.1
+    assert not algorithm.build().is_silent(episode)
+
+
+def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, capsys):
     small, large = build(max_tokens_per_microbatch=3), build()
     reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     assert reports[0].rank_tokens == reports[1].rank_tokens
+    assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
 
 
 def test_more_mini_batches_than_groups_and_several_passes(build):
