@@ -28,6 +28,7 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader, TrainerState
+from torchtitan_rl.metrics.efficiency import Footprint
 from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import (
     Recorder,
@@ -156,6 +157,7 @@ class Controller(Configurable):
                 seed=config.seed,
                 conversations=conversations,
             )
+        self.footprint = Footprint.of(config, world_size=world_size)
         self.weight_sync = config.weight_sync.build()
         self.recorder = config.metrics.build(
             run_folder=run_folder,
@@ -237,7 +239,7 @@ class Controller(Configurable):
                 self._sync_weights()
             self._evaluate()
         self.state.count(groups, update)
-        record_step(groups, update, state=self.state, algorithm=self.algorithm)
+        record_step(groups, update, state=self.state, algorithm=self.algorithm, footprint=self.footprint)
         record_metrics(self.prompts.metrics(self.state.prompts_seen))
         self.recorder.flush(step)
         check_still_there(self.run_folder)

@@ -100,6 +100,7 @@ def _groups(count: int, tokens: int) -> list:
 def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[dict, dict, float]:
     """Milliseconds of each part in each step, by the clock and of the thread's own processor time; rows dropped."""
     from torchtitan_rl import observability as obs
+    from torchtitan_rl.metrics.efficiency import Footprint
     from torchtitan_rl.metrics.step import record_step
 
     update = SimpleNamespace(
@@ -122,9 +123,10 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
         milliseconds[name].append(1e3 * (time.perf_counter() - started))
 
     for step in range(1, options.steps + 1):
+        footprint = Footprint(weights=1, kv_per_token=1, ranks=1, engine_ranks=1, train_dtype="float32")
         state = SimpleNamespace(step=step, optimizer_steps=step, prompts_seen=1, tokens_seen=1)
         with part("record_step"):
-            record_step(groups, update, state=state, algorithm=algorithm)
+            record_step(groups, update, state=state, algorithm=algorithm, footprint=footprint)
         with part("6,400 scalars of micro-batches"):
             for i in range(6400):
                 obs.record_metric(f"scalar/{i % 50}", i)

