@@ -38,6 +38,28 @@ class Footprint(NamedTuple):
         return cls(width * parameters, width * cached, world_size, engine_ranks, dtype)
 
 
+def bound_seconds(
+    lengths: list[tuple[int, int]], *, flops: float, speeds: Speeds, footprint: Footprint
+) -> dict[str, float]:
+    """The least time of a step's "decode", "train" and "sync" on ranks of these speeds.
+
+    Decoding reads the weights once for each token of the longest completion, and each sequence's cache for each of its tokens.
+    Training is the update's products at the matrix peak. A sync reads and writes the weights once.
+
+    Args:
+        lengths: (prompt tokens, completion tokens) of every sequence of the step.
+        flops: of the whole update.
+    """
+    reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens, over all decoding steps
+    longest = max((n for _, n in lengths), default=0)
+    weights = footprint.weights / footprint.engine_ranks
+    return {
+        "decode": (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s,
+        "train": flops / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
+        "sync": 2 * weights / speeds.memory_bytes_per_s,
+    }
+
+
 def efficiency_metrics(
     groups: list[Group[Episode]],
     update: "UpdateReport",
@@ -46,23 +68,13 @@ def efficiency_metrics(
     speeds: Speeds,
     footprint: Footprint,
 ) -> dict[str, Metric]:
-    """Shares of the bound, 1 at best, of the slowest rank; what took no time is left out.
-
-    `efficiency/decode`: reading the weights once for each token of the longest completion, and each sequence's cache for each
-    of its tokens, at the measured memory rate, over the seconds of generation. `efficiency/train`: the update's products at
-    the measured matrix peak, over its seconds. `efficiency/sync`: reading and writing the weights once, over the sync's.
+    """`efficiency/{decode,train,sync}`: the bound over the seconds, 1 at best, of the slowest rank.
 
     Args:
-        seconds: of "generate", "train" and "sync" on this rank.
+        seconds: of "generate", "train" and "sync" on this rank; what took no time is left out.
     """
     lengths = [(len(g.prompt.token_ids), len(e.completion.token_ids)) for g in groups for e in g.samples]
-    reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens, over all decoding steps
-    longest = max((n for _, n in lengths), default=0)
-    decoded = footprint.weights * longest / footprint.engine_ranks + footprint.kv_per_token * reads / footprint.ranks
-    work = (update.trained_tokens - 2 / 3 * update.silent_tokens) * update.flops_per_token  # a forward is a third
-    bounds = {
-        "decode": (decoded / speeds.memory_bytes_per_s, seconds["generate"]),
-        "train": (work / footprint.ranks / speeds.flops_per_s(footprint.train_dtype), seconds["train"]),
-        "sync": (2 * footprint.weights / footprint.engine_ranks / speeds.memory_bytes_per_s, seconds["sync"]),
-    }
-    return {f"efficiency/{name}": Metric(bound / took, "min") for name, (bound, took) in bounds.items() if took > 0}
+    flops = (update.trained_tokens - 2 / 3 * update.silent_tokens) * update.flops_per_token  # a forward is a third
+    bounds = bound_seconds(lengths, flops=flops, speeds=speeds, footprint=footprint)
+    took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
+    return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}

@@ -1,0 +1,72 @@
+"""How long a step of a config takes and whether it fits, before anything is started.
+
+    .venv/bin/python scripts/estimate.py --config qwen3_8b --gpus 8 --gpu H100
+    .venv/bin/python scripts/estimate.py --config debug --gpus 1 --gpu here --prompt-tokens 13 --completion-tokens 26
+
+The least time of each part is that of torchtitan_rl/metrics/efficiency.py; what is expected is that over the share of it that a
+machine reaches (--decode-share, --train-share, --sync-share: a run's efficiency/* metrics). Completions of one length are
+assumed, no tail of long ones, and communication between GPUs hidden behind the work; rewards and prefill are not counted.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+
+# isort: split
+from torchtitan_rl.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
+from torchtitan_rl.run.machine import Speeds, measured_speeds  # noqa: E402
+from torchtitan_rl.run.memory import memory_need  # noqa: E402
+from torchtitan_rl.run.registry import load_config  # noqa: E402
+from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
+
+GIB = 2**30
+# Dense matrix peaks without sparsity (float32 outside of the tensor cores), memory rate, GiB; the makers' data sheets.
+GPUS = {
+    "A100": (Speeds(19.5e12, 312e12, 2.04e12), 80),
+    "H100": (Speeds(67e12, 989e12, 3.35e12), 80),
+    "H200": (Speeds(67e12, 989e12, 4.8e12), 141),
+    "B200": (Speeds(75e12, 2250e12, 8.0e12), 180),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpu", choices=[*GPUS, "here"], default="H100")
+    parser.add_argument("--prompt-tokens", type=int, help="default: half the longest prompt")
+    parser.add_argument("--completion-tokens", type=int, help="default: the longest completion")
+    parser.add_argument("--decode-share", type=float, default=0.3)
+    parser.add_argument("--train-share", type=float, default=0.4)
+    parser.add_argument("--sync-share", type=float, default=0.3)
+    args = parser.parse_args()
+    config = load_config(args.config)
+    speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(), None)
+    prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
+    completion = args.completion_tokens or config.sampling.max_tokens
+    sequences = config.num_prompts_per_step * config.sampling.n
+    tokens = sequences * (prompt + completion) * config.trainer.num_epochs
+    per_token = config.model_spec.model.get_nparams_and_flops(meta_model(config.model_spec), prompt + completion)[1]
+    bounds = bound_seconds(
+        [(prompt, completion)] * sequences,
+        flops=tokens * per_token,
+        speeds=speeds,
+        footprint=Footprint.of(config, world_size=args.gpus),
+    )
+    shares = {"decode": args.decode_share, "train": args.train_share, "sync": args.sync_share}
+    print(f"{args.config} on {args.gpus} x {args.gpu}: {sequences} sequences of {prompt} + {completion} tokens")
+    for name, bound in bounds.items():
+        print(f"{name:7s} {bound / shares[name]:8.2f} s expected, {bound:8.2f} s at least")
+    total = sum(bound / shares[name] for name, bound in bounds.items())
+    print(f"step    {total:8.2f} s expected, {sequences * completion / total:,.0f} new tokens a second")
+    if gib is not None:
+        need = memory_need(config, world_size=args.gpus, gpu_bytes=gib * GIB)
+        verdict = "fits" if need.peak <= gib * GIB else "does not fit: more GPUs, or a smaller micro-batch or engine"
+        print(f"memory  {need.describe()}: {verdict} {gib} GiB")
+
+
+if __name__ == "__main__":
+    main()
