@@ -49,12 +49,14 @@ def main() -> None:
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n
     tokens = sequences * (prompt + completion) * config.trainer.num_epochs
-    per_token = config.model_spec.model.get_nparams_and_flops(meta_model(config.model_spec), prompt + completion)[1]
+    model = meta_model(config.model_spec)
+    parameters = sum(p.numel() for p in model.parameters())
+    per_token = config.model_spec.model.get_nparams_and_flops(model, prompt + completion)[1]
     bounds = bound_seconds(
         [(prompt, completion)] * sequences,
         flops=tokens * per_token,
         speeds=speeds,
-        footprint=Footprint.of(config, world_size=args.gpus),
+        footprint=Footprint.of(config, parameters=parameters, world_size=args.gpus),
     )
     shares = {"decode": args.decode_share, "train": args.train_share, "sync": args.sync_share}
     print(f"{args.config} on {args.gpus} x {args.gpu}: {sequences} sequences of {prompt} + {completion} tokens")

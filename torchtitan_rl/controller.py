@@ -157,7 +157,8 @@ class Controller(Configurable):
                 seed=config.seed,
                 conversations=conversations,
             )
-        self.footprint = Footprint.of(config, world_size=world_size)
+        parameters = sum(p.numel() for p in self.trainer.model.parameters())
+        self.footprint = Footprint.of(config, parameters=parameters, world_size=world_size)
         self.weight_sync = config.weight_sync.build()
         self.recorder = config.metrics.build(
             run_folder=run_folder,

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.run.machine import Speeds
-from torchtitan_rl.trainer.policy import meta_model
 from torchtitan_rl.types import Episode, Group, Metric
 
 if TYPE_CHECKING:
@@ -28,11 +27,10 @@ class Footprint(NamedTuple):
     train_dtype: str
 
     @classmethod
-    def of(cls, config: "Controller.Config", *, world_size: int) -> "Footprint":
-        """The footprint of a run."""
+    def of(cls, config: "Controller.Config", *, parameters: int, world_size: int) -> "Footprint":
+        """The footprint of a run over `world_size` ranks, of a model with so many parameters (tied ones once)."""
         shape, width = hf_architecture(config.model_spec.model), WIDTH[config.generator.dtype]
         cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-        parameters = sum(p.numel() for p in meta_model(config.model_spec).parameters())
         engine_ranks = config.generator.tensor_parallel_degree
         dtype = config.trainer.mixed_precision_param
         return cls(width * parameters, width * cached, world_size, engine_ranks, dtype)
