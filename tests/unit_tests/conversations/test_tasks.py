@@ -1,7 +1,13 @@
 """The two tasks of configs/debug_conversations.py: what is asked, answered and rewarded."""
 
+import random
+import re
+
 import pytest
 
+from tests.talk import chat_tokenizer
+from torchtitan_rl.conversations import starts
+from torchtitan_rl.conversations.template import ChatTemplate
 from torchtitan_rl.tasks import Calculator, GuessNumber
 from torchtitan_rl.tasks.calculator import multiply
 from torchtitan_rl.types import Prompt
@@ -47,3 +53,25 @@ def test_the_game_tells_higher_from_lower_and_pays_for_the_number():
     assert [turn.reward for turn in turns] == [-0.05, -0.05, -0.05, 1.0]
     assert [turn.done for turn in turns] == [False, False, False, True]
     assert task.extract_answer(f"50\n{secret}") == str(secret)
+
+
+@pytest.mark.parametrize(
+    ("task", "recipe", "role"),
+    [
+        (Calculator.Config().build(), starts.calculator(), "tool"),
+        (GuessNumber.Config().build(), starts.guesser(), "user"),
+    ],
+)
+def test_a_start_learns_the_very_text_that_a_run_renders(task, recipe, role):
+    """What lies between two turns in the text is the template's answer to the first one."""
+    made = chat_tokenizer()
+    template = ChatTemplate(made, end_token_ids=[made.eos_token_id], tools=task.tool_schemas())
+    template.check(role, "refuse")
+    heard = 0
+    for index in range(20):
+        text = recipe.worked(task.train_example(index, seed=0), random.Random(index))
+        for said in re.findall(rf"<\|{role}\|>(.*?)<\|endoftext\|>", text):
+            answer = template.answer([{"role": role, "name": "x", "content": said}], last_token=-1)
+            assert made.decode(answer, skip_special_tokens=False) in text
+            heard += 1
+    assert heard
