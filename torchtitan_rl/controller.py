@@ -273,16 +273,12 @@ class Controller(Configurable):
         round: int = 0,
         sampling: SamplingConfig | None = None,
         prefix: str = "",
-        step: int | None = None,
     ) -> list[Group[ScoredCompletion]]:
-        """Each replica samples and grades its share; all shares on every rank, in the prompts' order.
-
-        Args:
-            step: in place of the current one, of which the draws depend: an evaluation has the same at every step.
-        """
+        """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
         with _part(f"{prefix}generate"):
-            step = self.state.step if step is None else step
-            mine = self.generator.generate(prompts, step=step, round=round, sampling_config=sampling)
+            # An evaluation, which has its own sampling, draws alike at every step and on any number of replicas.
+            draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
+            mine = self.generator.generate(prompts, round=round, sampling_config=sampling, **draws)
         with timed(f"{prefix}grade"):
             state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
             scored = self.grader.score(mine if self.generator.rank_in_replica == 0 else [], state=state)
@@ -315,7 +311,7 @@ class Controller(Configurable):
         passes = {}
         for one in self.evaluation.passes:
             with timed("evaluate"):
-                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/", step=0)
+                scored = self._sample(self.held_out, sampling=one.sampling, prefix=f"{one.prefix}/")
             passes[one.prefix] = draft_episodes(scored)
             record_evaluation(passes[one.prefix], one, step=self.state.step)
         results = results_of(passes)

@@ -25,7 +25,13 @@ class Engine(Protocol):
 
 
 def roll_out(
-    conversations: list[Conversation], engine: Engine, host: Host | None, share: Share, *, wait_for_answers: bool
+    conversations: list[Conversation],
+    engine: Engine,
+    host: Host | None,
+    share: Share,
+    *,
+    wait_for_answers: bool,
+    seeded: bool = False,
 ) -> None:
     """Bring all conversations to their end. One without an environment ends with its first turn.
 
@@ -33,11 +39,12 @@ def roll_out(
         host: with the environments begun, on the engine's first rank; None on its other ranks, and where there are none.
         wait_for_answers: sample nothing while an environment is asked, so that what is in a batch, and with it the last
             bit of every number, does not depend on time.
+        seeded: sample each conversation with seeds of its own even where all are asked for at once.
     """
     with timed("generate/environments"):
         openings: dict[int, Opening] = share(host and host.openings())
     # Where all is asked for at once, the order of the batch's draws is the same again, and costs less than seeds.
-    seeded = bool(openings)
+    seeded = seeded or bool(openings)
     for place, opening in (openings or {}).items():
         _open(place, conversations[place], opening, host)
     for place, conversation in enumerate(conversations):

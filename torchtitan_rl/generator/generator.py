@@ -119,7 +119,13 @@ class Generator(Configurable):
         return TORCH_DTYPE_MAP[self.config.dtype]
 
     def generate(
-        self, prompts: Sequence[Prompt], *, step: int = 0, round: int = 0, sampling_config: SamplingConfig | None = None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        step: int = 0,
+        round: int = 0,
+        sampling_config: SamplingConfig | None = None,
+        seeded: bool = False,
     ) -> list[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th, n completions each, in one turn or several.
 
@@ -129,6 +135,7 @@ class Generator(Configurable):
             step: the training step, part of the seed.
             round: tells several calls of one step apart.
             sampling_config: instead of the prompt's own and the configured one, for evaluation.
+            seeded: each sample has a seed of its own, so that the number of replicas changes nothing. It costs more.
         """
         if self.policy_version < 0:
             raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
@@ -153,7 +160,7 @@ class Generator(Configurable):
         with closing(engine):
             host = self.conversations.host(conversations) if self.conversations and self.rank_in_replica == 0 else None
             waits = self.conversations is not None and self.conversations.config.wait_for_answers
-            roll_out(conversations, engine, host, self._share, wait_for_answers=waits)
+            roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
         if self.rank_in_replica == 0:
             record_metrics(self.stats.since_last(engine.outputs))
         return [
