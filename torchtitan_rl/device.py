@@ -31,8 +31,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Triton's float32 products keep 10 bits of each factor (TF32) otherwise, and with them a float32 engine's attention.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 # Checkpoints are local folders; without this transformers asks the hub about each of them. run/hub.py alone downloads.
-HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "0")
-"""What the user said about it."""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -53,7 +53,7 @@ def cached(name: str) -> Path | None:
 
 def _download(name: str) -> Path:
     """In a process of its own: this one has told its libraries that there is no network."""
-    from torchtitan_rl.device import HUB_OFFLINE
+    from torchtitan_rl import HUB_OFFLINE
 
     environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
     command = [sys.executable, "-m", "torchtitan_rl.run.hub", name]

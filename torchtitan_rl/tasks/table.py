@@ -151,7 +151,7 @@ def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
 
 def _download(path: str, subset: str, split: str, field: str) -> None:
     """In a process of its own: this one has told its libraries that there is no network. Its progress goes to stderr."""
-    from torchtitan_rl.device import HUB_OFFLINE
+    from torchtitan_rl import HUB_OFFLINE
 
     command = [sys.executable, "-m", __name__, path, subset, split]
     environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
