@@ -5,6 +5,7 @@ what happens to its files, and ends in `Ended`: its exit code, all that it print
 `weights_of`: the digests of its last checkpoint's values, so that equal means equal in every bit.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -144,6 +145,7 @@ def start(
     **env: str,
 ) -> Run:
     """Start a training run in `folder`/run on `ranks` ranks; `launcher`: torchrun's arguments, `prefix`: a command before."""
+    make_start()
     path = folder / log
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
@@ -164,6 +166,17 @@ def start(
             start_new_session=True,
         )
     return Run(process, path)
+
+
+@functools.cache
+def make_start() -> None:
+    """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
+    code = (
+        "from torchtitan_rl import device; from torchtitan_rl.run.registry import load_config; "
+        "from torchtitan_rl.run.start import prepare_start; prepare_start(load_config('debug'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def copy_until(run: Path, step: int, to: Path) -> Path:
