@@ -17,8 +17,8 @@ from pathlib import Path
 from torchtitan_rl.run import processes
 from torchtitan_rl.run.board import SHOW_STACKS, Place, behind, describe, named, places, stacks_file
 
-STARTING_NOTICE_S = 120.0
-"""For phases of the start, which are long by nature and say themselves that they go on."""
+STARTING_NOTICE_S, STARTING_LIMIT_S = 120.0, 7200.0
+"""At least these for phases of the start, which are long by nature and say themselves that they go on."""
 
 SLOWER = 3.0
 """A phase is late at this many times the longest that it has taken so far, and not before the notice."""
@@ -63,8 +63,8 @@ class Watchdog:
             return self._lost
         slow = behind(going)
         waited = now - max(place.since for place in slow)
-        if waited > slow[0].limit_s:
-            return f"{describe(going, now)}: longer than watchdog.limit_seconds ({slow[0].limit_s:.0f} s)"
+        if waited > _limit(slow[0]):
+            return f"{describe(going, now)}: longer than watchdog.limit_seconds ({_limit(slow[0]):.0f} s)"
         key = (slow[0].rank, slow[0].changes)
         if waited > max(self._deadline(slow[0]), 2 * self._said.get(key, 0.0)):
             self._said[key] = waited
@@ -73,7 +73,7 @@ class Watchdog:
 
     def _deadline(self, first: Place) -> float:
         """Seconds after which a rank is late in its phase."""
-        notice = first.notice_s if first.phase.startswith("step") else max(first.notice_s, STARTING_NOTICE_S)
+        notice = first.notice_s if _in_a_step(first) else max(first.notice_s, STARTING_NOTICE_S)
         return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
 
     def _learn(self, place: Place) -> None:
@@ -84,7 +84,7 @@ class Watchdog:
         self._seen[place.rank] = place
 
     def _tell(self, slow: list[Place], going: list[Place], now: float) -> None:
-        self.say(f"watchdog: {describe(going, now)}; the job is ended at {slow[0].limit_s:.0f} s")
+        self.say(f"watchdog: {describe(going, now)}; the job is ended at {_limit(slow[0]):.0f} s")
         for place in [place for place in slow if (self.folder / f"rank_{place.rank}.json").exists()][:4]:
             self.say(_what_it_does(place, self.folder))
 
@@ -139,6 +139,15 @@ def _told(path: Path) -> tuple[float, list[Place], str]:
         content = json.loads(path.read_text())
         return content["at"], [Place(**place) for place in content["places"]], content["ended"]
     return 0.0, [], ""
+
+
+def _in_a_step(place: Place) -> bool:
+    return place.phase.startswith("step ")
+
+
+def _limit(place: Place) -> float:
+    """Seconds that a rank may stay in its phase until the job is ended."""
+    return place.limit_s if _in_a_step(place) else max(place.limit_s, STARTING_LIMIT_S)
 
 
 def _kind(phase: str) -> str:

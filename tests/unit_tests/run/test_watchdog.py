@@ -71,8 +71,11 @@ def test_a_phase_that_took_long_before_is_late_at_three_times_that(dog, tmp_path
 def test_a_start_has_time_and_the_limit_ends_the_job(dog, tmp_path):
     write(tmp_path, place(0, "start the vLLM engine", 100.0, 3, limit_s=200.0))
     assert (dog.look(200), dog.said) == ("", [])
+    dog.look(7_299)
+    assert dog.look(7_301).startswith("rank 0 (node0) in start the vLLM engine for 7201 s: longer than watchdog.limit")
+    write(tmp_path, place(0, limit_s=200.0))
     assert dog.look(301).startswith(
-        "rank 0 (node0) in start the vLLM engine for 201 s: longer than watchdog.limit_seconds"
+        "rank 0 (node0) in step 3: gather for 201 s: longer than watchdog.limit_seconds (200 s)"
     )
     write(tmp_path, replace(place(0), outcome="done"))
     assert dog.look(10_000) == ""
