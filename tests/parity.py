@@ -35,6 +35,7 @@ from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
@@ -159,7 +160,12 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
                     p.mul_(1 + growth * version)
         weights = hf_weights(model, adapter, generator.dtype)
         sync.push(
-            weights, generator, policy_version=version, probe=np.array(SEQUENCES[0]), trainer_logprobs=trainer_logprobs
+            weights,
+            generator,
+            held=HeldWeights(model, adapter),
+            policy_version=version,
+            probe=np.array(SEQUENCES[0]),
+            trainer_logprobs=trainer_logprobs,
         )
         diffs = []
         sampled: dict[tuple[int, int], list[int]] = {}

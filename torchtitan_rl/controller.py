@@ -291,6 +291,7 @@ class Controller(Configurable):
         num_bytes = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype),
             self.generator,
+            held=self.trainer.held_weights,
             policy_version=self.state.step,
             probe=self.held_out[0].token_ids,
             trainer_logprobs=self.trainer.token_logprobs,

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from torchtitan_rl.generator.engine_options import engine_options, unlink_shared
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.turn_engine import TurnEngine
+from torchtitan_rl.generator.weight_proof import WeightProof
 from torchtitan_rl.observability import record_metrics
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt
@@ -216,6 +218,16 @@ class Generator(Configurable):
                 "vLLM kept its prefix cache after a weight sync; completions would mix old and new weights."
             )
         self.policy_version = policy_version
+
+    def weight_proof(self) -> WeightProof:
+        """Of this rank's part of the engine."""
+        degree = self.config.tensor_parallel_degree
+        return self.llm.apply_model(partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree))[0]
+
+    def num_cached_blocks(self) -> int:
+        """Blocks of the KV cache that a prompt's prefix could be read from."""
+        manager = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+        return len(manager.block_pool.cached_block_hash_to_block)
 
     def close(self) -> None:
         """Stop the engine; before the process group goes, or its own teardown raises."""

@@ -67,6 +67,18 @@ def stored_hf_weights(
         yield from _to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})
 
 
+def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Each parameter that `hf_weights` exports, with its names and the rows of the parameter that are under each.
+
+    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    """
+    for prefix, block in _blocks(model):
+        for name, parameter in block.named_parameters():
+            rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+            exported = dict(_to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+            yield parameter, {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
+
+
 def _to_hf(
     model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:

@@ -22,6 +22,7 @@ from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
+from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
 from torchtitan_rl.trainer.optimizer import AdamW, UpdateReport
@@ -134,6 +135,7 @@ class Trainer(Configurable):
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
         self.model = self._load_policy()
+        self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
             self.reference = self._load_policy().requires_grad_(False)

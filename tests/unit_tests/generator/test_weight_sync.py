@@ -15,10 +15,13 @@ from tests.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.weight_proof import WeightProof
 from torchtitan_rl.generator.weight_sync import WeightSync, WeightSyncError
+from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.policy import build_policy, score
 from torchtitan_rl.types import Completion, Prompt, flat
+from torchtitan_rl.weight_samples import COLUMNS
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -78,6 +81,7 @@ class Pair:
         WeightSync.Config(check_interval=1).build().push(
             self.weights() if weights is None else weights,
             self.generator,
+            held=HeldWeights(self.model, self.adapter),
             policy_version=1,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,
@@ -115,18 +119,67 @@ def test_a_changed_policy_arrives_whole(pair):
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
-def test_the_probe_sees_an_engine_that_kept_its_old_weights(pair):
+def test_other_weights_than_the_policys_are_named(pair):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
-    with pytest.raises(WeightSyncError, match="a weight did not arrive"):
+    with pytest.raises(
+        WeightSyncError, match="model.embed_tokens.weight was sent with other values than the policy holds"
+    ):
         pair.sync(old)
 
 
-def test_the_probe_sees_a_tied_output_head_that_was_left_out(pair):
+def test_a_tensor_that_is_left_out_is_named(pair):
     pair.change()
     without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
-    with pytest.raises(WeightSyncError, match="a weight did not arrive"):
+    with pytest.raises(WeightSyncError, match="policy's: lm_head.weight was not sent. Nothing was sampled"):
         pair.sync(without_head)
+
+
+def test_rows_in_another_order_are_seen(pair):
+    swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
+    matrix[[3, 70]] = matrix[[70, 3]]
+    with pytest.raises(
+        WeightSyncError, match="policy's: model.layers.1.mlp.gate_proj.weight was sent with other values"
+    ):
+        pair.sync(swapped)
+
+
+def test_after_an_eighth_of_a_width_of_pushes_every_element_was_compared(pair):
+    width, name = 64, "model.layers.0.mlp.up_proj.weight"
+    for _ in range(width // COLUMNS):
+        wrong = [(n, t.clone()) for n, t in pair.weights()]
+        dict(wrong)[name][5, 11] += 1e-6
+        try:
+            pair.sync(wrong)
+        except WeightSyncError as error:
+            assert name in str(error)
+            return
+    pytest.fail("one wrong element was not seen")
+
+
+def test_a_probe_far_over_the_runs_own_noise_is_an_error():
+    sync = WeightSync.Config(max_diff=0.5).build()
+    zeros = np.zeros(4, np.float32)
+    for _ in range(3):
+        sync._check_probe(zeros, zeros + 0.001, torch.bfloat16)
+    sync._check_probe(zeros, zeros + 0.04, torch.bfloat16)  # a tenth of the dtype's limit is always allowed
+    with pytest.raises(WeightSyncError, match="differ from the trainer's by 0.1, over 20 x the median of 4 probes"):
+        sync._check_probe(zeros, zeros + 0.1, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "degree", "expected"),
+    [
+        (128, 128, 2, [(0, 128), (0, 128)]),  # replicated
+        (64, 128, 2, [(0, 64), (64, 128)]),
+        (64, 128, 4, [(0, 64), (0, 64), (64, 128), (64, 128)]),  # 2 key heads on 4 ranks
+        (64, 100, 2, [(0, 64), (64, 100)]),  # a vocabulary padded to 128
+    ],
+)
+def test_a_ranks_share_by_the_shapes_alone(size, full, degree, expected):
+    proofs = [WeightProof(torch.nn.Module(), tp_rank=rank, tp_size=degree) for rank in range(degree)]
+    assert [proof._range(size, full) for proof in proofs] == expected
 
 
 def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
