@@ -27,7 +27,7 @@ from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, Trai
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from tests.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
+from tests.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.conversations import Environment, Turn  # noqa: E402
 from torchtitan_rl.conversations.conversations import Conversations  # noqa: E402
@@ -155,9 +155,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     for version in range(3):
         if version:
             torch.manual_seed(version)
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.mul_(1 + growth * version)
+            scale_policy(model, 1 + growth * version)
         weights = hf_weights(model, adapter, generator.dtype)
         sync.push(
             weights,

@@ -24,7 +24,7 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
-from tests.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
+from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
@@ -69,9 +69,7 @@ class Pair:
 
     def update(self) -> None:
         """A small step of every weight, as an optimizer's."""
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(1.01)
+        scale_policy(self.model, 1.01)
 
     def trainer_logprobs(self, ids: np.ndarray) -> np.ndarray:
         tokens, positions, labels, _ = packed([list(ids)], 8)

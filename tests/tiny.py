@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from scripts.make_random_checkpoint import small_model
 from torchtitan_rl.models import new_hf_model, small_qwen3
@@ -55,6 +57,16 @@ ODD = {
 def tiny_spec():
     """The model spec of `save_tiny_checkpoint`'s folder."""
     return small_qwen3(**DIMENSIONS)
+
+
+def scale_policy(model: nn.Module, factor: float) -> None:
+    """Change every weight as an optimizer does: on the shards, which a forward without backward has left gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
 
 
 def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> None:

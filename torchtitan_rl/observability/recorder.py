@@ -23,7 +23,6 @@ from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Slim
 from torchtitan_rl.observability.tokens import Decode
-from torchtitan_rl.run.errors import expect
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +132,6 @@ class Recorder(Configurable):
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
-        expect(config.queue_size >= 1, "metrics.queue_size", config.queue_size, "at least 1 step", "64 is usual.")
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)

@@ -52,7 +52,14 @@ def load_config(name: str) -> "Controller.Config":
     """The config that `name` stands for. Raises UserError as `config_function`, or where it returns something else."""
     from torchtitan_rl.controller import Controller
 
-    config = config_function(name)()
+    function = config_function(name)
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
+    config = function()
     expected = "a function that returns a Controller.Config"
     expect(isinstance(config, Controller.Config), "--config", name, expected, f"It returned {config!r}.")
     return config

@@ -1,13 +1,15 @@
 """Where the policy starts from: the folder of weights, the model that its config.json describes, its tokenizer."""
 
+import json
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.models import hf_architecture, spec_from_folder
-from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 
 if TYPE_CHECKING:
@@ -56,6 +58,24 @@ def check_complete(folder: Path) -> None:
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
     for file in ("config.json", "tokenizer*", "*.safetensors"):
         expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        if problem := _unreadable(file):
+            raise UserError(
+                f"{field} = {str(folder)!r}: expected {whole}, but on node {node} its {file.name} cannot be read: {problem}. It "
+                "may have been cut off, or be a web page in the file's place: download it again."
+            )
+
+
+def _unreadable(file: Path) -> str | None:
+    """What is wrong with a JSON file, or with a safetensors file's header and size; None when nothing is."""
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        else:
+            safe_open(file, "pt").__exit__(None, None, None)
+    except (OSError, ValueError, SafetensorError) as error:
+        return str(error)
+    return None
 
 
 def check_same_model(folder: Path, found: ModelSpec, spec: ModelSpec) -> None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchtitan_rl.algorithm.part import check_fields
 from torchtitan_rl.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.generator.engine_options import CPU_HEAD_DIMS
 from torchtitan_rl.generator.generator import check_replicas
+from torchtitan_rl.observability.select import Selection
+from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.memory import check_memory
 
@@ -18,14 +21,26 @@ if TYPE_CHECKING:
 
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (0, math.inf, "Use 0, 1, 2, ..."),
-    "num_steps": (1, math.inf, "Use 50 or more."),
-    "num_prompts_per_step": (1, math.inf, "Use 16 or more."),
+    "num_steps": (1, 10**9, "Use 50 or more."),
+    "num_prompts_per_step": (
+        1,
+        65536,
+        "Use 16 or more; a step keeps every prompt's completions in memory on each rank.",
+    ),
     "prompts.max_prompt_tokens": (1, math.inf, "Set it to the longest prompt you want to allow, in tokens."),
     "evaluation.every": (0, math.inf, "0 turns evaluation off."),
-    "evaluation.num_prompts": (1, math.inf, "evaluation.every 0 turns evaluation off."),
+    "evaluation.num_prompts": (1, 65536, "evaluation.every 0 turns evaluation off."),
     "generator.tensor_parallel_degree": (1, math.inf, "1 turns it off."),
     "generator.gpu_memory_utilization": (0.01, 1, "Use 0.4, the share beside the trainer."),
     "generator.max_num_seqs": (1, math.inf, "Use 256."),
+    "weight_sync.check_interval": (0, math.inf, "0 probes the first push alone; every push is proven."),
+    "weight_sync.max_diff": (0, math.inf, "Leave it out for the dtype's own."),
+    "trainer.logprob_gate.max_diff": (0, math.inf, "Leave it out for no limit on single tokens."),
+    "trainer.max_norm": (1e-12, math.inf, "Use 1e9 for no clipping."),
+    "metrics.console_every": (0, math.inf, "0 shows no panels."),
+    "metrics.queue_size": (1, math.inf, "64 is usual."),
+    "metrics.store_bytes": (0, math.inf, "Use 2147483648."),
+    "metrics.max_traces_per_step": (0, math.inf, "0 logs none."),
     "trainer.parallelism.tensor_parallel_degree": (1, math.inf, "1 turns it off."),
     "trainer.parallelism.data_parallel_replicate_degree": (1, math.inf, "1 turns it off."),
     "trainer.num_epochs": (1, math.inf, "Use 1."),
@@ -51,6 +66,8 @@ _ONLY: dict[str, tuple[object, str, str]] = {
     "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.expert_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
+    "trainer.lr_scheduler.total_steps": (None, "as it is num_steps", "Set num_steps."),
+    "comm.train_timeout_seconds": (100, "as it has no effect", "Set comm.init_timeout_seconds."),
     "comm.mode": ("default", "as training is real", "Leave it at its default."),
     # The trainer scores with the whole vocabulary: a truncated sampler's probabilities are others.
     "sampling.top_p": (1, "as a truncated sampler biases ratios", "Set it for evaluation.sampling alone."),
@@ -79,6 +96,10 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
+    for part in ("generator", "trainer", "grader", "metrics"):
+        check_fields(getattr(config, part), part)
+    chosen_sinks(config.metrics.sinks)
+    Selection(config.metrics.select)
     _check_layout(config, world_size)
     _check_training(config)
     _check_lengths(config)
@@ -186,7 +207,11 @@ def _check_training(config: "Controller.Config") -> None:
     sampling, trainer = config.sampling, config.trainer
     temperature = sampling.temperature
     expect(temperature > 0, "sampling.temperature", temperature, "more than 0 in training", "1.0 is usual.")
-    expect(trainer.max_norm > 0, "trainer.max_norm", trainer.max_norm, "more than 0", "Use 1e9 for no clipping.")
+    sequence = config.prompts.max_prompt_tokens + sampling.max_tokens
+    expect(
+        trainer.max_tokens_per_microbatch >= sequence, "trainer.max_tokens_per_microbatch", trainer.max_tokens_per_microbatch,
+        f"at least the longest sequence, prompts.max_prompt_tokens + sampling.max_tokens = {sequence}", "Use 8192 or more.",
+    )  # fmt: skip
     expect(
         all(0 <= beta < 1 for beta in trainer.optimizer.betas), "trainer.optimizer.betas", trainer.optimizer.betas,
         "two numbers from 0 up to, but not, 1", "Use 0.9 0.95.",

@@ -1,6 +1,7 @@
 """The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
 
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.parity import SEQUENCES, TokenizerStandIn
-from tests.tiny import save_tiny_checkpoint, tiny_spec
+from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
@@ -47,6 +48,8 @@ class Pair:
         self.adapter = spec.state_dict_adapter(spec.model, None)
         self.folder = str(folder)
         self.restore()
+        self.weight_sync = WeightSync.Config(check_interval=1).build()
+        self.held = HeldWeights(self.model, self.adapter)
         self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),
@@ -56,12 +59,11 @@ class Pair:
         self.sync()
 
     def restore(self) -> None:
+        scale_policy(self.model, 1.0)  # back to shards
         load_hf_weights(self.model, self.adapter, self.folder)
 
     def change(self) -> None:
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.mul_(1.5)
+        scale_policy(self.model, 1.5)
 
     def weights(self):
         return hf_weights(self.model, self.adapter, torch.float32)
@@ -78,10 +80,10 @@ class Pair:
         return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
 
     def sync(self, weights=None) -> None:
-        WeightSync.Config(check_interval=1).build().push(
+        self.weight_sync.push(
             self.weights() if weights is None else weights,
             self.generator,
-            held=HeldWeights(self.model, self.adapter),
+            held=self.held,
             policy_version=1,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,
@@ -147,15 +149,22 @@ def test_rows_in_another_order_are_seen(pair):
 
 def test_after_an_eighth_of_a_width_of_pushes_every_element_was_compared(pair):
     width, name = 64, "model.layers.0.mlp.up_proj.weight"
+    faults = []
     for _ in range(width // COLUMNS):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
         dict(wrong)[name][5, 11] += 1e-6
-        try:
+        with suppress_but_keep(WeightSyncError, faults):
             pair.sync(wrong)
-        except WeightSyncError as error:
-            assert name in str(error)
-            return
-    pytest.fail("one wrong element was not seen")
+    assert len(faults) == 1
+    assert name in str(faults[0])
+
+
+@contextmanager
+def suppress_but_keep(error: type[Exception], kept: list[Exception]):
+    try:
+        yield
+    except error as raised:
+        kept.append(raised)
 
 
 def test_a_probe_far_over_the_runs_own_noise_is_an_error():
