@@ -21,7 +21,7 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.run.errors import TrainingStopped
-from torchtitan_rl.trainer.gate import LogprobGate, fill_logprob_diff
+from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
@@ -211,11 +211,11 @@ class Trainer(Configurable):
 
     def _keep_old_logprobs(self, works: list[_Work]) -> None:
         """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
-        max_diff = 0.0
+        diffs = LogprobDiffs()
         for batch in (batch for work in works for batch in work.batches):
             batch.old_logprobs = self._score(self.model, batch)  # [T]
-            max_diff = max(max_diff, fill_logprob_diff(batch, batch.old_logprobs))
-        self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
+            diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
+        self.gate.check(diffs.merged(self.dp_group))
 
     def _optimizer_step(self, work: _Work, *, samples: bool) -> _StepResult:
         """One forward and backward over a mini-batch's micro-batches, then the optimizer.
@@ -224,7 +224,7 @@ class Trainer(Configurable):
             samples: the policy is still the one that sampled: logprob_diff is filled in and gated.
         """
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
-        max_diff = 0.0
+        diffs = LogprobDiffs()
         metrics: list[dict[str, Metric]] = []
         for i, batch in enumerate(work.batches):
             learns = i >= len(work.silent)
@@ -238,9 +238,9 @@ class Trainer(Configurable):
             loss += out.loss.detach()
             metrics.append(out.metrics)
             if samples:
-                max_diff = max(max_diff, fill_logprob_diff(batch, logprobs.detach()))
+                diffs.add(fill_logprob_diff(batch, logprobs.detach()))
         if samples:
-            self.gate.check(self._all_reduce(max_diff, dist.ReduceOp.MAX))
+            self.gate.check(diffs.merged(self.dp_group))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
         if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
