@@ -1,9 +1,10 @@
-"""Keeps a sink away from training: its own thread, a bounded queue, and an end at its first error."""
+"""Keeps a sink away from training: its own thread, a bounded queue, and an end at its first error that will not pass."""
 
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ class Guard:
     """Builds a sink and writes to it on a background thread.
 
     The training thread only puts tasks on a bounded queue: with `most` of them waiting, the next is dropped and its rows
-    are counted. Any exception, in the sink's construction or in a write, disables that sink after one error in the log.
+    are counted. Any exception, in the sink's construction or in a write, disables that sink after one error in the log; but
+    what the disk refuses to a sink with `waits_for_disk` is tried again at each write, in order.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
@@ -36,6 +38,7 @@ class Guard:
         self.disabled = False
         """True once an error has ended the sink."""
         self._build, self._most = build, most
+        self._refused: deque[Task] = deque()  # by the disk; the oldest first
         self._queue: queue.Queue[Task] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
@@ -64,7 +67,7 @@ class Guard:
     def drain(self, timeout_s: float) -> bool:
         """Waits until everything handed over is written. False: it is not, after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        while self._queue.unfinished_tasks and not self.disabled:
+        while (self._queue.unfinished_tasks or self._refused) and not self.disabled:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -102,10 +105,10 @@ class Guard:
         try:
             sink = self._build()
             while (task := self._queue.get()).run is not None:
-                left_out = task.run(sink)
-                with self._counting:
-                    self.dropped_rows += left_out or 0
+                self._write(sink, task)
                 self._queue.task_done()
+            if self._refused:
+                self._write(sink)
             sink.close()
             self._queue.task_done()
         except BaseException as error:
@@ -113,8 +116,34 @@ class Guard:
             logger.error(
                 f"sink {self.name} is disabled for the rest of this run; training goes on without it. "
                 f"{type(error).__name__}: {error}",
-                exc_info=error,
+                exc_info=None if isinstance(error, OSError) else error,
             )
             self._drop(task.rows)
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
+        if self._refused:
+            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost, the disk refused them to the end")
+
+    def _write(self, sink: Sink, *new: Task) -> None:
+        """Do what was refused before and what is new, in order."""
+        was_refused = len(self._refused)
+        self._refused += new
+        try:
+            while self._refused:
+                left_out = self._refused[0].run(sink)
+                self._refused.popleft()
+                with self._counting:
+                    self.dropped_rows += left_out or 0
+        except OSError as error:
+            if not sink.waits_for_disk:
+                self._refused.clear()
+                raise
+            if not was_refused:
+                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait until it can write again")
+            if len(self._refused) > self._most:
+                self._drop(self._refused.popleft().rows)
+            return
+        if was_refused:
+            logger.warning(
+                f"sink {self.name} writes again: {was_refused} writes had waited, {self.dropped_writes} are lost"
+            )

@@ -1,11 +1,15 @@
 """An append-only file of JSON lines that survives kill -9 and resumes without a step lost or twice."""
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _STEP = re.compile(rb'\{"step": (-?\d+)')
 
@@ -20,8 +24,8 @@ class LineFile:
 
     def __init__(self, path: Path, end: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._path = path
+        self._file = self._open()
         whole = _whole_size(path, end)
         if whole < os.fstat(self._file).st_size:
             os.ftruncate(self._file, whole)
@@ -32,10 +36,27 @@ class LineFile:
     def append(self, step: int, lines: list[dict[str, Any]]) -> None:
         """Writes one batch of a step. NaN and infinity are written as null, lone surrogates as escapes."""
         batch = b"".join(_line(step, line) for line in lines)[:-1] + self._end
+        if os.fstat(self._file).st_nlink == 0:
+            self._begin_anew()
         rest = memoryview(batch)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            with suppress(OSError):  # the disk's own error says more
+                os.ftruncate(self._file, self.size)  # a torn batch would hide those that follow
+            raise
         self.size += len(batch)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _begin_anew(self) -> None:
+        """Somebody has deleted the file; what is written to it would be gone with it."""
+        anew = self._open()
+        os.close(self._file)
+        self._file, self.size = anew, 0
+        logger.warning(f"{self._path.name} was deleted: it begins anew, without the steps before")
 
     def rewind(self, step: int) -> None:
         """Cuts off the first line of `step` or a later one, and all that follows."""

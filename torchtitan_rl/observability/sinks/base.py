@@ -74,6 +74,8 @@ class Sink(ABC):
     """The modes it can run in."""
     requires: str | None = None
     """The library it imports, where that is not always installed."""
+    waits_for_disk: bool = False
+    """Whether a write that ended in an OSError has left nothing behind, and may be tried again."""
 
     def __init__(self, context: SinkContext) -> None:
         self.context = context

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 class _FileSink(Sink):
     """Append-only; a step is there whole or not at all."""
 
+    waits_for_disk = True
+
     def __init__(self, context: SinkContext, name: str, end: bytes) -> None:
         super().__init__(context)
         self._file = LineFile(context.run_folder / name, end)

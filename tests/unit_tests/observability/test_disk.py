@@ -1,0 +1,93 @@
+"""A disk that is full for a while, and files that somebody deletes: what is lost is said, in one line, and nothing else is."""
+
+import logging
+import os
+import resource
+from contextlib import contextmanager
+
+from torchtitan_rl.observability import record_metric
+from torchtitan_rl.observability.line_file import LineFile, read_lines
+
+
+@contextmanager
+def no_space_over(size: int):
+    """This process may write no file beyond `size` bytes: the kernel's own refusal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def settle(run) -> None:
+    """Wait until the sinks have done what they can."""
+    for guard in run._guards.values():
+        guard._queue.join()
+
+
+def step(run, number: int) -> None:
+    record_metric("loss", 0.5)
+    run.flush(number)
+    settle(run)
+
+
+def steps_of(folder) -> list[int]:
+    return [line["step"] for line in read_lines(folder / "metrics.jsonl", b"\n")]
+
+
+def test_steps_wait_for_space_and_are_written_in_order_when_it_is_back(recorder, tmp_path, caplog):
+    run = recorder()
+    with caplog.at_level(logging.WARNING):
+        step(run, 1)
+        with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
+            for number in (2, 3, 4):
+                step(run, number)
+            assert not run._guards["jsonl"].drain(0.01)  # a checkpoint says that steps are not written
+        step(run, 5)
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
+    said = [r for r in caplog.records if "sink jsonl" in r.getMessage()]
+    assert ["wait until it can write again" in r.getMessage() for r in said] == [True, False]
+    assert "writes again: 3 writes had waited, 0 are lost" in said[1].getMessage()
+    assert not any(r.exc_info for r in said)
+
+
+def test_what_no_longer_fits_the_queue_is_lost_and_counted(recorder, tmp_path):
+    run = recorder(queue_size=2)
+    step(run, 1)
+    with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
+        for number in (2, 3, 4, 5):
+            step(run, number)
+    step(run, 6)
+    assert steps_of(tmp_path) == [1, 4, 5, 6]
+    assert run._guards["jsonl"].dropped_writes == 2
+
+
+def test_a_disk_that_stays_full_costs_these_steps_alone(recorder, tmp_path, caplog):
+    run = recorder()
+    step(run, 1)
+    with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
+        step(run, 2)
+        run.close()
+    assert steps_of(tmp_path) == [1]
+    assert "sink jsonl: 1 writes are lost, the disk refused them to the end" in caplog.text
+
+
+def test_a_deleted_file_begins_anew(tmp_path, caplog):
+    file = LineFile(tmp_path / "metrics.jsonl", b"\n")
+    file.append(1, [{"loss": 1.0}])
+    (tmp_path / "metrics.jsonl").unlink()
+    file.append(2, [{"loss": 0.5}])
+    file.close()
+    assert steps_of(tmp_path) == [2]
+    assert "metrics.jsonl was deleted: it begins anew, without the steps before" in caplog.text
+
+
+def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):
+    before = os.umask(0o077)
+    try:
+        LineFile(tmp_path / "private" / "metrics.jsonl", b"\n").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "private" / "metrics.jsonl").stat().st_mode & 0o777 == 0o600
