@@ -232,6 +232,11 @@ def build_test_list() -> list[OverrideDefinitions]:
             "tests.parity",
         ),
         OverrideDefinitions(
+            [["--dtype", dtype, "--generator-tp", tp] for dtype in ("float32", "bfloat16") for tp in ("1", "2")],
+            "weights that did not arrive, in 7 ways: each caught at the first push with the tensor's name", "sabotage",
+            [1, 2, 1, 2], [], "tests.sabotage",
+        ),
+        OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
             "tests.parity",
         ),

@@ -14,7 +14,25 @@ class NonFiniteError(TrainingStopped, ArithmeticError):
     """A NaN or infinity where a number was needed; the message names the prompt, the sample and what produced it."""
 
 
-REMEDY = 'Set algorithm.nonfinite = "mask" to leave such completions and tokens out of the loss and count them.'
+MASK = 'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
+
+POLICY = (
+    "The policy computes it: its weights or activations are not finite. Go on from an earlier checkpoint, with a lower "
+    "trainer.optimizer.lr; where it is the first step, the start checkpoint is broken."
+)
+ENGINE = (
+    "The engine computes it, with weights that are the policy's: an overflow in its dtype. Use generator.dtype float32 to see "
+    "whether it goes away."
+)
+REFERENCE = "The reference computes it: the checkpoint in hf_assets_path holds numbers that are not finite."
+ADVICE = {
+    "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
+    "reward": f"Correct the reward function. {MASK}",
+    "sampler": ENGINE,
+    "reference": REFERENCE,
+    "": POLICY,
+}
+"""What to do, by a word of what is not finite; the first that fits."""
 
 
 def episode_fault(episode: Episode) -> str | None:
@@ -43,7 +61,7 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
         NonFiniteError: instead, if `raises`.
     """
     if raises:
-        raise NonFiniteError(f"{member.name}: {fault}. {REMEDY}")
+        raise NonFiniteError(f"{member.name}: {fault}. {_advice(fault)}")
     episode = member.episode
     episode.left_out, episode.shaped_reward, episode.advantage = f"not finite: {fault}", None, 0.0
 
@@ -77,5 +95,9 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))
     raise NonFiniteError(
         f"{batch.members[int(batch.sequence_ids[position])].name}: {quantity} of the token with id "
-        f"{int(batch.labels[position])} (packed position {position}) is {value}. {REMEDY}"
+        f"{int(batch.labels[position])} (packed position {position}) is {value}. {_advice(quantity)}"
     )
+
+
+def _advice(fault: str) -> str:
+    return next(advice for word, advice in ADVICE.items() if word in fault)

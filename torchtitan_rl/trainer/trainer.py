@@ -19,8 +19,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.observability.progress import progress
+from torchtitan_rl.observability import Reduce, progress, record_metric
 from torchtitan_rl.run.errors import TrainingStopped
+from torchtitan_rl.trainer.finite import fault_in
 from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
@@ -97,6 +98,10 @@ class Trainer(Configurable):
         compile: bool = False
         """torch.compile each transformer block."""
 
+        skip_nonfinite_updates: int = 0
+        """Updates in a row that are left out and counted (optimizer/skipped_updates) because the loss or the gradient is NaN or
+        infinite; one more stops training, and so do weights or moments that are. 0 stops at the first."""
+
         logprob_chunk_tokens: int = 1024
         """Tokens whose logits exist at once, for some thousand rows of the vocabulary (see trainer/logprobs.py)."""
 
@@ -134,6 +139,7 @@ class Trainer(Configurable):
         self._hf_assets_path = hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
+        self._skipped_in_a_row = 0
         self.model = self._load_policy()
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
@@ -243,11 +249,34 @@ class Trainer(Configurable):
             self.gate.check(diffs.merged(self.dp_group))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
-        if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
-            raise NonFiniteLossError(f"loss {total_loss}, gradient norm {grad_norm}: the update was not applied.")
-        self.optimizer.step()
+        if math.isfinite(total_loss) and math.isfinite(grad_norm):
+            self.optimizer.step()
+            self._skipped_in_a_row = 0
+        else:
+            self._skip_or_stop(f"loss {total_loss}, gradient norm {grad_norm}")
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
+
+    def _skip_or_stop(self, what: str) -> None:
+        """Count an update that is not applied; raise NonFiniteLossError, naming the cause, for one too many or one that recurs."""
+        fault = fault_in(self.model, self.optimizer)
+        self._skipped_in_a_row += 1
+        record_metric("optimizer/skipped_updates", 1, Reduce.SUM)
+        limit = self.config.skip_nonfinite_updates
+        lasting = fault is not None and not fault.startswith("the gradients")  # another batch would not help
+        if lasting or self._skipped_in_a_row > limit:
+            raise NonFiniteLossError(
+                f"{what}: {fault or 'the loss alone'} not finite; the update was not applied. "
+                + (
+                    "Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
+                    if lasting
+                    else f"{self._skipped_in_a_row} in a row, trainer.skip_nonfinite_updates allows {limit}. See the step's "
+                    "rewards and trainer.max_norm; a lower trainer.optimizer.lr helps where the loss had grown."
+                )
+            )
+        progress(
+            f"skipped an update ({self._skipped_in_a_row} of at most {limit} in a row): {what}, {fault or 'the loss'}"
+        )
 
     def _check_weights(self) -> float:
         """‖update‖ / ‖weights‖ of the last optimizer step.
@@ -257,8 +286,8 @@ class Trainer(Configurable):
         update, weights = update_and_weight_norm(self.optimizer)
         if not math.isfinite(weights):
             raise NonFiniteLossError(
-                "the update left weights that are not finite. The last checkpoint is good: resume from it with a lower "
-                "trainer.optimizer.lr."
+                f"the update left {fault_in(self.model, self.optimizer)} not finite. The last checkpoint, where there is one, is "
+                "good: resume from it with a lower trainer.optimizer.lr."
             )
         return update / weights if weights else 0.0
 
@@ -276,6 +305,14 @@ class Trainer(Configurable):
         for scheduler in self.scheduler:
             for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
+
+    def check_loaded(self) -> None:
+        """Raise NonFiniteLossError, naming the tensor, when the start or the checkpoint holds NaN or infinity. Collective."""
+        if fault := fault_in(self.model, self.optimizer):
+            raise NonFiniteLossError(
+                f"{fault} not finite as loaded, from hf_assets_path {self._hf_assets_path} or the run's checkpoint: start from "
+                "another one."
+            )
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
         """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
