@@ -80,7 +80,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "0.9: expected 1, as a truncated sampler biases ratios. Set it for evaluation.sampling",
         ),
         _option("sampling.top-k", "20", "20: expected 0, as a truncated sampler biases ratios"),
-        WrongInput("--sampling.stop ''", "sampling.stop = [''], expected texts of at least one character"),
+        WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
         _option("conversations.max-turns", "0", "0: expected 1 or more"),
         _option("conversations.call-seconds", "nan", "nan: expected 0 or more"),
         _option("evaluation.every", "-1", "-1: expected 0 or more. 0 turns evaluation off."),
