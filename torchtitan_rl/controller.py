@@ -29,6 +29,7 @@ from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.weight_sync import WeightSync
 from torchtitan_rl.grading import Grader, TrainerState
 from torchtitan_rl.metrics.efficiency import Footprint
+from torchtitan_rl.metrics.idle import IdleNotice
 from torchtitan_rl.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability import (
     Recorder,
@@ -160,6 +161,7 @@ class Controller(Configurable):
         parameters = sum(p.numel() for p in self.trainer.model.parameters())
         self.footprint = Footprint.of(config, parameters=parameters, world_size=world_size)
         self.weight_sync = config.weight_sync.build()
+        self.idle_notice = IdleNotice()
         self.recorder = config.metrics.build(
             run_folder=run_folder,
             run_name=run_name,
@@ -242,6 +244,7 @@ class Controller(Configurable):
             self._evaluate()
         self.state.count(groups, update)
         record_step(groups, update, state=self.state, algorithm=self.algorithm, footprint=self.footprint)
+        self.idle_notice.see(groups)
         record_metrics(self.prompts.metrics(self.state.prompts_seen))
         self.recorder.flush(step)
         check_still_there(self.run_folder)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if not rows:
-        print(f"no stored row of {options.run} matches", file=sys.stderr)
+        print(f"no stored row of {options.run} matches. {_there_is(options.run)}", file=sys.stderr)
         return 1
     if options.diff:
         return _print_diff(rows, others, options, console)
@@ -86,6 +86,16 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
     ]
 
 
+def _there_is(run: str) -> str:
+    """What can be asked for. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
+    rows = list(read_rows(run))
+    if not rows:
+        return "It has none."
+    steps = sorted({row["step"] for row in rows})
+    splits = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
+    return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}."
+
+
 def _print_panels(rows: Sequence[Row], console: Console) -> None:
     for table in dict.fromkeys(row["table"] for row in rows):
         console.print(Text(f"step {rows[0]['step']} · {table}", style="bold"))
@@ -110,17 +120,24 @@ def _print_group(rows: list[Row], prompt_idx: int, console: Console) -> int:
         known = sorted({row["prompt_idx"] for row in rows if "prompt_idx" in row})
         print(f"no stored row of prompt_idx {prompt_idx}; there are {known[:20]}", file=sys.stderr)
         return 1
-    last = max(row["step"] for row in members)
-    siblings = [row for row in members if row["step"] == last]
+    for split in sorted(
+        {str(row.get("split")) for row in members}
+    ):  # the same number in another split is another prompt
+        _print_siblings([row for row in members if str(row.get("split")) == split], split, console)
+    return 0
+
+
+def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
+    last = max(row["step"] for row in rows)
+    siblings = [row for row in rows if row["step"] == last]
     size = siblings[0].get("group_size")
-    console.print(Text(f"step {last} · {len(siblings)} stored of {size or '?'} siblings", style="bold"))
+    console.print(Text(f"{split} · step {last} · {len(siblings)} stored of {size or '?'} siblings", style="bold"))
     console.print(safe(siblings[0].get("prompt", ""), console, RESPONSE_CHARACTERS, 8))
     width = max(30, (console.width - 4) // min(3, len(siblings)))
     panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
         console.print(Text("the run kept selected rows only; metrics.keep_all_rows keeps every sibling", style="dim"))
-    return 0
 
 
 def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace, console: Console) -> int:

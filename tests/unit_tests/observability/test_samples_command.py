@@ -52,6 +52,20 @@ def test_siblings_of_a_group_stand_side_by_side(run, capsys):
     assert "keep_all_rows" in capsys.readouterr().out
 
 
+def test_a_group_of_training_and_one_of_evaluation_stand_apart(recorder, tmp_path, capsys):
+    one = recorder(keep_all_rows=True)
+    for split in ("train", "eval_greedy"):
+        rows = rows_of(group(2, sample(0, text=f"of {split}"), text=f"prompt of {split}"), step=4, split=split)
+        record_metric(f"{split}/samples", rows, Reduce.TABLE)
+    one.flush(4)
+    one.close()
+    assert main([str(tmp_path), "--step", "4", "--group", "2"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "siblings" in line or "prompt of" in line]
+    assert [line.split(" · ")[0].strip() for line in lines] == [
+        "eval_greedy", "prompt of eval_greedy", "train", "prompt of train",
+    ]  # fmt: skip
+
+
 def test_one_prompt_over_time(run, capsys):
     assert main([run("a"), "--prompt", "What is 1 + 1"]) == 0
     output = capsys.readouterr().out
@@ -74,7 +88,7 @@ def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_pa
     assert main([folder, "--group", "9"]) == 1
     assert main([str(tmp_path / "nowhere")]) == 2
     errors = capsys.readouterr().err
-    assert "matches" in errors
+    assert "matches. It has steps 1 to 3 (3 of them), splits train." in errors
     assert "prompt_idx 9; there are [0, 1]" in errors
     assert "samples.jsonl does not exist" in errors
 
