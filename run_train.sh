@@ -6,10 +6,15 @@
 #                        node 0's host name or address (docs/gpu.md has the choice of network interfaces)
 #              LOG_RANK  whose output is shown (default 0; the others' is in the run folder's logs/)
 set -euo pipefail
+export TORCHTITAN_RL_CALLER_FOLDER=${TORCHTITAN_RL_CALLER_FOLDER:-$PWD} # what relative paths on the command line start from
 cd "$(dirname "${BASH_SOURCE[0]}")"
+GPUS=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+if ((GPUS == 0)) && [[ $PWD == *[[:space:]]* ]]; then # LD_PRELOAD and the C++ compiler's command line split it
+  echo "error: the checkout is in '$PWD': expected a path without spaces, on a machine without a GPU. Move it." >&2
+  exit 2
+fi
 scripts/setup.sh
 
-GPUS=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 NGPU=${NGPU:-$((GPUS > 0 ? GPUS : 1))}
 NNODES=${NNODES:-1}
 if ((GPUS == 0)); then # ranks on one CPU share its cores

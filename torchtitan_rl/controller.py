@@ -130,7 +130,7 @@ class Controller(Configurable):
         self.grader = config.grader.build(task=self.task)
         self.algorithm = config.algorithm.build()
         self.evaluation = config.evaluation.build()
-        self.held_out = self.prompts.held_out(config.evaluation.num_prompts)
+        self.held_out = self.prompts.held_out(config.evaluation.num_prompts if config.evaluation.every else 1)
         conversations = config.conversations.build(
             members=self.task.members(),
             tokenizer=self.tokenizer,

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     forms = "path/to/file.py:function or package.module:function"
     is_file = place.endswith(".py")
+    place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or not place.startswith("."))
     expect(whole, field, reference, forms, "Name the function behind a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
@@ -31,6 +33,14 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     remedy = f"{did_you_mean(name, known)}It has {known}."
     expect(callable(function), field, reference, f"a function of {place}", remedy)
     return function
+
+
+def from_caller(path: str) -> str:
+    """A path as the user meant it, who may have called run_train.sh from another folder; one of the checkout's where there is none."""
+    caller = os.environ.get("TORCHTITAN_RL_CALLER_FOLDER", ".")
+    there = Path(caller, path)
+    here = Path(caller).resolve() == Path.cwd() or (Path(path).exists() and not there.exists())
+    return path if here else str(there)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

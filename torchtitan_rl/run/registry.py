@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from torchtitan_rl.run.errors import expect
-from torchtitan_rl.run.references import did_you_mean, load_function
+from torchtitan_rl.run.references import did_you_mean, from_caller, load_function
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
@@ -87,6 +87,9 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
         description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
         config=(tyro.conf.AvoidSubcommands,),
     )
+    for field in ("dump_folder", "hf_assets_path"):
+        if (path := getattr(config, field)) and path != getattr(default, field):
+            setattr(config, field, from_caller(path))
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":
             _show(name, config, dry_run=given.dry_run)

@@ -26,6 +26,16 @@ def test_an_unknown_name_is_answered_with_the_closest():
         load_config("debgu")
 
 
+def test_relative_paths_start_where_the_caller_is(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef mine():\n    return debug()\n")
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    name, config = parse_args(["--config", "mine.py:mine", "--dump-folder", "runs/a", "--hf-assets-path", "/models/x"])
+    assert name == "mine.py:mine"
+    assert config.dump_folder == str(tmp_path / "runs/a")
+    assert config.hf_assets_path == "/models/x"
+    assert parse_args(["--config", "debug"])[1].dump_folder == ""  # a new one of the checkout's outputs/
+
+
 FILE = """
 from __future__ import annotations
 from dataclasses import dataclass

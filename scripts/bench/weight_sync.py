@@ -1,0 +1,115 @@
+"""What the proof of a weight sync costs: the sync without it and with it, in turns, beside a plain copy of the same bytes.
+
+    .venv/bin/python -m torchtitan_rl.launch --standalone --nproc_per_node=1 -m scripts.bench.weight_sync [--dtype bfloat16]
+
+The model is debug's (2.4M parameters), or with --size 67M a larger one. Random weights; medians of `--repeats` turns.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchtitan_rl import device  # noqa: F401
+
+# isort: split
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.trainer.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
+from torchtitan_rl.trainer.policy import build_policy  # noqa: E402
+
+SIZES = {
+    "debug": {"vocab_size": 320},
+    "67M": {"vocab_size": 8192, "dim": 768, "n_layers": 8, "n_heads": 12, "n_kv_heads": 4, "hidden_dim": 2304},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="debug")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=31)
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    spec = small_qwen3(**SIZES[args.size])
+    folder = comm.broadcast(tempfile.mkdtemp())
+    tokenizer = make_small_tokenizer(["1 + 1"], vocab_size=260)
+    if dist.get_rank() == 0:
+        new_hf_model(spec).save_pretrained(Path(folder))
+    dist.barrier()
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    model = build_policy(
+        spec,
+        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+        parallelism=parallelism,
+        training=TrainingConfig(seq_len=64, mixed_precision_param=args.dtype),
+        compile_config=CompileConfig(),
+        activation_checkpoint="none",
+        logprob_chunk_tokens=64,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, folder)
+    generator = Generator.Config(
+        tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
+    ).build(hf_assets_path=folder, tokenizer=tokenizer, sampling=SamplingConfig(n=1, max_tokens=4), seed=0)
+    bench(model, adapter, generator, args.repeats)
+    generator.close()
+    comm.close_process_group()
+
+
+def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats: int) -> None:
+    """Time the three in turns and print them on rank 0."""
+    proof, held = generator.weight_proof(), HeldWeights(model, adapter)
+    weights = lambda: hf_weights(model, adapter, generator.dtype)  # noqa: E731
+    all_weights = [tensor for _, tensor in weights()]
+    copies = [tensor.clone() for tensor in all_weights]
+
+    def without() -> None:
+        generator.load_weights(weights(), policy_version=1)
+
+    def proven() -> None:
+        generator.load_weights(proof.watch(weights()), policy_version=1)
+        assert not comm.all_gather_lists(proof.faults(held.samples(proof.turn, generator.dtype)))
+
+    def copy() -> None:
+        for target, tensor in zip(copies, all_weights, strict=True):
+            target.copy_(tensor)
+
+    times: dict[Callable[[], None], list[float]] = {without: [], proven: [], copy: []}
+    for turn in range(repeats + 3):
+        for act, seconds in times.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            act()
+            if turn >= 3:
+                seconds.append(1e3 * (time.perf_counter() - begin))
+    if dist.get_rank() == 0:
+        plain, with_proof, copied = (statistics.median(seconds) for seconds in times.values())
+        best = [min(seconds) for seconds in times.values()]
+        print(
+            f"{sum(t.nbytes for t in all_weights) / 1e6:.1f} MB in {generator.config.dtype}, {dist.get_world_size()} rank(s)"
+        )
+        print(f"sync {plain:.1f} ms (best {best[0]:.1f}), with its proof {with_proof:.1f} ms (best {best[1]:.1f})")
+        print(
+            f"the proof is {100 * (best[1] / best[0] - 1):.1f} % of the best sync, {100 * (with_proof / plain - 1):.1f} % of the median"
+        )
+        print(f"a plain copy of these bytes takes {copied:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
