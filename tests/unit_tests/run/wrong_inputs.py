@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.sabotage import SAYS
 from tests.unit_tests.run import wrong_files
 from torchtitan_rl.run.registry import parse_args
 from torchtitan_rl.run.validation import validate
@@ -160,6 +161,19 @@ def page() -> str:
             f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in rows
         ]
         lines.append("")
+    lines += [
+        "## Weights that did not arrive",
+        "",
+        "Training stops with exit code 3 at the first sync, before anything is sampled: `Weight sync 12 left the engine with other",
+        "weights than the policy's:` and what follows. [tests/sabotage.py](../tests/sabotage.py) does each on a real engine, in",
+        "float32 and bfloat16, on one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py",
+        "--test_name sabotage`. [weight_sync.md](weight_sync.md) says how they are seen.",
+        "",
+        "| what is wrong | said |",
+        "|---|---|",
+        *(f"| {what} | {_cell(says)} |" for what, says in SAYS.items()),
+        "",
+    ]
     return "\n".join(lines)
 
 
