@@ -115,11 +115,9 @@ def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder,
         recorder(sinks=["wandb"])
 
 
-def test_an_impossible_selector_or_queue_is_an_error_at_start_up(recorder):
+def test_an_impossible_selector_is_an_error_at_start_up(recorder):
     with pytest.raises(ValueError, match="metrics.select"):
         recorder(select=["best:1"])
-    with pytest.raises(ValueError, match="metrics.queue_size = 0"):
-        recorder(queue_size=0)
 
 
 def test_no_sink_s_library_is_imported_unless_used_and_an_exit_without_close_loses_nothing(tmp_path):
