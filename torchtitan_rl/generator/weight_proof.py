@@ -13,7 +13,7 @@ rows, other ones at each push (see weight_samples.py); vectors are compared whol
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -47,18 +47,24 @@ class WeightProof:
         self._sent: dict[str, Tensor] = {}  # [rows, columns] of each tensor
         self._widths: dict[str, int] = {}
         self._arrived: list[Compared] = []
-        self._packed: dict[nn.Module, list[str]] = {}  # layers whose matrix is not kept, and the tensors in it
+        # Matrices that a CPU engine has packed, by layer: those that it dropped, and all that it multiplies with.
+        self._dropped: dict[nn.Module, list[str]] = {}
+        self._packed: dict[nn.Module, list[str]] = {}
         for name, piece in self._pieces.items():
-            if not getattr(piece.layer, piece.parameter).numel():
+            if piece.parameter == "weight" and hasattr(piece.layer, "cpu_linear"):
                 self._packed.setdefault(piece.layer, []).append(name)
-        for layer in self._packed:
-            self._look_before_packing(layer.quant_method)
+                if not piece.layer.weight.numel():
+                    self._dropped.setdefault(piece.layer, []).append(name)
+        self._kept = self._pieces.keys() - {name for names in self._dropped.values() for name in names}
+        for layer, names in self._dropped.items():
+            self._look_before_packing(layer, names)
 
-    def _look_before_packing(self, method: Any) -> None:
+    def _look_before_packing(self, layer: nn.Module, names: list[str]) -> None:
+        method = layer.quant_method  # each layer has its own
         pack = method.process_weights_after_loading
 
         def look_and_pack(layer: nn.Module) -> None:
-            self._look(self._packed[layer])
+            self._look(names)
             pack(layer)
 
         method.process_weights_after_loading = look_and_pack
@@ -118,7 +124,7 @@ class WeightProof:
         Args:
             held: of the turn that `turn` says.
         """
-        self._look(name for name, piece in self._pieces.items() if piece.layer not in self._packed)
+        self._look(self._kept)
         self._look_into_packed()
         held = [
             (one.name, self._sent[one.name][one.rows, one.columns], one.values)
