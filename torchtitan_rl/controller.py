@@ -130,7 +130,8 @@ class Controller(Configurable):
         self.grader = config.grader.build(task=self.task)
         self.algorithm = config.algorithm.build()
         self.evaluation = config.evaluation.build()
-        self.held_out = self.prompts.held_out(config.evaluation.num_prompts if config.evaluation.every else 1)
+        evaluates = config.evaluation.every or config.eval_only  # else one alone, for the weight sync's probe
+        self.held_out = self.prompts.held_out(config.evaluation.num_prompts if evaluates else 1)
         conversations = config.conversations.build(
             members=self.task.members(),
             tokenizer=self.tokenizer,
