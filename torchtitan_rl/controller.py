@@ -186,7 +186,7 @@ class Controller(Configurable):
                 self.checkpointer.load(resume.checkpoint)
         self.checkpointer.check_room()
         self.trainer.restore_learning_rate()
-        self.trainer.check_loaded()
+        self.trainer.finite.check_loaded()
         self._sync_weights()
 
     def run(self) -> int:

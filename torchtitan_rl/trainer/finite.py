@@ -1,5 +1,6 @@
 """Which numbers of a policy are not finite, by name: the cause of what its loss shows."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -8,6 +9,61 @@ from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import OptimizersContainer
 
 from torchtitan_rl import comm
+from torchtitan_rl.observability import Reduce, progress, record_metric
+from torchtitan_rl.run.errors import TrainingStopped
+
+
+class NonFiniteLossError(TrainingStopped):
+    """The loss, the gradient or a weight is NaN or infinite. Nothing of it is in a checkpoint."""
+
+
+class FiniteUpdates:
+    """Decides on updates whose numbers are not finite: left out and counted, or the end of training. All methods are collective."""
+
+    def __init__(self, model: nn.Module, optimizer: OptimizersContainer, *, skip: int) -> None:
+        """
+        Args:
+            skip: updates in a row that may be left out.
+        """
+        self._model, self._optimizer, self._skip = model, optimizer, skip
+        self._in_a_row = 0
+
+    def allows(self, loss: float, grad_norm: float) -> bool:
+        """Whether the update may be applied; both are the same on every rank.
+
+        Raises NonFiniteLossError, naming the cause, for one too many in a row, or where another batch would not help.
+        """
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self._in_a_row = 0
+            return True
+        self._in_a_row += 1
+        record_metric("optimizer/skipped_updates", 1, Reduce.MAX)
+        fault = fault_in(self._model, self._optimizer) or "the loss alone"
+        what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
+        if fault.startswith(("the weights", "the optimizer")):
+            raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
+        if self._in_a_row > self._skip:
+            raise NonFiniteLossError(
+                f"{what}. It is number {self._in_a_row} in a row and trainer.skip_nonfinite_updates allows {self._skip}. Look at "
+                "the step's rewards; where the loss had grown before, use a lower trainer.optimizer.lr."
+            )
+        progress(f"skipped an update, {self._in_a_row} of at most {self._skip} in a row: {what}")
+        return False
+
+    def check_weights(self, norm: float) -> None:
+        """Raise NonFiniteLossError unless the weights that an update left, of this norm, are finite: before a checkpoint has them."""
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(
+                f"the update left {fault_in(self._model, self._optimizer)} not finite. The last checkpoint, where there is one, "
+                "is good: resume from it with a lower trainer.optimizer.lr."
+            )
+
+    def check_loaded(self) -> None:
+        """Raise NonFiniteLossError when what was loaded, of the start or of a checkpoint, is not finite."""
+        if fault := fault_in(self._model, self._optimizer):
+            raise NonFiniteLossError(
+                f"{fault} not finite, as loaded. Use another checkpoint or another --hf-assets-path."
+            )
 
 
 def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> str | None:

@@ -1,6 +1,5 @@
 """Turn a step's episodes into an update of the sharded policy."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -19,9 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.observability import Reduce, progress, record_metric
-from torchtitan_rl.run.errors import TrainingStopped
-from torchtitan_rl.trainer.finite import fault_in
+from torchtitan_rl.trainer.finite import FiniteUpdates
 from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
@@ -33,10 +30,6 @@ from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Me
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
-
-
-class NonFiniteLossError(TrainingStopped):
-    """The loss, the gradient or a weight is NaN or infinite. Nothing of it is in a checkpoint."""
 
 
 class _Work(NamedTuple):
@@ -139,13 +132,13 @@ class Trainer(Configurable):
         self._hf_assets_path = hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
-        self._skipped_in_a_row = 0
         self.model = self._load_policy()
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
             self.reference = self._load_policy().requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
+        self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
         batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
         self.dp_size = batch_mesh.size() if batch_mesh else 1
@@ -249,34 +242,10 @@ class Trainer(Configurable):
             self.gate.check(diffs.merged(self.dp_group))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
-        if math.isfinite(total_loss) and math.isfinite(grad_norm):
+        if self.finite.allows(total_loss, grad_norm):
             self.optimizer.step()
-            self._skipped_in_a_row = 0
-        else:
-            self._skip_or_stop(f"loss {total_loss}, gradient norm {grad_norm}")
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
         return _StepResult(grad_norm, metrics)
-
-    def _skip_or_stop(self, what: str) -> None:
-        """Count an update that is not applied; raise NonFiniteLossError, naming the cause, for one too many or one that recurs."""
-        fault = fault_in(self.model, self.optimizer)
-        self._skipped_in_a_row += 1
-        record_metric("optimizer/skipped_updates", 1, Reduce.SUM)
-        limit = self.config.skip_nonfinite_updates
-        lasting = fault is not None and not fault.startswith("the gradients")  # another batch would not help
-        if lasting or self._skipped_in_a_row > limit:
-            raise NonFiniteLossError(
-                f"{what}: {fault or 'the loss alone'} not finite; the update was not applied. "
-                + (
-                    "Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
-                    if lasting
-                    else f"{self._skipped_in_a_row} in a row, trainer.skip_nonfinite_updates allows {limit}. See the step's "
-                    "rewards and trainer.max_norm; a lower trainer.optimizer.lr helps where the loss had grown."
-                )
-            )
-        progress(
-            f"skipped an update ({self._skipped_in_a_row} of at most {limit} in a row): {what}, {fault or 'the loss'}"
-        )
 
     def _check_weights(self) -> float:
         """‖update‖ / ‖weights‖ of the last optimizer step.
@@ -284,11 +253,7 @@ class Trainer(Configurable):
         Raises NonFiniteLossError on every rank when it has left NaN or infinity: before a checkpoint holds it.
         """
         update, weights = update_and_weight_norm(self.optimizer)
-        if not math.isfinite(weights):
-            raise NonFiniteLossError(
-                f"the update left {fault_in(self.model, self.optimizer)} not finite. The last checkpoint, where there is one, is "
-                "good: resume from it with a lower trainer.optimizer.lr."
-            )
+        self.finite.check_weights(weights)
         return update / weights if weights else 0.0
 
     def _flops_per_token(self, groups: Sequence[Group[Episode]]) -> float:
@@ -305,14 +270,6 @@ class Trainer(Configurable):
         for scheduler in self.scheduler:
             for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
-
-    def check_loaded(self) -> None:
-        """Raise NonFiniteLossError, naming the tensor, when the start or the checkpoint holds NaN or infinity. Collective."""
-        if fault := fault_in(self.model, self.optimizer):
-            raise NonFiniteLossError(
-                f"{fault} not finite as loaded, from hf_assets_path {self._hf_assets_path} or the run's checkpoint: start from "
-                "another one."
-            )
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
         """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
