@@ -39,6 +39,8 @@ class FiniteUpdates:
         self._in_a_row += 1
         record_metric("optimizer/skipped_updates", 1, Reduce.MAX)
         fault = fault_in(self._model, self._optimizer) or "the loss alone"
+        if fault.startswith("the gradients"):
+            fault = "the gradients"  # clipping has spread it over all of them
         what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
         if fault.startswith(("the weights", "the optimizer")):
             raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")

@@ -47,6 +47,7 @@ class _Work(NamedTuple):
 
 class _StepResult(NamedTuple):
     grad_norm: float
+    applied: bool
     metrics: list[dict[str, Metric]]
 
 
@@ -198,7 +199,7 @@ class Trainer(Configurable):
             clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
             update_ratio=update_ratio,
             learning_rate=learning_rate,
-            optimizer_steps=len(results),
+            optimizer_steps=sum(result.applied for result in results),
             flops_per_token=self._flops_per_token(groups),
             rank_tokens=rank_tokens,
             trained_tokens=config.num_epochs * sum(rank_tokens),
@@ -242,10 +243,10 @@ class Trainer(Configurable):
             self.gate.check(diffs.merged(self.dp_group))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
-        if self.finite.allows(total_loss, grad_norm):
+        if applied := self.finite.allows(total_loss, grad_norm):
             self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
-        return _StepResult(grad_norm, metrics)
+        return _StepResult(grad_norm, applied, metrics)
 
     def _check_weights(self) -> float:
         """‖update‖ / ‖weights‖ of the last optimizer step.
