@@ -18,6 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.trainer.finite import FiniteUpdates
 from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.held_weights import HeldWeights
