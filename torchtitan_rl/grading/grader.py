@@ -216,9 +216,12 @@ class Grader(Configurable):
 
 
 def _member(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> _Member:
-    """The rewards and the judgement of one task. Raises UserError for two of one name or a keyword that nobody gives."""
+    """The rewards and the judgement of one task. Raises UserError for none, two of one name or a keyword that nobody gives."""
     functions = [*((function_name(function), function) for function in task.reward_functions()), *extra]
     names = [name for name, _ in functions]
+    expect(
+        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     expect(
         not twice, "grader.rewards", config.rewards,

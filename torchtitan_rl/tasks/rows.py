@@ -73,8 +73,6 @@ class Rows(Task):
             self._train.leave_out_where(np.isin(self._train.keys, self._held_out.keys), "also held out")
         else:
             self._held_out = self._train.split_off(share, config.held_out_seed)
-        for part, what in ((self._train, "for training"), (self._held_out, "held out")):
-            progress(part.describe(what))
         remedy = "Give more rows, or a file of its own to hold out (task.held_out_path)."
         expect(len(self._train.kept) > 0, "task.path", config.path, "rows for training and held-out ones", remedy)
 
@@ -99,11 +97,10 @@ class Rows(Task):
         for part, what in ((self._train, "for training"), (self._held_out, "held out")):
             with heartbeat(f"tokenise the prompts of {part.table.name}"):
                 faults = [fault(part.example(place)) or "" for place in range(len(part.kept))]
-            if any(faults):
-                for reason in sorted(set(faults) - {""}):
-                    part.leave_out_where(np.array([found == reason for found in faults]), reason)
-                    faults = [found for found in faults if found != reason]
-                progress(part.describe(what))
+            for reason in sorted(set(faults) - {""}):
+                part.leave_out_where(np.array([found == reason for found in faults]), reason)
+                faults = [found for found in faults if found != reason]
+            progress(part.describe(what))
             expect(
                 len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be a prompt",
                 "Raise prompts.max_prompt_tokens, or mend the rows.",

@@ -36,6 +36,12 @@ def build(tmp_path):
     return build
 
 
+def told(task, capsys) -> str:
+    """What a run's start says of the rows, with a tokenizer that finds no fault."""
+    task.leave_out(lambda example: None)
+    return capsys.readouterr().out
+
+
 def texts(task, num, seed=0):
     return [task.train_example(i, seed=seed).text for i in range(num)]
 
@@ -151,23 +157,22 @@ def test_rows_without_answers_have_no_reward_and_no_judgement_of_their_own(build
 
 def test_what_is_left_out_is_told_with_its_row_numbers(build, capsys):
     rows = [*sums(3), {"prompt": "9?"}, {"prompt": "8?", "answer": ""}, *sums(2), {"prompt": "7?", "answer": 7}]
-    build(rows)
     assert (
         "data.jsonl: 3 rows for training; left out: 2 without an answer (rows 4, 5), "
-        "2 with the prompt of an earlier row (rows 6, 7)" in capsys.readouterr().out
+        "2 with the prompt of an earlier row (rows 6, 7)" in told(build(rows), capsys)
     )
 
 
 def test_a_training_row_that_is_also_held_out_is_left_out_and_told(build, tmp_path, capsys):
     (tmp_path / "test.jsonl").write_bytes(lines(*sums(6)[4:]))
     task = build(sums(6), held_out_path=str(tmp_path / "test.jsonl"))
-    assert "4 rows for training; left out: 2 also held out (rows 5, 6)" in capsys.readouterr().out
+    assert "4 rows for training; left out: 2 also held out (rows 5, 6)" in told(task, capsys)
     assert sorted(texts(task, 4)) == [f"{i} + 1?" for i in range(4)]
 
 
 def test_an_id_that_two_rows_have_is_told(build, capsys):
-    build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
-    assert "kept: 2 with the id of an earlier row (rows 2, 4)" in capsys.readouterr().out
+    task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
+    assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
 
 
 @pytest.mark.parametrize(
