@@ -20,7 +20,9 @@ def wait_for_a_moment(run, folder, kind, chance):
         time.sleep(chance.uniform(0, 3))
         return
     run.wait_until(lambda: any(p.phase.startswith("step ") for p in run.places().values()), "begin a step")
-    time.sleep(chance.uniform(0, 0.8))
+    saved, more = max(steps_of(folder), default=0), chance.randint(0, 3)  # else a slow machine never comes past step 1
+    run.wait_until(lambda: max(steps_of(folder), default=0) >= saved + more, f"save {more} steps more")
+    time.sleep(chance.uniform(0, 0.3))
     if kind == "write":
         run.wait_until(lambda: any(folder.glob("checkpoint/.writing-*")), "write a checkpoint")
         time.sleep(chance.uniform(0, 0.05))
