@@ -110,4 +110,4 @@ def test_the_table_of_finish_reasons_is_complete():
 
 def test_every_setting_the_page_names_exists():
     fields = set(Conversations.Config.__dataclass_fields__)
-    assert set(re.findall(r"conversations\.([a-z_]+)", PAGE.read_text())) - {"md"} <= fields
+    assert set(re.findall(r"conversations\.([a-z_]+)", PAGE.read_text())) - {"md", "py"} <= fields

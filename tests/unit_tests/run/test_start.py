@@ -64,7 +64,7 @@ def test_a_checkpoint_folder_that_is_missing_incomplete_or_of_another_model(conf
     (tmp_path / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 3, "layer_types": None}))
     says("num_hidden_layers is 3 in the folder but 2 in the config")
     (tmp_path / "config.json").write_text("{")
-    says("no JSON")
+    says("config.json cannot be read")
 
 
 def test_the_model_is_read_from_the_folder_where_the_config_names_none(config, tmp_path):
