@@ -17,8 +17,8 @@ from pathlib import Path
 from torchtitan_rl.run import processes
 from torchtitan_rl.run.board import SHOW_STACKS, Place, behind, describe, named, places, stacks_file
 
-STARTING_NOTICE_S, STARTING_LIMIT_S = 120.0, 7200.0
-"""At least these for phases of the start, which are long by nature and say themselves that they go on."""
+STARTING_NOTICE_S, STARTING_LIMIT_S = 600.0, 7200.0
+"""At least these for phases of the start (a warm start, a download), which are long by nature and say themselves that they go on."""
 
 SLOWER = 3.0
 """A phase is late at this many times the longest that it has taken so far, and not before the notice."""

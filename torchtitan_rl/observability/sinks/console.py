@@ -113,7 +113,7 @@ class ConsoleSink(Sink):
     def _evaluation_line(self, record: StepRecord) -> Text:
         line = Text("  evaluation", style="cyan")
         for key, value in record.values.items():
-            if key.startswith(EVALUATION_PREFIX):
+            if key.startswith(EVALUATION_PREFIX) and not key.endswith("/seconds"):
                 name = key.removeprefix(EVALUATION_PREFIX)
                 fraction = any(part in name for part in ("accuracy", "pass@", "rate"))
                 line.append(f"  {name.replace('_', ' ')} ", style="dim")
