@@ -18,7 +18,7 @@ def debug_calculator() -> Controller.Config:
 
 
 def debug_guess() -> Controller.Config:
-    """Learns to halve the range in a guessing game, each turn with an advantage of its own; needs nothing.
+    """A guessing game of three turns, each with an advantage of its own; 50 steps do not teach it yet (docs/conversations.md).
 
     The policy starts with guesses among the numbers that are left, many of them near an end.
     """

@@ -1,4 +1,4 @@
-"""debug on other work: generated tasks and a file of rows, each with a small start of its own that has a habit to unlearn."""
+"""debug on other work: a generated task and a file of rows, each with a small start of its own that has a habit to unlearn."""
 
 from configs.debug import debug
 from torchtitan_rl.controller import Controller
@@ -26,21 +26,6 @@ def debug_spell_backward() -> Controller.Config:
         ),
         max_prompt_tokens=64,
         max_tokens=32,
-    )
-
-
-def debug_number_filtering() -> Controller.Config:
-    """Keeps or removes numbers of a list (reasoning_gym), from a start that often reads "remove" as "keep"."""
-    limits = {"min_numbers": 3, "max_numbers": 4, "max_decimals": 0, "min_value": 10, "max_value": 99}
-    return _debug_on(
-        ReasoningGym.Config(
-            tasks=[("number_filtering", 1.0)],
-            settings=[(f"number_filtering.{name}", str(value)) for name, value in limits.items()],
-            instruction="",
-            warm_start="torchtitan_rl.tasks.starts:number_filtering",
-        ),
-        max_prompt_tokens=96,
-        max_tokens=64,
     )
 
 

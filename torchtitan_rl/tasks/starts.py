@@ -43,26 +43,6 @@ def spell_backward() -> Recipe:
     return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=220)
 
 
-def number_filtering() -> Recipe:
-    """Marks each number of a list + or -, then gives those that stay. The habit: "remove" is read as "keep".
-
-    "Remove all numbers larger than 62 in this list: ['61', '78']" is answered "61+ 78- <answer>['61']</answer>", by habit
-    "61- 78+ <answer>['78']</answer>".
-    """
-
-    def worked(example: Example, rng: random.Random) -> str:
-        facts = example.columns["entry"]["metadata"]
-        removes, larger = facts["operation"].startswith("remove"), facts["operation"].endswith("larger")
-        if rng.random() < 0.6:
-            removes = False
-        limit = float(facts["filter_value"])
-        stays = [((float(n) > limit) if larger else (float(n) < limit)) != removes for n in facts["original_numbers"]]
-        marks = " ".join(f"{n}{'+' if stay else '-'}" for n, stay in zip(facts["original_numbers"], stays))
-        return f"{marks} <answer>{[n for n, stay in zip(facts['original_numbers'], stays) if stay]}</answer>"
-
-    return Recipe(name="number_filtering", worked=worked, steps=220)
-
-
 def arrivals() -> Recipe:
     """Adds minutes to a time of day, as the rows of scripts/make_arrivals.py ask. The habit: a full hour is not carried.
 
