@@ -226,7 +226,8 @@ class Algorithm(Part):
         """Whether nothing in the objective has a gradient at this episode, once credit is assigned: it needs no backward."""
         anchored = self.kl.in_loss and episode.anchored
         quiet = self.listwise is None and self.policy_loss.silent_without_advantage and self.config.entropy_coef == 0
-        return quiet and not anchored and episode.advantage == 0
+        advantages = episode.turn_advantages or (episode.advantage,)  # those of turns may cancel out in the mean
+        return quiet and not anchored and not any(advantages)
 
     def normalizers(self, groups: list[Group[Episode]], *, max_completion_tokens: int) -> Normalizers:
         """What the losses of one update over `groups` divide by."""

@@ -18,6 +18,9 @@ from tests.unit_tests.algorithm.algorithm_builders import (
     spread_logprobs,
 )
 from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Gspo, MaxEnt, NonFiniteError, SeedGrpo
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.nonfinite import leave_out
+from torchtitan_rl.types import Member
 
 NAN, INF = math.nan, math.inf
 
@@ -147,3 +150,11 @@ def test_a_ratio_that_overflows_is_clamped_and_counted():
     assert torch.isfinite(loss)
     assert metrics["ratio/overflow_fraction"].value == 1 / 8
     assert metrics["ratio/max"].value == pytest.approx(math.exp(20))
+
+
+def test_what_is_left_out_keeps_no_advantage_of_a_turn():
+    group = draft_episodes([group_of(0, scored(0, 1.0))])[0]
+    episode = group.samples[0]
+    episode.advantage, episode.turn_advantages = math.inf, (math.inf, 0.0)
+    leave_out(Member(group.prompt, episode), "the advantage is inf", raises=False)
+    assert (episode.advantage, episode.turn_advantages) == (0.0, None)

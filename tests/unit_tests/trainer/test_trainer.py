@@ -162,3 +162,11 @@ def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
     report = trainer.update(credited(trainer))
     after = weights(trainer)
     assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
+
+
+def test_turns_whose_advantages_cancel_out_are_not_silent():
+    episode = draft_episodes(scored_step())[0].samples[0]
+    episode.advantage, episode.turn_advantages = 0.0, (0.7, -0.7)
+    assert not Algorithm.Config().build().is_silent(episode)
+    episode.turn_advantages = (0.0, 0.0)
+    assert Algorithm.Config().build().is_silent(episode)
