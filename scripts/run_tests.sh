@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# All tests: unit tests, then whole runs on up to 8 ranks. Sets up .venv first where it is missing or stale.
-#   scripts/run_tests.sh            everything (35 to 40 minutes on 2 cores)
+# The tests. Sets up .venv first where it is missing or stale.
+#   scripts/run_tests.sh            the default: unit tests, the quick fault tests, the quick whole runs
 #   scripts/run_tests.sh unit       the unit tests only; further arguments go to pytest
+#   scripts/run_tests.sh runs       whole runs on up to 8 ranks; further arguments go to tests/integration_tests.py
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
+#   scripts/run_tests.sh all        all three, each whole
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
-if [[ "${1:-}" == unit ]]; then
-  shift
-  exec .venv/bin/python -m pytest "$@"
-fi
-if [[ "${1:-}" == faults ]]; then
-  shift
-  exec .venv/bin/python -m pytest tests/fault_injection "$@"
-fi
-.venv/bin/python -m pytest
-.venv/bin/python -m pytest tests/fault_injection -m quick
-.venv/bin/python tests/integration_tests.py
+
+part=${1:-default}
+(($#)) && shift
+unit() { .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
+faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
+runs() { .venv/bin/python tests/integration_tests.py "$@"; }
+
+case $part in
+  default) unit && faults -m quick && runs --quick ;;
+  unit | runs | faults) "$part" "$@" ;;
+  all) unit && faults && runs ;;
+  *) echo "run_tests.sh: no part '$part': unit, runs, faults, all, or nothing for the default" >&2 && exit 2 ;;
+esac

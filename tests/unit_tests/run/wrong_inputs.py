@@ -167,7 +167,7 @@ def page() -> str:
         "Training stops with exit code 3 at the first sync, before anything is sampled: `Weight sync 12 left the engine with other",
         "weights than the policy's:` and what follows. [tests/sabotage.py](../tests/sabotage.py) does each on a real engine, in",
         "float32 and bfloat16, on one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py",
-        "--test_name sabotage`. [weight_sync.md](weight_sync.md) says how they are seen.",
+        "--test_name 'sabotage*'`. [weight_sync.md](weight_sync.md) says how they are seen.",
         "",
         "| what is wrong | said |",
         "|---|---|",
