@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torchtitan_rl.run import processes
+
 WATCH = "TORCHTITAN_RL_WATCH"
 """The environment variable with the folder. Every process of a job on this node has it, so it marks them too."""
 
@@ -22,6 +24,7 @@ SHOW_STACKS = signal.SIGRTMIN + 3
 
 
 CHANGES_A_STEP = 10_000
+_HOST = socket.gethostname()
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Board:
     def __init__(self, rank: int, folder: str | None = None) -> None:
         self._file: int | None = None
         all_here = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
-        self.place = Place(rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time(), all_here=all_here)
+        self.place = Place(rank=rank, host=_HOST, pid=os.getpid(), since=time.time(), all_here=all_here)
         folder = os.environ.get(WATCH) if folder is None else folder
         if folder and Path(folder).is_dir():
             self._file = os.open(place_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -118,9 +121,13 @@ def places(folder: str | Path) -> list[Place]:
 
 
 def behind(ranks: Sequence[Place]) -> list[Place]:
-    """Those that hold up the others: the ones with the fewest changes of phase; all of them, when none is ahead."""
+    """Those that hold up the others: the ones with the fewest changes of phase; all of them, when none is ahead.
+
+    Of those, when a signal has stopped some: in a phase with a collective the others wait for them in the same phase.
+    """
     fewest = min((place.changes for place in ranks), default=0)
-    return [place for place in ranks if place.changes == fewest]
+    slow = [place for place in ranks if place.changes == fewest]
+    return [place for place in slow if place.host == _HOST and processes.is_stopped(place.pid)] or slow
 
 
 def describe(ranks: Sequence[Place], now: float) -> str:

@@ -29,6 +29,11 @@ def state(pid: int) -> str:
         return ""
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process."""
+    return state(pid) in ("T", "t")
+
+
 def peak_bytes(pid: int) -> int:
     """The most memory that a living process has had at once; 0 when it is gone."""
     try:

@@ -158,7 +158,7 @@ def _kind(phase: str) -> str:
 def _what_it_does(place: Place, folder: Path) -> str:
     """The process's state, and its stacks where it can still show them."""
     letter = processes.state(place.pid)
-    if letter in ("T", "t"):
+    if processes.is_stopped(place.pid):
         return f"rank {place.rank} is stopped by a signal: kill -CONT {place.pid} on {place.host} lets it go on"
     if letter in ("", "Z"):
         return f"rank {place.rank} (pid {place.pid} on {place.host}) is dead"

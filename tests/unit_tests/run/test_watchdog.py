@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 from dataclasses import asdict, replace
 
@@ -40,6 +41,15 @@ def test_who_has_changed_phase_least_holds_up_the_others():
     assert behind(ranks) == [ranks[1]]
     assert describe(ranks, 106.0) == "rank 1 (node0) in step 3: grade for 26 s; ranks 0, 2 wait in step 3: gather"
     assert describe([ranks[0], ranks[2]], 106.0) == "ranks 0, 2 in step 3: gather for 6 s"
+
+
+def test_of_ranks_in_one_phase_the_stopped_one_holds_up_the_others(monkeypatch):
+    here = [replace(place(rank, "step 3: train"), host=socket.gethostname()) for rank in range(3)]
+    monkeypatch.setattr(processes, "state", lambda pid: "T" if pid == here[1].pid else "S")
+    assert behind(here) == [here[1]]
+    assert describe(here, 106.0).endswith("in step 3: train for 6 s; ranks 0, 2 wait in step 3: train")
+    elsewhere = [replace(one, host="node7") for one in here]  # whose process ids are others' here
+    assert behind(elsewhere) == elsewhere
 
 
 def test_a_late_rank_is_said_once_until_it_has_waited_twice_as_long(dog, tmp_path):
