@@ -46,6 +46,7 @@ from torchtitan_rl.run.checkpoints import Resume
 from torchtitan_rl.run.folder import check_still_there
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.resume import described
+from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.start import check_tokenizer
 from torchtitan_rl.run.state import RunState
 from torchtitan_rl.run.stop_signal import StopSignal
@@ -166,7 +167,7 @@ class Controller(Configurable):
         self.recorder = config.metrics.build(
             run_folder=run_folder,
             run_name=run_name,
-            run_config=config.to_dict(),
+            run_config=without_secrets(config.to_dict()),
             total_steps=config.num_steps,
             rank=rank,
             gather=comm.gather if world_size > 1 else None,

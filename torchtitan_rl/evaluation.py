@@ -66,6 +66,8 @@ class Evaluation(Configurable):
         expect(config.stop_after >= 0, "evaluation.stop_after", config.stop_after, "0 or more", "0 never stops.")
         named = bool(config.best_by) or not config.stop_after
         expect(named, "evaluation.best_by", "", "a metric, as evaluation.stop_after asks", "Use evaluation/accuracy.")
+        known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by
+        expect(known, "evaluation.best_by", config.best_by, "a metric of the evaluation", "Use evaluation/accuracy.")
         on = bool(config.every) or not config.best_by
         expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
 

@@ -51,7 +51,7 @@ class SamplingConfig:
         """Raise UserError for impossible values; `path` is where the config has these, such as "evaluation.sampling"."""
         greedy = self.temperature == 0
         limits = {
-            "n": (self.n >= 1, "at least 1"),
+            "n": (1 <= self.n <= 65536, "at least 1 and at most 65536"),
             "max_tokens": (self.max_tokens >= 1, "at least 1"),
             "temperature": (0 <= self.temperature < math.inf, "0 (greedy) or more"),
             "top_p": (0 < self.top_p <= 1, "more than 0 and at most 1 (all)"),

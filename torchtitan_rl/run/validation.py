@@ -19,14 +19,18 @@ from torchtitan_rl.run.memory import check_memory
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
 
+_MANY = 10**12
+"""No count is larger but by a slip: what overflows later, far from here, is refused."""
+
 _LIMITS: dict[str, tuple[float, float, str]] = {
-    "seed": (0, math.inf, "Use 0, 1, 2, ..."),
+    "seed": (0, 2**32 - 1, "Use 0, 1, 2, ..."),  # numpy, in vLLM, takes no larger
     "num_steps": (1, 10**9, "Use 50 or more."),
     "num_prompts_per_step": (
         1,
         65536,
         "Use 16 or more; a step keeps every prompt's completions in memory on each rank.",
     ),
+    "prompts.read_ahead": (0, 65536, "Use 64; 0 reads each prompt when it is asked for."),
     "prompts.max_prompt_tokens": (1, math.inf, "Set it to the longest prompt you want to allow, in tokens."),
     "evaluation.every": (0, math.inf, "0 turns evaluation off."),
     "evaluation.num_prompts": (1, 65536, "evaluation.every 0 turns evaluation off."),
@@ -39,12 +43,14 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "trainer.max_norm": (1e-12, math.inf, "Use 1e9 for no clipping."),
     "metrics.console_every": (0, math.inf, "0 shows no panels."),
     "metrics.queue_size": (1, math.inf, "64 is usual."),
+    "metrics.seed": (0, math.inf, "Use 0."),
     "metrics.store_bytes": (0, math.inf, "Use 2147483648."),
     "metrics.max_traces_per_step": (0, math.inf, "0 logs none."),
     "trainer.parallelism.tensor_parallel_degree": (1, math.inf, "1 turns it off."),
     "trainer.parallelism.data_parallel_replicate_degree": (1, math.inf, "1 turns it off."),
     "trainer.num_epochs": (1, math.inf, "Use 1."),
     "trainer.num_minibatches": (1, math.inf, "Use 1 for one optimizer step a batch."),
+    "trainer.skip_nonfinite_updates": (0, math.inf, "0 stops at the first."),
     "trainer.max_tokens_per_microbatch": (1, math.inf, "Use 8192 or more."),
     "trainer.logprob_chunk_tokens": (1, math.inf, "Use 1024."),
     "trainer.optimizer.lr": (0, math.inf, "Full fine-tuning usually takes 1e-6."),
@@ -93,6 +99,7 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
         value = attrgetter(field)(config)
         expected = f"{smallest} or more" if largest == math.inf else f"between {smallest} and {largest}"
         expect(value is None or (math.isfinite(value) and smallest <= value <= largest), field, value, expected, remedy)
+        expect(not isinstance(value, int) or value <= _MANY, field, value, f"at most {_MANY}", remedy)
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
@@ -100,6 +107,7 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
         check_fields(getattr(config, part), part)
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
+    config.evaluation.build()
     _check_layout(config, world_size)
     _check_training(config)
     _check_lengths(config)

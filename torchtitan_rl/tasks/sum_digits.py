@@ -53,9 +53,8 @@ class SumDigits(Task):
     def __init__(self, config: Config) -> None:
         fewest, most = config.min_integers, config.max_integers
         expect(fewest >= 2, "task.min_integers", fewest, "at least 2", "Raise it.")
-        expect(
-            fewest <= most, "task.max_integers", most, f"at least task.min_integers, {fewest}", "Change one of them."
-        )
+        expected = f"between task.min_integers, {fewest}, and 1000"
+        expect(fewest <= most <= 1000, "task.max_integers", most, expected, "Change one of them.")
         self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.run.folder import _check_shared, _lock, code_version
+from torchtitan_rl.run.folder import _check_shared, _lock, _lock_new, code_version
 
 
 def hold(folder, ready, release):
@@ -27,6 +27,17 @@ def test_a_folder_in_use_is_refused_until_the_other_run_ends(tmp_path):
     os.kill(other.pid, 9)  # however it ends
     other.join()
     _lock(tmp_path / "run").close()
+
+
+def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHTITAN_RL_STARTED", "20260101-000000")
+    first, second = _lock_new("debug"), _lock_new("debug")
+    assert [lock.name for lock in (first, second)] == [
+        f"outputs/debug-20260101-000000{suffix}/run.lock" for suffix in ("", "-2")
+    ]
+    first.close()
+    assert _lock_new("debug").name == first.name  # torchrun has started its ranks again
 
 
 def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):

@@ -48,9 +48,12 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("num-prompts-per-step", "0", "0: expected between 1 and 65536"),
         _option("num-prompts-per-step", "100000", "100000: expected between 1 and 65536. Use 16 or more; a step keeps"),
         _option("num-prompts-per-step", "3", "3: expected at least 4, one for each generator replica", ranks=4),
-        _option("seed", "-1", "-1: expected 0 or more. Use 0, 1, 2, ..."),
+        _option("seed", "-1", "-1: expected between 0 and 4294967295. Use 0, 1, 2, ..."),
+        _option("seed", "5000000000", "5000000000: expected between 0 and 4294967295"),
         _option("sampling.n", "1", "1: expected at least 2"),
         _option("sampling.n", "0", "0: expected at least 1"),
+        _option("sampling.n", "100000", "100000: expected at least 1 and at most 65536"),
+        _option("prompts.read-ahead", "-1", "-1: expected between 0 and 65536. Use 64; 0 reads each prompt"),
         _option(
             "sampling.max-tokens",
             "64",
@@ -70,6 +73,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("checkpoint.interval", "0", "0: expected 1 or more. Use 50; checkpoint.enable False saves none."),
         _option("checkpoint.keep-latest-k", "-1", "-1: expected 0 or more"),
         _option("comm.init-timeout-seconds", "0", "0: expected 1 or more. Use 1800."),
+        _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
         _option("watchdog.limit-seconds", "nan", "nan: expected 1 or more"),
     ],
     "Sampling and evaluation": [
@@ -89,6 +93,15 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "evaluation.num-prompts", "0", "0: expected between 1 and 65536. evaluation.every 0 turns evaluation off."
         ),
         _option("evaluation.num-prompts", "100000", "100000: expected between 1 and 65536"),
+        _option(
+            "evaluation.best-by",
+            "accuracy",
+            "'accuracy': expected a metric of the evaluation. Use evaluation/accuracy.",
+        ),
+        WrongInput(
+            "--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"
+        ),
+        _option("evaluation.stop-after", "-1", "-1: expected 0 or more. 0 never stops."),
         _option("evaluation.sampling.n", "4", "4: expected 1 with temperature 0"),
         _option("evaluation.sampling.top-p", "2", "2.0: expected more than 0"),
         _option("evaluation.sampling.max-tokens", "64", "64: expected with prompts.max_prompt_tokens 32"),
@@ -106,6 +119,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("trainer.lr-scheduler.decay-ratio", "7", "7.0: expected between 0 and 1. It is the share of the steps"),
         _option("trainer.lr-scheduler.min-lr-factor", "2", "2.0: expected between 0 and 1"),
         _option("trainer.lr-scheduler.total-steps", "9", "9: expected None, as it is num_steps. Set num_steps."),
+        _option("trainer.skip-nonfinite-updates", "-1", "-1: expected 0 or more. 0 stops at the first."),
         _option("weight-sync.max-diff", "nan", "nan: expected 0 or more. Leave it out for the dtype's own."),
         _option("weight-sync.check-interval", "-1", "-1: expected 0 or more"),
         _option("trainer.logprob-gate.max-diff", "nan", "nan: expected 0 or more"),

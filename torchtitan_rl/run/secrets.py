@@ -1,0 +1,47 @@
+"""What must not be written down with a run: keys and passwords in its config, its command line or an address."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HIDDEN = "***"
+
+_NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)['\"]?\s*[=:]\s*['\"]?)[^\s'\",)&]+",
+    re.IGNORECASE,
+)
+_IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
+_SHORTEST = 8
+"""Characters: a shorter value of a variable would be found in ordinary words."""
+
+
+def without_secrets(value: Any) -> Any:
+    """A copy of a JSON-like value, or of a command line, with what looks like a secret replaced by ***.
+
+    That is: a text under a name such as api_key, or after one and "="; the password of an address; and, wherever it stands, the
+    value of an environment variable whose name says that it is a secret, such as OPENAI_API_KEY.
+
+    Example: without_secrets(["mine.py:judge(api_key='sk-1')"]) == ["mine.py:judge(api_key='***')"]
+    """
+    if isinstance(value, str):
+        return _without(value)
+    if isinstance(value, Mapping):
+        return {key: HIDDEN if _names_one(key, entry) else without_secrets(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        options = [one if str(one).startswith("--") else "" for one in ["", *value]]
+        return [HIDDEN if _names_one(option, one) else without_secrets(one) for option, one in zip(options, value)]
+    return value
+
+
+def _names_one(name: str, value: Any) -> bool:
+    """Whether `name`, of a field or of an option of the command line, says that `value` is a secret."""
+    return isinstance(value, str) and bool(value and _NAME.search(name.replace("-", "_")))
+
+
+def _without(text: str) -> str:
+    for name, secret in os.environ.items():
+        if len(secret) >= _SHORTEST and _NAME.search(name):
+            text = text.replace(secret, HIDDEN)
+    return _IN_ADDRESS.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
