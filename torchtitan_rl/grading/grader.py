@@ -10,6 +10,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.conversations import environment_reward
 from torchtitan_rl.grading.calls import Call, Calls
+from torchtitan_rl.grading.printed import bounded_output
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Judgement,
@@ -110,7 +111,8 @@ class Grader(Configurable):
             for scorer in (*member.rewards, member.judgement)
             if group.samples
         ]
-        outcomes = iter(self._calls.run(calls, state or TrainerState()))
+        with bounded_output():
+            outcomes = iter(self._calls.run(calls, state or TrainerState()))
         scored = [
             self._scored(
                 group, member, [next(outcomes) for _ in (*member.rewards, member.judgement)] if group.samples else []

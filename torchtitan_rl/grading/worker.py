@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchtitan_rl.grading.printed import bounded_output
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -165,7 +167,8 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
         except EOFError:
             return
         try:
-            answer = (True, functions[function](*args))
+            with bounded_output():
+                answer = (True, functions[function](*args))
         except BaseException as error:  # an exit, too, is an answer
             answer = (False, error)
         line.send_bytes(_pickled(answer))

@@ -11,6 +11,9 @@ from torchtitan_rl.observability.collector import active
 HEARTBEAT_SECONDS = 8.0
 """No phase is silent for longer than 10 s."""
 
+HEARTBEAT_THREAD = "heartbeat"
+"""The name of the threads that say so."""
+
 
 _running: list[str] = []
 """The names of the `phase`, `heartbeat` and `timed` contexts that are open, outermost first."""
@@ -63,7 +66,7 @@ def _beating(describe: Callable[[float], str]) -> Iterator[None]:
         while not done.wait(HEARTBEAT_SECONDS):
             progress(describe(time.perf_counter() - started))
 
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    threading.Thread(target=beat, name=HEARTBEAT_THREAD, daemon=True).start()
     try:
         yield
     finally:
