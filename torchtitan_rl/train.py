@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtitan_rl import device  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
@@ -62,9 +63,16 @@ def _last_words(error: BaseException) -> str:
     from torchtitan_rl import comm
 
     if not comm.lost_a_rank(error):
-        return traceback.format_exc()
+        return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
     return f"this rank lost another one and ends: {str(error).strip().splitlines()[0][:200]}"
+
+
+def _users_line(error: BaseException) -> list[str]:
+    """Where the traceback was last in a file of the user's own: a config, a task or a reward function; [] for nowhere."""
+    not_theirs = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(not_theirs)]
+    return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
 
 
 def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:

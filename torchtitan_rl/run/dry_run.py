@@ -36,7 +36,9 @@ def show_run(name: str, config: "Controller.Config", *, world_size: int) -> None
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     task = config.task.build()
-    prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed).next_batch(NUM_PROMPTS)
+    stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
+    prompts = stream.next_batch(NUM_PROMPTS)
+    stream.held_out(config.evaluation.num_prompts if config.evaluation.every or config.eval_only else 1)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"

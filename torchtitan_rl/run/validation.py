@@ -11,6 +11,7 @@ from torchtitan_rl.algorithm.part import check_fields
 from torchtitan_rl.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.generator.engine_options import CPU_HEAD_DIMS
 from torchtitan_rl.generator.generator import check_replicas
+from torchtitan_rl.generator.sampling import SamplingConfig
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.run.errors import expect
@@ -53,7 +54,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "trainer.skip_nonfinite_updates": (0, math.inf, "0 stops at the first."),
     "trainer.max_tokens_per_microbatch": (1, math.inf, "Use 8192 or more."),
     "trainer.logprob_chunk_tokens": (1, math.inf, "Use 1024."),
-    "trainer.optimizer.lr": (0, math.inf, "Full fine-tuning usually takes 1e-6."),
+    "trainer.optimizer.lr": (0, 1, "Full fine-tuning usually takes 1e-6."),
     "trainer.optimizer.weight_decay": (0, math.inf, "Use 0 for none."),
     "trainer.optimizer.eps": (0, math.inf, "Use 1e-8."),
     "trainer.lr_scheduler.warmup_steps": (0, math.inf, "Use 0 for none."),
@@ -139,6 +140,9 @@ def check_model(config: "Controller.Config", *, world_size: int) -> None:
                 number % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {number} {what}",
                 "Use another degree.",
             )  # fmt: skip
+    for field, sampling in _samplings(config).items():
+        token, known = max(sampling.stop_token_ids, default=0), f"token ids below the model's {model.vocab_size}"
+        expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
     fits = f"at most the model's {model.max_seq_len} positions"
     expect(longest <= model.max_seq_len, "generator.max_model_len", longest, fits, "Lower it.")
     expect(
@@ -176,10 +180,7 @@ def _check_lengths(config: "Controller.Config") -> None:
     """Every way of sampling is possible, and its longest sequence fits the engine."""
     config.conversations.check()
     longest = config.generator.max_model_len
-    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
-    if config.evaluation.sampled.n:
-        passes["evaluation.sampled"] = config.evaluation.sampled
-    for field, sampling in passes.items():
+    for field, sampling in _samplings(config).items():
         sampling.check(field)
         expect(
             config.prompts.max_prompt_tokens + sampling.max_tokens <= longest,
@@ -188,6 +189,12 @@ def _check_lengths(config: "Controller.Config") -> None:
             f"with prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} at most generator.max_model_len {longest}",
             "Raise that, or lower one of the others.",
         )
+
+
+def _samplings(config: "Controller.Config") -> dict[str, SamplingConfig]:
+    """Every way of sampling that the run uses, by its field."""
+    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
+    return passes | ({"evaluation.sampled": config.evaluation.sampled} if config.evaluation.sampled.n else {})
 
 
 def _check_members(config: "Controller.Config") -> None:

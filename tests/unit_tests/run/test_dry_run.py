@@ -61,6 +61,12 @@ def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
         parse_args(["--dry-run", "--config", "debug", "--sampling.n", "1"])
 
 
+def test_a_dry_run_finds_what_the_data_cannot_give(start):
+    options = ["--hf-assets-path", str(start), "--evaluation.num-prompts", "60000"]
+    with pytest.raises(UserError, match="evaluation.num_prompts = 60000: expected at most .* held-out sums of 2 to 2"):
+        parse_args(["--dry-run", "--config", "debug", *options])
+
+
 def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="0"):

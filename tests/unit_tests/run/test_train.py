@@ -62,6 +62,15 @@ def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
     assert "ValueError: of torchtitan's or ours" in said
 
 
+def test_a_traceback_ends_with_the_last_line_that_is_the_users_own(run, tmp_path):
+    (tmp_path / "mine.py").write_text("def f():\n    return [][3]\n\n\nf()\n")
+    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    assert code == 1
+    assert said.endswith(
+        f"IndexError: list index out of range\nThe last line of your own code in it: {tmp_path}/mine.py, line 2\n"
+    )
+
+
 @pytest.mark.parametrize("request_", [0, None, 3])
 def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
     code, said = run(raising(SystemExit(request_)))
