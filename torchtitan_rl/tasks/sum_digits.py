@@ -68,13 +68,11 @@ class SumDigits(Task):
         """`num` examples of distinct sums (47 + 85 and 85 + 47 count as one), the same whatever the run's seed."""
         rng = random.Random("sum_digits/held_out")
         chosen: dict[tuple[int, ...], Example] = {}
-        # Drawing the last of a finite pool takes long: give up after 1,000 draws an example, far beyond what any pool
-        # that holds `num` sums needs.
-        for _ in range(1000 * num):
-            if len(chosen) == num:
-                break
-            operands = self._draw(rng)
-            if is_held_out(operands):
+        repeated = 0
+        # A pool of P sums hides one from 50 P draws with a chance of e^-25, a sum of two equal ones' at that.
+        while len(chosen) < num and repeated < 50 * (len(chosen) + 100):
+            if is_held_out(operands := self._draw(rng)):
+                repeated = repeated + 1 if tuple(sorted(operands)) in chosen else 0
                 chosen.setdefault(tuple(sorted(operands)), self._example(operands))
         fewest, most = self.config.min_integers, self.config.max_integers
         expect(

@@ -76,7 +76,7 @@ def test_an_empty_instruction_leaves_the_question_alone():
 
 
 def test_impossible_range_of_integers_is_an_error():
-    with pytest.raises(UserError, match="task.max_integers = 2: expected at least task.min_integers, 3"):
+    with pytest.raises(UserError, match="task.max_integers = 2: expected between task.min_integers, 3, and 1000"):
         SumDigits.Config(min_integers=3, max_integers=2).build()
     with pytest.raises(UserError, match="task.min_integers = 1: expected at least 2"):
         SumDigits.Config(min_integers=1).build()
