@@ -1,13 +1,13 @@
 """Proof that a weight sync arrived: what the policy holds, what was sent, and what the engine now computes with, compared.
 
-Exact, and independent of how two implementations round. Of every tensor some columns are compared element by element, in all
-rows, other ones at each push (see weight_samples.py); vectors are compared whole:
+Exact, and independent of how two implementations round. Of every row of every tensor some elements are compared, other ones at
+each push (see weight_samples.py); vectors are compared whole:
 
 - held = sent: each rank's own shard of the policy with what was yielded to the engine.
 - all sent: the engine has no parameter that was not sent in this push.
 - sent = arrived: with this rank's tensor-parallel share, in the engine's own layout. A GPU computes with just that. A CPU
   engine replaces the matrix of a linear layer by a packed copy that only its product can read: there each matrix is compared
-  right before it is packed, and an eighth of the packed copies as well (at the first push all), by the columns that the product
+  right before it is packed, and one in 32 of the packed copies as well (at the first push all), by the columns that the product
   returns for unit vectors.
 """
 
@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.weight_samples import COLUMNS, sampled
+from torchtitan_rl.weight_samples import Part, part_of, sampled_columns
 
 if TYPE_CHECKING:
     from torchtitan_rl.trainer.held_weights import HeldSample
+
+READ_BACK_ONE_IN = 32
+"""Of the packed layers, at each push but the first."""
 
 Compared = tuple[str, Tensor, Tensor]
 """(Hugging Face name, values, what they should be)"""
@@ -44,8 +47,11 @@ class WeightProof:
         self._pieces = dict(_pieces(model))
         self._tp_rank, self._tp_size = tp_rank, tp_size
         self.turn = -1
-        self._sent: dict[str, Tensor] = {}  # [rows, columns] of each tensor
-        self._widths: dict[str, int] = {}
+        self._sent: dict[str, Tensor] = {}  # [rows, block] of each tensor
+        self._sent_columns: dict[str, Tensor] = {}  # [rows, columns] of those that are read back
+        self._shapes: dict[str, tuple[int, int]] = {}
+        self._whole: dict[tuple[int, int], Part] = {}
+        self._shares: dict[str, Part] = {}
         self._arrived: list[Compared] = []
         # Matrices that a CPU engine has packed, by layer: those that it dropped, and all that it multiplies with.
         self._dropped: dict[nn.Module, list[str]] = {}
@@ -73,27 +79,44 @@ class WeightProof:
         """Pass `weights` on, noting what is sent."""
         self.turn += 1
         self._sent.clear()
+        self._sent_columns.clear()
         self._arrived.clear()
+        read_back = {name for layer in self._read_back() for name in self._packed[layer]}
         for name, tensor in weights:
             matrix = _matrix(tensor)
-            self._widths[name] = width = matrix.shape[1]
-            self._sent[name] = matrix[:, sampled(width, self.turn)[0]].clone()  # [rows, columns]
+            self._shapes[name] = height, width = matrix.shape
+            self._sent[name] = self._whole_of(height, width, matrix.device).sample(matrix, self.turn)[1]
+            if name in read_back:
+                self._sent_columns[name] = matrix[:, sampled_columns(width, self.turn)[0]].clone()
             yield name, tensor
 
+    def _whole_of(self, height: int, width: int, device: torch.device) -> Part:
+        if (height, width) not in self._whole:
+            rows = torch.arange(height, device=device)
+            self._whole[height, width] = part_of(rows, height, width, slice(0, width), rows)
+        return self._whole[height, width]
+
     def _look(self, names: Iterable[str]) -> None:
-        """Note the sampled columns that the engine has of these beside those that were sent."""
+        """Note the sampled elements that the engine has of these beside those that were sent."""
         for name in names:
             if name in self._sent:
                 piece = self._pieces[name]
-                matrix = _matrix(getattr(piece.layer, piece.parameter))  # [all rows, width]
-                where, expected = self._share(name, matrix.shape[1])
-                self._arrived.append((name, matrix[piece.rows, where][: len(expected)].clone(), expected))
+                owned = _matrix(getattr(piece.layer, piece.parameter))[piece.rows]  # [rows, width] of this rank
+                rows, values = self._share(name, owned).sample(owned, self.turn)
+                self._arrived.append((name, values, self._sent_rows(name, rows)))
 
-    def _share(self, name: str, width: int) -> tuple[slice, Tensor]:
-        """Where this rank's share, `width` columns wide, has sampled ones, and what was sent of them, [rows, columns]."""
-        sent, rows, full = self._sent[name], self._pieces[name].rows, self._widths[name]
-        where, columns = sampled(full, self.turn, *self._range(width, full))
-        return where, sent[slice(*self._range(rows.stop - rows.start, len(sent))), columns]
+    def _sent_rows(self, name: str, rows: Tensor | None) -> Tensor:
+        return self._sent[name] if rows is None else self._sent[name][rows]
+
+    def _share(self, name: str, owned: Tensor) -> Part:
+        """Of the tensor, what `owned`, [rows, width], should be."""
+        if name not in self._shares:
+            height, width = self._shapes[name]
+            begin, end = self._range(len(owned), height)
+            rows = torch.arange(height, device=owned.device)[begin:end]
+            columns = slice(*self._range(owned.shape[1], width))
+            self._shares[name] = part_of(rows, height, width, columns, rows - begin)
+        return self._shares[name]
 
     def _range(self, size: int, full: int) -> tuple[int, int]:
         """Where this rank's share of `size` begins and ends in the full tensor, by nothing but these two.
@@ -104,19 +127,26 @@ class WeightProof:
         begin = self._tp_rank // replicas * size
         return begin, min(begin + size, full)  # a vocabulary is padded at its end
 
+    def _read_back(self) -> list[nn.Module]:
+        """The packed layers whose turn it is: some, so that after READ_BACK_ONE_IN pushes all were."""
+        stride = min(READ_BACK_ONE_IN, len(self._packed)) if self.turn else 1
+        return list(self._packed)[self.turn % stride :: stride] if self._packed else []
+
     def _look_into_packed(self) -> None:
-        """As `_look`, by the products of some of the packed layers."""
-        share = slice(self.turn % COLUMNS, None, COLUMNS) if self.turn else slice(None)
-        for layer in list(self._packed)[share]:
-            width = layer.input_size_per_partition
+        """As `_look`, by the products of these layers."""
+        for layer in self._read_back():
+            local_width = layer.input_size_per_partition
             for name in self._packed[layer]:
                 if name in self._sent:
-                    where, expected = self._share(name, width)
-                    units = nn.functional.one_hot(torch.arange(width)[where], width).to(
-                        expected.dtype
-                    )  # [columns, width]
+                    height, width = self._shapes[name]
+                    where, columns = sampled_columns(width, self.turn, *self._range(local_width, width))
+                    rows = self._pieces[name].rows
+                    share = slice(*self._range(rows.stop - rows.start, height))
+                    expected = self._sent_columns[name][share, columns]
+                    ones = torch.arange(local_width)[where]
+                    units = nn.functional.one_hot(ones, local_width).to(expected.dtype)  # [columns, width]
                     product = layer.quant_method.apply(layer, units).t()  # [all rows, columns]
-                    self._arrived.append((name, product[self._pieces[name].rows][: len(expected)], expected))
+                    self._arrived.append((name, product[rows][: len(expected)], expected))
 
     def faults(self, held: Iterable["HeldSample"]) -> list[str]:
         """What of the last push is not as it should be, in words that begin with the tensor's name.
@@ -126,11 +156,7 @@ class WeightProof:
         """
         self._look(self._kept)
         self._look_into_packed()
-        held = [
-            (one.name, self._sent[one.name][one.rows, one.columns], one.values)
-            for one in held
-            if one.name in self._sent
-        ]
+        held = [(one.name, self._sent_rows(one.name, one.rows), one.values) for one in held if one.name in self._sent]
         found = dict.fromkeys(self._pieces.keys() - {name for name, *_ in self._arrived}, "was sent, but not loaded")
         found |= dict.fromkeys(
             _differing(self._arrived), "did not arrive: the engine computes with other values than were sent"

@@ -12,7 +12,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.trainer.hf import exported_rows
-from torchtitan_rl.weight_samples import sampled
+from torchtitan_rl.weight_samples import Part, part_of
 
 
 class HeldSample(NamedTuple):
@@ -20,24 +20,18 @@ class HeldSample(NamedTuple):
 
     name: str
     """Hugging Face's."""
-    rows: slice | Tensor
-    """Which rows of that tensor they are."""
-    columns: slice
-    """Which of its sampled columns (see weight_samples.py)."""
+    rows: Tensor | None
+    """Which rows of that tensor they are of; None: all."""
     values: Tensor
-    """[rows, columns]"""
+    """[rows, block], as weight_samples.py says."""
 
 
 @dataclass(frozen=True)
 class _Shard:
     name: str
     parameter: Tensor
-    local_rows: slice | Tensor
-    """This rank's rows of the parameter that belong to the tensor of this name."""
-    rows: slice | Tensor
-    """Where they are in it."""
-    begin: int
-    """The first column of this rank."""
+    part: Part
+    """What this rank has of the tensor of this name."""
 
 
 class HeldWeights:
@@ -54,10 +48,8 @@ class HeldWeights:
     def samples(self, turn: int, dtype: torch.dtype) -> Iterator[HeldSample]:
         """This rank's part of the samples of every weight, as the engine should have them: in `dtype`."""
         for shard in self._shards:
-            local = _matrix(_local(shard.parameter))  # [local rows, local width]
-            width = shard.parameter.shape[1] if shard.parameter.ndim > 1 else 1
-            where, columns = sampled(width, turn, shard.begin, shard.begin + local.shape[1])
-            yield HeldSample(shard.name, shard.rows, columns, local[shard.local_rows, where].to(dtype))
+            rows, values = shard.part.sample(_local(shard.parameter), turn)
+            yield HeldSample(shard.name, rows, values.to(dtype))
 
 
 def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:
@@ -70,17 +62,11 @@ def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:
         shape, offset = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
     local = rows - offset[0]  # [rows of `name`]
     mine = ((local >= 0) & (local < shape[0])).nonzero()[:, 0]
-    begin = offset[1] if parameter.ndim > 1 else 0
-    if torch.equal(rows, torch.arange(len(parameter))):  # slices make no copies
-        return _Shard(name, parameter, slice(None), slice(offset[0], offset[0] + shape[0]), begin)
+    columns = slice(offset[1], offset[1] + shape[1]) if parameter.ndim > 1 else slice(0, 1)
+    width = parameter.shape[1] if parameter.ndim > 1 else 1
     device = parameter.device
-    return _Shard(name, parameter, local[mine].to(device), mine.to(device), begin)
+    return _Shard(name, parameter, part_of(mine.to(device), len(rows), width, columns, local[mine].to(device)))
 
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    """[rows, width]; a vector's width is 1."""
-    return tensor if tensor.ndim > 1 else tensor[:, None]

@@ -22,7 +22,7 @@ from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.policy import build_policy, score
 from torchtitan_rl.types import Completion, Prompt, flat
-from torchtitan_rl.weight_samples import COLUMNS
+from torchtitan_rl.weight_samples import BLOCK
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -150,7 +150,7 @@ def test_rows_in_another_order_are_seen(pair):
 def test_after_an_eighth_of_a_width_of_pushes_every_element_was_compared(pair):
     width, name = 64, "model.layers.0.mlp.up_proj.weight"
     faults = []
-    for _ in range(width // COLUMNS):
+    for _ in range(width // BLOCK):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
         dict(wrong)[name][5, 11] += 1e-6
         with suppress_but_keep(WeightSyncError, faults):
