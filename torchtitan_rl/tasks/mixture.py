@@ -1,7 +1,7 @@
 """A mixture: several tasks in one run, drawn by weight, each with its own rewards, judgement, sampling and metrics."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.run.errors import expect
-from torchtitan_rl.tasks.task import Example, RewardFunction, Task
+from torchtitan_rl.tasks.task import Example, Faults, RewardFunction, Task
 
 _BLOCK = 4096
 
@@ -86,9 +86,9 @@ class Mixture(Task):
         epochs = [member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)]
         return max((epoch for epoch in epochs if epoch is not None), default=None)
 
-    def leave_out(self, fault: Callable[[Example], str | None]) -> None:
+    def leave_out(self, faults: Faults) -> None:
         for name, member in self._members.items():
-            member.leave_out(functools.partial(lambda example, name: fault(self._marked(name, example)), name=name))
+            member.leave_out(lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         """None of its own: each member scores its own examples."""

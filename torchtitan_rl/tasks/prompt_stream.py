@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from torchtitan_rl.metrics.summary import same_everywhere
 from torchtitan_rl.observability import progress
 from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.tasks.renderer import PromptRenderer, TooLong
+from torchtitan_rl.tasks.renderer import PromptRenderer, Refused, TooLong
 from torchtitan_rl.tasks.task import Task
 from torchtitan_rl.types import Metric, Prompt
 
@@ -44,7 +44,7 @@ class PromptStream(Configurable):
         # A copy, as a tokenizer is not made for the two threads that decode and tokenise at the same time.
         self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer))
         self._check_start()
-        task.leave_out(self._renderer.fault)
+        task.leave_out(self._renderer.faults)
         prompts: BaseNode[Prompt | Exception] = Mapper(_Places(), self._at)
         self._prompts = Prefetcher(prompts, config.read_ahead) if config.read_ahead else prompts
         self._prompts.reset()
@@ -96,17 +96,17 @@ class PromptStream(Configurable):
             return error
 
     def _check_start(self) -> None:
-        """Raise UserError when the tokenizer does not fit the task, or no prompt among the first fits the limit."""
+        """Raise UserError when the tokenizer does not fit the task, or none of the first examples can be a prompt."""
         examples = [self.task.train_example(index, seed=self.seed) for index in range(_NUM_CHECKED)]
-        too_long: list[UserError] = []
+        unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
             self._renderer.check_represents(example.expected_answer)
             try:
                 self._renderer.prompt(example)
-            except TooLong as error:
-                too_long.append(error)
-        if len(too_long) >= _NUM_CHECKED:
-            raise too_long[0]
+            except (TooLong, Refused) as error:
+                unfit.append(error)
+        if len(unfit) >= _NUM_CHECKED:
+            raise unfit[0]
 
 
 class _Places(BaseNode[int]):

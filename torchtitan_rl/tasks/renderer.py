@@ -1,8 +1,12 @@
 """PromptRenderer: an example as the text and the tokens that the policy reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
+from jinja2 import TemplateError
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
@@ -13,6 +17,10 @@ from torchtitan_rl.types import Prompt
 
 class TooLong(UserError):
     """A prompt with more tokens than prompts.max_prompt_tokens."""
+
+
+class Refused(UserError):
+    """A prompt that the chat template does not take, such as one with a system message."""
 
 
 class PromptRenderer(Configurable):
@@ -48,35 +56,53 @@ class PromptRenderer(Configurable):
 
     def prompt(self, example: Example) -> Prompt:
         """The example as a prompt with prompt_idx 0. Raises UserError for one that cannot be: TooLong, or another."""
-        messages = example.messages and self._uses_template and self._with_preface(example.messages)
-        text = self._chat_text(messages, example.task) if messages else self._plain_text(example)
-        # A chat template writes its own special tokens; plain text gets what the tokenizer adds, such as <bos>.
-        token_ids = self.tokenizer(text, add_special_tokens=not messages)["input_ids"]
-        self._check(text, token_ids)
-        return Prompt(
-            prompt_idx=0,
-            text=text,
-            token_ids=np.asarray(token_ids, dtype=np.int32),
-            expected_answer=example.expected_answer,
-            messages=messages or None,
-            columns=example.columns,
-            task=example.task,
-            sampling=example.sampling,
-        )
+        [found] = self.prompts([example])
+        if isinstance(found, UserError):
+            raise found
+        return found
 
-    def fault(self, example: Example) -> str | None:
-        """What is wrong with the example as a prompt, in words that follow "3 rows"; None for nothing."""
-        try:
-            self.prompt(example)
-        except TooLong:
-            return f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}"
-        except UserError:
-            return "without a token, or that the tokenizer cannot represent"
-        return None
+    def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
+        """Each example as a prompt, or why it cannot be one; tokenised together, which the tokenizer does on all cores."""
+        found: list[Prompt | UserError] = []
+        for is_chat, run in groupby(map(self._rendered, examples), key=_is_chat):
+            alike = list(run)
+            found += alike if is_chat is None else self._tokenized(alike, is_chat)
+        return found
+
+    def faults(self, examples: Sequence[Example]) -> list[str | None]:
+        """What is wrong with each example as a prompt, in words that follow "3 rows"; None for nothing."""
+        reasons = {
+            Prompt: None,
+            TooLong: f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
+            Refused: "that the chat template refuses",
+        }
+        odd = "without a token, or that the tokenizer cannot represent"
+        return [reasons.get(type(found), odd) for found in self.prompts(examples)]
 
     def check_represents(self, text: str) -> None:
         """Raise UserError unless the tokenizer gives `text` back from its tokens."""
-        self._check_represents(text, self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    def _rendered(self, example: Example) -> "_Rendered | Refused":
+        if not (example.messages and self._uses_template):
+            return _Rendered(example, None, self._plain_text(example))
+        messages = self._with_preface(example.messages)
+        try:
+            return _Rendered(example, messages, self._chat_text(messages, example.task))
+        except (TemplateError, TypeError) as error:
+            roles = [message["role"] for message in messages]
+            return Refused(
+                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat template takes, "
+                f"but of the roles {roles} it says: {error}. Mend the messages (a system message becomes the user's first words), "
+                "or pass --prompts.no-apply-chat-template."
+            )
+
+    def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
+        # A chat template writes its own special tokens; plain text gets what the tokenizer adds, such as <bos>.
+        ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
+        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
+        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
     def _with_preface(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """The messages behind the system prompt and the examples."""
@@ -128,7 +154,24 @@ class PromptRenderer(Configurable):
             "Let it write the assistant's header if add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )
 
-    def _check(self, text: str, token_ids: list[int]) -> None:
+    def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
+        example, messages, text = rendered
+        try:
+            self._check(text, token_ids, decoded)
+        except UserError as error:
+            return error
+        return Prompt(
+            prompt_idx=0,
+            text=text,
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            expected_answer=example.expected_answer,
+            messages=messages,
+            columns=example.columns,
+            task=example.task,
+            sampling=example.sampling,
+        )
+
+    def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
         shown, longest = _shortened(text), self.config.max_prompt_tokens
         expect(
             len(token_ids) > 0, "prompt", shown, "at least one token, from which the first of the completion is predicted",
@@ -139,10 +182,9 @@ class PromptRenderer(Configurable):
                 f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the length in tokens of {shown!r}. "
                 "Raise it (and generator.max_model_len with it), or leave such examples out in the task."
             )
-        self._check_represents(text, token_ids)
+        self._check_represents(text, token_ids, decoded)
 
-    def _check_represents(self, text: str, token_ids: list[int]) -> None:
-        decoded = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+    def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
         unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
         # Some tokenizers put <bos> or a space before the first word, which is no loss.
         expect(
@@ -152,6 +194,18 @@ class PromptRenderer(Configurable):
             f"a tokenizer that can represent the task's text: {_shortened(text)!r} comes back as {_shortened(decoded)!r}",
             "Use the folder of the checkpoint that the policy starts from, with its own tokenizer files.",
         )
+
+
+class _Rendered(NamedTuple):
+    example: Example
+    messages: list[dict[str, str]] | None
+    """Of a chat prompt."""
+    text: str
+
+
+def _is_chat(rendered: _Rendered | UserError) -> bool | None:
+    """None for an example that could not be rendered."""
+    return None if isinstance(rendered, UserError) else bool(rendered.messages)
 
 
 def _shortened(text: str, max_characters: int = 200) -> str:

@@ -4,14 +4,14 @@ import copy
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtitan_rl.run.errors import UserError, expect
-from torchtitan_rl.tasks.table import Row, RowError, Table
+from torchtitan_rl.tasks.table import BATCH, Row, RowError, Table
 from torchtitan_rl.tasks.task import RESERVED_COLUMNS, Example
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ class RowSet:
 
     def example(self, place: int) -> Example:
         """The kept row at `place` as an example."""
-        return self._example(self.table.row(int(self.kept[place])))
+        [row] = self.table.rows(self.kept[place : place + 1])
+        return self._example(row)
+
+    def batches(self) -> Iterator[list[Example]]:
+        """All kept rows as examples, a batch at a time."""
+        for start in range(0, len(self.kept), BATCH):
+            yield [self._example(row) for row in self.table.rows(self.kept[start : start + BATCH])]
 
     def leave_out_where(self, where: np.ndarray, reason: str) -> None:
         """Leave out the kept rows for which `where` [kept] is true."""

@@ -1,7 +1,7 @@
 """rows: any table of prompts, with or without answers. Every column reaches reward functions by its name, as in TRL."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks.answers import KINDS
 from torchtitan_rl.tasks.row_set import RowSet
 from torchtitan_rl.tasks.table import Table, load_table
-from torchtitan_rl.tasks.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.tasks.task import Example, Faults, RewardFunction, Task, completion_text
 
 
 class Rows(Task):
@@ -93,13 +93,13 @@ class Rows(Task):
     def epoch(self, num_seen: int) -> float:
         return num_seen / len(self._train.kept)
 
-    def leave_out(self, fault: Callable[[Example], str | None]) -> None:
+    def leave_out(self, faults: Faults) -> None:
         for part, what in ((self._train, "for training"), (self._held_out, "held out")):
             with heartbeat(f"tokenise the prompts of {part.table.name}"):
-                faults = [fault(part.example(place)) or "" for place in range(len(part.kept))]
-            for reason in sorted(set(faults) - {""}):
-                part.leave_out_where(np.array([found == reason for found in faults]), reason)
-                faults = [found for found in faults if found != reason]
+                found = [fault or "" for examples in part.batches() for fault in faults(examples)]
+            for reason in sorted(set(found) - {""}):
+                part.leave_out_where(np.array(found) == reason, reason)
+                found = [fault for fault in found if fault != reason]
             progress(part.describe(what))
             expect(
                 len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be a prompt",

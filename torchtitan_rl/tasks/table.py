@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ Row = dict[str, Any]
 
 _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 FORMATS = (*_TEXT_FORMATS, ".parquet")
+BATCH = 1000
+"""Rows that are read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 _REMEDY = (
     f"Pass a file ({', '.join(FORMATS)}), a folder of such files, or the name of a data set on the Hugging Face hub."
@@ -46,9 +48,9 @@ class Table:
     def __len__(self) -> int:
         return len(self._data)
 
-    def row(self, index: int) -> Row:
-        """The row at `index`. Raises RowError where it cannot be read."""
-        return self._read(self._data[index])
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """The rows at `indices`. Raises RowError where one cannot be read."""
+        return [self._read(record) for record in self._data.__getitems__(indices)]
 
     def number(self, index: int) -> str:
         """What a user finds the row by: "3", or "part.jsonl:3" where there are several files."""
@@ -56,7 +58,8 @@ class Table:
 
     def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
         """The number of every row, and the row or what is wrong with it."""
-        for index, record in enumerate(self._data):
+        batches = (range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH))
+        for index, record in enumerate(record for batch in batches for record in self._data.__getitems__(batch)):
             try:
                 yield record["number"] if self._as_text else str(index + 1), self._read(record)
             except RowError as error:

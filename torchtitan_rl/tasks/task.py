@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RewardFunction = Callable[..., Any]
 """TRL's: keywords such as `prompts`, `completions` and columns in, one float or None a completion out."""
+Faults = Callable[[Sequence["Example"]], list[str | None]]
+"""What is wrong with each of several examples as prompts; None for nothing."""
 
 RESERVED_COLUMNS = frozenset(
     ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
@@ -126,14 +128,15 @@ class Task(OwnConfig, ABC):
         """Rounds through the training examples after the first `num_seen` of the stream; None: they never repeat."""
         return None
 
-    def leave_out(self, fault: Callable[[Example], str | None]) -> None:
+    def leave_out(self, faults: "Faults") -> None:
         """Leave out the examples that have a fault as prompts, such as too many tokens, and say which.
 
         Called once before training, by a stream that knows the tokenizer. A task without a fixed list does nothing: its
         faulty examples are passed over when they come, and counted.
 
         Args:
-            fault: the reason, such as "longer than prompts.max_prompt_tokens 512"; None for a good example.
+            faults: gives each example's reason, such as "longer than prompts.max_prompt_tokens 512"; None for a good one.
+                Many at once are quicker than one by one.
         """
 
     def members(self) -> dict[str, "Task"]:

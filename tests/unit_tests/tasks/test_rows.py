@@ -38,7 +38,7 @@ def build(tmp_path):
 
 def told(task, capsys) -> str:
     """What a run's start says of the rows, with a tokenizer that finds no fault."""
-    task.leave_out(lambda example: None)
+    task.leave_out(lambda examples: [None] * len(examples))
     return capsys.readouterr().out
 
 
@@ -243,6 +243,20 @@ def test_prompts_over_the_limit_are_left_out_and_told_before_training(build, cap
     assert "longer than prompts.max_prompt_tokens 64 (row" in capsys.readouterr().out
     assert all(len(prompt.token_ids) <= 64 for prompt in stream.next_batch(30) + stream.held_out(10))
     assert stream.num_passed_over == 0
+
+
+def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, capsys):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    rows = [{"messages": [turns[0], {**turns[1], "content": f"1 + {i}?"}]} for i in range(3)]
+    task = build(sums(9) + [{"prompt": row["messages"], "answer": 1} for row in rows], held_out_share=0.01)
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300, chat=True)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<|user|>"
+    )
+    tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    assert "3 that the chat template refuses (rows 10, 11, 12)" in capsys.readouterr().out
+    assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
 
 
 def test_a_stream_of_rows_is_the_same_on_every_rank_and_resumes_in_the_middle_of_an_epoch(build):
