@@ -27,7 +27,7 @@ def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluati
     metrics = {
         "length": same_everywhere(mean(lengths)),
         "length_max": same_everywhere(float(max(lengths))),
-        "clipped_fraction": fraction([episode.completion.finish_reason == "length" for episode in episodes]),
+        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
         "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
     }
     if rewards := finite_rewards(episodes):
@@ -61,9 +61,21 @@ def pass_at(k: int, n: int, c: int) -> float:
 
 
 def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """95 % of the means of `resamples` draws with replacement lie between these two (percentile bootstrap, fixed seed)."""
+    """95 % of the means of `resamples` draws with replacement lie between these two (percentile bootstrap, fixed seed).
+
+    Draws from equal values are all equal and say nothing, so of all right or all wrong the interval is Wilson's.
+    """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
+    if of.min() == of.max():
+        return _wilson(float(of[0]), len(of))
     random = np.random.default_rng(0)
     means = [of[random.integers(0, len(of), len(of))].mean() for _ in range(resamples)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _wilson(share: float, num: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded."""
+    z2 = 1.96**2 / num
+    middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
+    return (middle - half) / (1 + z2), (middle + half) / (1 + z2)

@@ -62,7 +62,7 @@ def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
     metrics = {
         "prompts": same_everywhere(float(len(groups))),
         "length": same_everywhere(mean([episode.completion.num_sampled for episode in episodes])),
-        "clipped_fraction": fraction([episode.completion.finish_reason == "length" for episode in episodes]),
+        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
     }
     if rewards := finite_rewards(episodes):
         metrics["reward"] = same_everywhere(mean(rewards))

@@ -1,4 +1,4 @@
-"""pass@k and the bootstrap's intervals, against what they estimate and against scipy."""
+"""pass@k and the intervals, against what they estimate and against scipy."""
 
 from itertools import combinations
 
@@ -23,4 +23,9 @@ def test_intervals_are_those_of_scipys_percentile_bootstrap():
     scipys = stats.bootstrap((values,), np.mean, n_resamples=5000, method="percentile", rng=2).confidence_interval
     assert ours == pytest.approx((scipys.low, scipys.high), abs=0.01)
     assert interval(values) == interval(values)
-    assert interval([1.0, 1.0]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_where_all_or_none_are_right_the_interval_is_wilsons(share):
+    wilson = stats.binomtest(int(40 * share), 40).proportion_ci(method="wilson")
+    assert interval([share] * 40) == pytest.approx((wilson.low, wilson.high), abs=1e-5)
