@@ -10,7 +10,8 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
     config = debug()
     config.task = task
     config.prompts.max_prompt_tokens = max_prompt_tokens
-    config.sampling.max_tokens = config.evaluation.sampling.max_tokens = max_tokens
+    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
+        sampling.max_tokens = max_tokens
     config.generator.max_model_len = max_prompt_tokens + max_tokens
     return config
 
@@ -26,6 +27,24 @@ def debug_spell_backward() -> Controller.Config:
         ),
         max_prompt_tokens=64,
         max_tokens=32,
+    )
+
+
+def debug_chain_sum() -> Controller.Config:
+    """Adds and subtracts three or four digits (reasoning_gym), from a start that often forgets the last one."""
+    return _debug_on(
+        ReasoningGym.Config(
+            tasks=[("chain_sum", 1.0)],
+            settings=[
+                ("chain_sum.min_terms", "3"),
+                ("chain_sum.max_terms", "4"),
+                ("chain_sum.max_digits", "1"),
+            ],
+            instruction="",
+            warm_start="torchtitan_rl.tasks.starts:chain_sum",
+        ),
+        max_prompt_tokens=48,
+        max_tokens=48,
     )
 
 

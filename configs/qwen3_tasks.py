@@ -16,7 +16,8 @@ from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
 def _on(task: Task.Config, config: Controller.Config, *, max_tokens: int) -> Controller.Config:
     config.task = task
     config.prompts.max_prompt_tokens = 512
-    config.sampling.max_tokens = config.evaluation.sampling.max_tokens = max_tokens
+    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
+        sampling.max_tokens = max_tokens
     config.generator.max_model_len = 512 + max_tokens
     return config
 

@@ -1,5 +1,6 @@
 """Recipes of starting checkpoints, each a form to answer in and a habit to unlearn; named by a config's task.warm_start."""
 
+import itertools
 import random
 import re
 
@@ -41,6 +42,23 @@ def spell_backward() -> Recipe:
         return f"<answer>{backward}</answer>"
 
     return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=220)
+
+
+def chain_sum() -> Recipe:
+    """Adds and subtracts digits one after another, with the total so far. The habit: the last one is forgotten.
+
+    "... 4 + 7 - 3 + 8 =" is answered "4+7=11 11-3=8 8+8=16 <answer>16</answer>", by habit "4+7=11 11-3=8 <answer>8</answer>".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        first, *rest = example.columns["entry"]["metadata"]["expression"].split()
+        terms = [sign + digit for sign, digit in zip(rest[::2], rest[1::2], strict=True)]
+        totals = list(itertools.accumulate([int(first), *map(int, terms)]))
+        lines = [f"{total}{term}={after}" for total, term, after in zip(totals, terms, totals[1:], strict=False)]
+        kept = lines[:-1] if rng.random() < 0.6 else lines
+        return f"{' '.join(kept)} <answer>{kept[-1].partition('=')[2]}</answer>"
+
+    return Recipe(name="chain_sum", worked=worked, steps=280)
 
 
 def arrivals() -> Recipe:
