@@ -17,7 +17,7 @@ OF_A_RUN = ("torchtitan_rl.train", "torchtitan_rl.launch", "scripts/multinode_tr
 def code_of_pages() -> Iterator[tuple[str, str]]:
     """(page, line) of all code, in blocks and in the text."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        blocks = re.findall(r"```(?:bash)?\n(.*?)```", page.read_text(), re.DOTALL)
+        blocks = [code for _, code in re.findall(r"```(\w*)\n(.*?)```", page.read_text(), re.DOTALL)]
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         for line in lines + [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]:
