@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
@@ -152,16 +153,18 @@ class RowSet:
                 return self._config.template.format(**row)
             except (KeyError, IndexError) as error:
                 raise RowError(f"no column {error} for task.template") from error
-        if prompt is None or prompt == "":
+            except (ValueError, AttributeError, TypeError) as error:
+                raise RowError(f"task.template cannot be filled: {error}") from error
+        if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
             raise RowError(f"no {self.prompt_column!r}")
-        if not isinstance(prompt, str):
+        if not _is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither a text nor a list of messages")
         return prompt
 
     def _answer(self, row: Row) -> str:
         """The row's answer as text; "" for none."""
         answer = row.get(self.answer_column) if self.answer_column else None
-        if answer is None or answer == "":
+        if answer is None or answer != answer or str(answer).strip() == "":  # NaN is what pandas writes for nothing
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
@@ -178,11 +181,16 @@ def _messages(given: list[Any]) -> list[dict[str, str]]:
     for message in given:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError("a message without a role")
-        if not isinstance(message.get("content"), str):
+        if not _is_text(message.get("content")):
             raise RowError("a message whose content is no text")
-    if not given or given[-1]["role"] == "assistant":
+    if not given or given[-1]["role"] in ("assistant", "system"):
         raise RowError("messages do not end with the user's turn, which the policy answers")
     return [{"role": message["role"], "content": message["content"]} for message in given]
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text that has bytes: JSON can write half a character, as "\\ud800"."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def _key(example: Example) -> int:

@@ -87,6 +87,8 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
     place = Path(path).expanduser()
+    if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
+        place = place / split
     if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
         import datasets
 
@@ -110,8 +112,9 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
     found = named or ([] if has_splits or split != "train" else files)
     names = [file.name for file in files]
     expect(
-        bool(found), field, str(place), f"files of the split {split!r}, but it has {names}", "Name one of its files."
-    )
+        bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
+        "Name one of its files." if files else _REMEDY,
+    )  # fmt: skip
     formats = {file.suffix for file in found}
     expect(len(formats) == 1, field, str(place), f"files of one format, but it has {sorted(formats)}", "Name one file.")
     return found
@@ -129,7 +132,7 @@ def _from_files(files: list[Path], name: str) -> Table:
     # Size and time of change are part of the cache's key: an edited file is read anew.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
-    if not sum(size for _, size, _ in stamped):
+    if next(_records(stamped), None) is None:
         return Table(name, datasets.Dataset.from_dict({"row": []}), True)
     return Table(
         name, datasets.Dataset.from_generator(_records, gen_kwargs={"files": stamped}, features=features), True
@@ -212,11 +215,16 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
     with path.open("rb") as file:
         text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
         try:
-            for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=1):
-                fault = "more fields than the header" if None in row else ""
+            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            names = list(rows.fieldnames or ())
+            twice = [name for name in names if names.count(name) > 1]
+            for number, row in enumerate(rows, start=1):
+                fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
             yield number + 1, "", "not UTF-8, as which the file must be saved"
+        except csv.Error as error:
+            yield number + 1, "", f"no CSV ({error})"
 
 
 def _main() -> None:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.run.errors import UserError
@@ -72,7 +72,8 @@ def test_parquet_saved_data_sets_and_folders_of_splits_are_read(tmp_path):
     (tmp_path / "folder" / "train-1.jsonl").write_bytes(lines(*sums(8)))
     (tmp_path / "folder" / "train-2.jsonl").write_bytes(lines(*sums(20)[8:16]))
     (tmp_path / "folder" / "test.jsonl").write_bytes(lines(*sums(20)[16:]))
-    for name in ("a.parquet", "saved"):
+    DatasetDict(train=Dataset.from_list(sums(20)), test=Dataset.from_list(sums(2))).save_to_disk(tmp_path / "splits")
+    for name in ("a.parquet", "saved", "splits"):
         assert len(set(texts(Rows.Config(path=str(tmp_path / name)).build(), 19))) == 19
     folder = Rows.Config(path=str(tmp_path / "folder"), held_out_split="test").build()
     assert set(texts(folder, 16)) == {f"{i} + 1?" for i in range(16)}
@@ -195,6 +196,10 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
             lines(*[{"prompt": i, "answer": 1} for i in range(30)]),
             "30 rows .* rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: ",
         ),
+        (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
+        (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
+        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' is neither a text nor"),
+        (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
         (lines(*sums(1)), "task.path = .*expected rows for training and held-out ones"),
@@ -211,6 +216,12 @@ def test_wrong_csv_rows_are_errors_with_their_numbers(build):
         build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
     with pytest.raises(UserError, match="row 2: not UTF-8"):
         build(b"prompt,answer\na,1\nh\xe9,2\n", "b.csv")
+    with pytest.raises(UserError, match="row 2: no CSV .unexpected end of data"):
+        build(b'prompt,answer\na,1\n"b,2\nc,3\n', "c.csv")
+    with pytest.raises(UserError, match="row 1: two columns 'prompt'"):
+        build(b"prompt,prompt\na,1\n", "d.csv")
+    with pytest.raises(UserError, match="expected at least one row, but it is empty"):
+        build(b"prompt,answer\n", "e.csv")
 
 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
@@ -224,6 +235,18 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         build(sums(2), answer_column="label")
     with pytest.raises(UserError, match="no column 'query' for task.template"):
         build(sums(2), template="{query}")
+    with pytest.raises(UserError, match="task.template cannot be filled: Single '{' encountered"):
+        build(sums(2), template="{")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
+        Rows.Config(path=str(tmp_path / "empty")).build()
+
+
+def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out(build, capsys):
+    with pytest.raises(UserError, match="row 3: no answer can be read from 'answer'"):
+        build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
+    rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
+    assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monkeypatch):
