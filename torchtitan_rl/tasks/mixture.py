@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.run.errors import expect
-from torchtitan_rl.tasks.task import Example, Faults, RewardFunction, Task
+from torchtitan_rl.tasks.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
 
 _BLOCK = 4096
 
@@ -49,14 +49,9 @@ class Mixture(Task):
         expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
         for name, share in config.tasks.items():
             expect(share.weight > 0, f"task.tasks.{name}.weight", share.weight, "more than 0", "Leave the task out.")
-            plain = not isinstance(share.task, Mixture.Config) and name and "/" not in name
-            expect(
-                bool(plain),
-                "task.tasks",
-                name,
-                "a name without / of a task that is no mixture",
-                "List its members here.",
-            )
+            plain = not isinstance(share.task, Mixture.Config)
+            expect(plain, "task.tasks", name, "a task that is no mixture", "List its members here.")
+            check_metric_name(name, "task.tasks")
         self._names = names
         self._members = {name: share.task.build() for name, share in config.tasks.items()}
         weights = np.array([share.weight for share in config.tasks.values()])
@@ -72,10 +67,9 @@ class Mixture(Task):
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Each member's first num / members, in turn."""
-        shares = [num // len(self._names) + (i < num % len(self._names)) for i in range(len(self._names))]
         return [
             self._marked(name, example)
-            for name, share in zip(self._names, shares, strict=True)
+            for name, share in zip(self._names, shared_out(num, len(self._names)), strict=True)
             if share
             for example in self._members[name].held_out_examples(share)
         ]

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,15 @@ from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks.answers import KINDS
 from torchtitan_rl.tasks.row_set import RowSet
 from torchtitan_rl.tasks.table import Table, load_table
-from torchtitan_rl.tasks.task import Example, Faults, RewardFunction, Task, completion_text
+from torchtitan_rl.tasks.task import (
+    Example,
+    Faults,
+    RewardFunction,
+    Task,
+    check_metric_name,
+    completion_text,
+    shared_out,
+)
 
 
 class Rows(Task):
@@ -36,8 +44,12 @@ class Rows(Task):
         held_out_path: str = ""
         """Rows to evaluate on, as `path`. Empty: see held_out_split."""
 
+        held_out_paths: dict[str, str] = field(default_factory=dict)
+        """Several tables to evaluate on, each by a name: the prompts are shared out evenly, and besides the metrics of all
+        there are evaluation/<name>/... of each."""
+
         held_out_split: str = ""
-        """The split of held_out_path, or of `path`, to evaluate on. Empty as held_out_path is: a share of the rows."""
+        """The split of held_out_path(s), or of `path`, to evaluate on. Empty as held_out_path is: a share of the rows."""
 
         held_out_share: float = 0.05
         """The share of the rows, at least one, that is held out where there is neither file nor split for it. Which ones
@@ -67,12 +79,7 @@ class Rows(Task):
         self.config = config
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
-        if config.held_out_path or config.held_out_split:
-            path, split = config.held_out_path or config.path, config.held_out_split or "train"
-            self._held_out = self._part(load_table(path, subset=config.subset, split=split, field="task.held_out_path"))
-            self._train.leave_out_where(np.isin(self._train.keys, self._held_out.keys), "also held out")
-        else:
-            self._held_out = self._train.split_off(share, config.held_out_seed)
+        self._held_out = self._held_out_parts()
         remedy = "Give more rows, or a file of its own to hold out (task.held_out_path)."
         expect(len(self._train.kept) > 0, "task.path", config.path, "rows for training and held-out ones", remedy)
 
@@ -87,14 +94,23 @@ class Rows(Task):
         return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """The first `num` held-out rows, or as many as there are."""
-        return [self._held_out.example(place) for place in range(min(num, len(self._held_out.kept)))]
+        """The first `num` held-out rows, of several tables each one's first num / tables, or as many as there are."""
+        return [
+            replace(part.example(place), task=name)
+            for (name, part), share in zip(self._held_out.items(), shared_out(num, len(self._held_out)), strict=True)
+            for place in range(min(share, len(part.kept)))
+        ]
+
+    def members(self) -> dict[str, Task]:
+        """Itself, also by the names of several held-out tables, which the metrics of each go by."""
+        return {"": self, **dict.fromkeys(self._held_out, self)}
 
     def epoch(self, num_seen: int) -> float:
         return num_seen / len(self._train.kept)
 
     def leave_out(self, faults: Faults) -> None:
-        for part, what in ((self._train, "for training"), (self._held_out, "held out")):
+        held_out = [(part, f"held out as {name}" if name else "held out") for name, part in self._held_out.items()]
+        for part, what in [(self._train, "for training"), *held_out]:
             with heartbeat(f"tokenise the prompts of {part.table.name}"):
                 found = [fault or "" for examples in part.batches() for fault in faults(examples)]
             for reason in sorted(set(found) - {""}):
@@ -130,6 +146,27 @@ class Rows(Task):
         return (
             text if KINDS[self.config.answer_kind].equal(text, text) else None
         )  # a text that no number equals is none
+
+    def _held_out_parts(self) -> dict[str, RowSet]:
+        """What is held out, by its name; training keeps none of it."""
+        config = self.config
+        one = config.held_out_path or (config.held_out_split and config.path)
+        expect(
+            not (one and config.held_out_paths), "task.held_out_path", one, "nothing, as task.held_out_paths names tables",
+            "Name all in held_out_paths.",
+        )  # fmt: skip
+        for name in config.held_out_paths:
+            check_metric_name(name, "task.held_out_paths")
+        paths = config.held_out_paths or ({"": one} if one else {})
+        if not paths:
+            return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
+        parts = {}
+        for name, path in paths.items():
+            field = f"task.held_out_paths {name}" if name else "task.held_out_path"
+            split = config.held_out_split or "train"
+            parts[name] = self._part(load_table(path, subset=config.subset, split=split, field=field))
+            self._train.leave_out_where(np.isin(self._train.keys, parts[name].keys), "also held out")
+        return parts
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):

@@ -175,3 +175,14 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     if isinstance(completion, str):
         return completion
     return "\n".join(message["content"] for message in completion if message["role"] == "assistant")
+
+
+def shared_out(num: int, among: int) -> list[int]:
+    """As equal shares as can be. Example: shared_out(8, 3) == [3, 3, 2]."""
+    return [num // among + (i < num % among) for i in range(among)]
+
+
+def check_metric_name(name: str, field: str) -> None:
+    """Raise UserError for a name of examples that no metric evaluation/<name>/... can go by."""
+    holds = bool(name) and "/" not in name and name != "sampled"
+    expect(holds, field, name, "a name without /, other than sampled, by which metrics go", "Choose another.")

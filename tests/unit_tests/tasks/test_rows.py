@@ -171,6 +171,25 @@ def test_a_training_row_that_is_also_held_out_is_left_out_and_told(build, tmp_pa
     assert sorted(texts(task, 4)) == [f"{i} + 1?" for i in range(4)]
 
 
+def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_their_rows(build, tmp_path, capsys):
+    for name, rows in (("easy", sums(4)), ("hard", [{"prompt": f"{i} * 2?", "answer": 2 * i} for i in range(9)])):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(*rows))
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("easy", "hard")}
+    task = build(sums(6), held_out_paths=paths)
+    out = told(task, capsys)
+    assert "data.jsonl: 2 rows for training; left out: 4 also held out (rows 1, 2, 3, 4)" in out
+    assert "easy.jsonl: 4 rows held out as easy" in out
+    assert [(e.task, e.text) for e in task.held_out_examples(5)] == [
+        *[("easy", f"{i} + 1?") for i in range(3)],
+        *[("hard", f"{i} * 2?") for i in range(2)],
+    ]
+    assert set(task.members()) >= {e.task for e in task.held_out_examples(99)} | {task.train_example(0, seed=0).task}
+    with pytest.raises(UserError, match="task.held_out_path = .*Name all in held_out_paths"):
+        build(sums(6), held_out_paths=paths, held_out_path=paths["easy"])
+    with pytest.raises(UserError, match="task.held_out_paths = 'sampled': expected a name"):
+        build(sums(6), held_out_paths={"sampled": paths["easy"]})
+
+
 def test_an_id_that_two_rows_have_is_told(build, capsys):
     task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
     assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
