@@ -39,6 +39,7 @@ def main() -> None:
     if len(args.runs) > 1:
         accuracy.legend(loc="lower right", frameon=False)
     figure.savefig(args.output, dpi=130)
+    print(args.output)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,12 @@ def as_scores(output: Any, group_size: int) -> list[float | None]:
     Raises ValueError for a wrong number of values and TypeError for values that are no numbers.
     """
     shape = getattr(output, "shape", (group_size,))
-    if output is None or isinstance(output, (str, bytes, dict)) or not hasattr(output, "__len__") or shape == ():
+    if (
+        output is None
+        or isinstance(output, (str, bytes, dict, set, frozenset))
+        or not hasattr(output, "__len__")
+        or shape == ()
+    ):
         raise TypeError(f"returned {type(output).__name__}, expected a list of {group_size} floats or None")
     if len(shape) > 1:
         raise ValueError(f"returned shape {tuple(shape)} for {group_size} completions, expected ({group_size},)")

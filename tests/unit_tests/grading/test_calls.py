@@ -211,6 +211,7 @@ def test_an_interrupt_that_a_function_raises_is_its_own_failure(build):
         (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
         (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
         ({"a": 1.0}, "returned dict"),
+        ({1.0}, "returned set"),
     ],
 )
 def test_what_is_nearly_a_list_of_numbers_is_refused(build, output, said):
