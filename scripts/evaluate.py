@@ -9,6 +9,7 @@ config, as of run_train.sh. The results are printed and written to OUTPUT/evalua
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,9 @@ def main() -> None:
                 parser.error(str(error))
         command += [*overrides, "--hf-assets-path", model, "--dump-folder", output, "--eval-only"]
         launch = ["-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
-        sys.exit(subprocess.run([sys.executable, *launch, "-m", "torchtitan_rl.train", *command], cwd=ROOT).returncode)
+        environment = {"TORCHTITAN_RL_CALLER_FOLDER": str(Path.cwd()), **os.environ}
+        launch = [sys.executable, *launch, "-m", "torchtitan_rl.train", *command]
+        sys.exit(subprocess.run(launch, cwd=ROOT, env=environment).returncode)
 
 
 def command_of(run: Path) -> list[str]:

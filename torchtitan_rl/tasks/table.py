@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.run.errors import UserError, expect
+from torchtitan_rl.run.references import from_caller
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,7 +87,7 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
         UserError: naming `field` and the remedy, when there is no such thing or it has no rows.
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
-    place = Path(path).expanduser()
+    place = Path(from_caller(str(Path(path).expanduser())))
     if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
         place = place / split
     if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk

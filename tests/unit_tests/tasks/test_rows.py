@@ -268,6 +268,15 @@ def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
 
 
+def test_a_path_starts_where_the_caller_is_and_a_hubs_name_stays_one(build, tmp_path, monkeypatch):
+    build(sums(4))
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    assert len(set(texts(Rows.Config(path="data.jsonl").build(), 3))) == 3
+    monkeypatch.setattr("torchtitan_rl.tasks.table._from_hub", lambda path, *_: pytest.fail(path))
+    with pytest.raises(pytest.fail.Exception, match="^org/name$"):
+        Rows.Config(path="org/name").build()
+
+
 def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     with pytest.raises(
