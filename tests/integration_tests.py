@@ -7,6 +7,7 @@ on up to 8 gloo ranks of the CPU, tests of one rank side by side. What must agre
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -23,8 +24,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from scripts.make_arrivals import rows as arrivals  # noqa: E402
 from tests.run_checks import (  # noqa: E402
     accuracy_rises,
+    ended_after_the_best,
     evaluation_is_reproduced,
     export_is_whole,
     exported_model_equals_policy,
@@ -46,6 +49,11 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.grading.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
+TRL = {
+    "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
+    "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
+}  # fmt: skip
+"""Reward functions and factories that TRL publishes."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
@@ -74,20 +82,23 @@ class OverrideDefinitions:
     """In the default test command; the others are run by `scripts/run_tests.sh all`."""
 
 
-def odd_llama(folder: Path) -> None:
-    """A random Llama 3 of odd dimensions in `start`, with untied embeddings."""
-    settings = [
-        "hidden_size=72",
-        "num_attention_heads=6",
-        "head_dim=32",
-        "intermediate_size=100",
-        "num_hidden_layers=3",
-    ]
-    settings += ["vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5"]
-    command = ["scripts/make_random_checkpoint.py", "--architecture", "llama", "--dtype", "float32", "--set", *settings]
-    subprocess.run(
-        [sys.executable, *command, "--output", str(folder / "start")], cwd=ROOT, check=True, capture_output=True
-    )
+def odd(architecture: str) -> Callable[[Path], None]:
+    """A random model of odd dimensions in `start`, with untied embeddings."""
+
+    def prepare(folder: Path) -> None:
+        settings = ["hidden_size=72", "num_attention_heads=6", "head_dim=32", "intermediate_size=100"]
+        settings += ["num_hidden_layers=3", "vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5"]
+        command = ["scripts/make_random_checkpoint.py", "--architecture", architecture, "--dtype", "float32"]
+        command += ["--output", str(folder / "start"), "--set", *settings]
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+
+    return prepare
+
+
+def arrivals_with_solutions(folder: Path) -> None:
+    """debug_rows' file of chat messages, with the column that TRL's accuracy_reward reads."""
+    lines = [json.dumps({**row, "solution": f"${row['answer']}$"}) + "\n" for row in arrivals(2000, 0)]
+    (folder / "rows.jsonl").write_text("".join(lines))
 
 
 def run(*args: str) -> list[str]:
@@ -186,6 +197,24 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(4), sampler_agrees(), records("train/rows/reward", "train/sums/accuracy", "optimizer/epoch")],
         ),
         OverrideDefinitions(
+            [run("--config", "debug_rows", "--task.path", "{dir}/rows.jsonl", *SHORT,
+                 "--grader.rewards", *(f"trl.rewards:{name}{arguments}" for name, arguments in TRL.items()))],
+            "a file of chat messages, scored by TRL's reward functions as they are", "data_trl_rewards", 1,
+            [steps_are(3), sampler_agrees(), records(*(f"reward/{name}/mean" for name in TRL))],
+            prepare=arrivals_with_solutions,
+        ),
+        OverrideDefinitions(
+            [run(*ANY_FOLDER)], "a Qwen3 of odd dimensions is trained from its folder alone and exported", "data_qwen3", 1,
+            [steps_are(2), sampler_agrees(), export_is_whole], prepare=odd("qwen3"),
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug", "--num-steps", "40", "--evaluation.every", "1", "--evaluation.num-prompts", "32",
+                 "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "3")] * 2,
+            "the best checkpoint is kept, a run that becomes no better ends, and the same command adds nothing",
+            "data_stop_after", 1, [ended_after_the_best(3)],
+            expect_output=["evaluation/accuracy is no longer becoming better"],
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED),
              run("--config", "debug", *SHORT, "--num-steps", "4", *PROBED),
              run("--config", "debug", *SHORT, "--num-steps", "6", *PROBED, *TP2)],
@@ -195,7 +224,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
-            "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd_llama, quick=True,
+            "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"), quick=True,
         ),
         OverrideDefinitions(
             [["--config", "tests/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
