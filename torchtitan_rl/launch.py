@@ -201,6 +201,9 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Launch what torchrun's command line says, and exit with what came of it."""
+    # A thread that has done its share of an operation sleeps. By default it spins, and where another process wants the cores
+    # that keeps the very thread it waits for from running: small operations then take six times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     launcher = Launcher(sys.argv[1:])
     try:
         code = launcher.run()
