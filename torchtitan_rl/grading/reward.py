@@ -88,7 +88,8 @@ class Reward:
     def check_keywords(self, columns: Iterable[str]) -> None:
         """Raise UserError for a keyword that it needs and neither the grader nor these columns of the task give."""
         given = RESERVED_COLUMNS | set(columns)
-        missing = [p.name for p in self._parameters() if p.default is p.empty and p.name not in given]
+        named, _ = self._parameters()
+        missing = [name for name, p in named.items() if p.default is p.empty and name not in given]
         expect(
             not missing, f"reward function {self.name}", missing,
             f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
@@ -151,19 +152,16 @@ class Reward:
             "log_extra": lambda _: log.log_extra if log else _ignore,
             "log_metric": lambda _: log.log_metric if log else _ignore,
         }
-        named = {p.name: p for p in self._parameters()}
+        named, takes_all = self._parameters()
         if missing := [name for name, p in named.items() if p.default is p.empty and name not in given]:
             raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
-        return {name: make(group) for name, make in given.items() if self._takes_all or name in named}
+        return {name: make(group) for name, make in given.items() if takes_all or name in named}
 
-    @property
-    def _takes_all(self) -> bool:
-        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values())
-
-    def _parameters(self) -> list[inspect.Parameter]:
-        """Those that have a name of their own."""
+    def _parameters(self) -> tuple[dict[str, inspect.Parameter], bool]:
+        """Those that have a name of their own, and whether it takes **kwargs besides."""
         parameters = inspect.signature(self.function).parameters.values()
-        return [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
