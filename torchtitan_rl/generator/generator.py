@@ -114,7 +114,7 @@ class Generator(Configurable):
         unlink_shared_memory(siblings, self.rank_in_replica)
         # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
         self.llm.llm_engine.output_processor.tokenizer = tokenizer
-        self.stats = EngineStats(self.llm)
+        self.stats = self.llm.llm_engine.logger_manager = EngineStats()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,12 +159,13 @@ class Generator(Configurable):
             self.llm, self.tokenizer, self.end_token_ids,
             seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
         )  # fmt: skip
+        self.stats.begin()
         with closing(engine):
             host = self.conversations.host(conversations) if self.conversations and self.rank_in_replica == 0 else None
             waits = self.conversations is not None and self.conversations.config.wait_for_answers
             roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
         if self.rank_in_replica == 0:
-            record_metrics(self.stats.since_last(engine.outputs))
+            record_metrics(self.stats.metrics(engine.outputs))
         return [
             Group(prompt=group[0].prompt, samples=[one.completion(self.policy_version) for one in group])
             for group in groups

@@ -15,6 +15,7 @@ from tests.parity import SEQUENCES, TokenizerStandIn
 from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.engine_stats import tail_seconds
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_proof import WeightProof
 from torchtitan_rl.generator.weight_sync import WeightSync, WeightSyncError
@@ -233,3 +234,18 @@ def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pai
     assert {c.policy_version for c in completions} == {1}
     assert all(c.loss_mask.all() for c in completions)
     assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)
+
+
+def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) -> None:
+    pair.generator.generate(PROMPTS)
+    metrics = pair.generator.stats.metrics([])
+    assert metrics["generator/preemptions"].value == 0
+    assert 0 <= metrics["generator/prefix_cache_hit_rate"].value < 1
+    assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))
+    assert metrics["generator/tail_s"].value >= 0
+
+
+def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:
+    assert tail_seconds([(0.0, 8), (1.0, 8), (2.0, 4), (3.0, 3), (5.5, 0)]) == 2.5
+    assert tail_seconds([(0.0, 8), (9.0, 0)]) == 0.0
+    assert tail_seconds([]) == 0.0
