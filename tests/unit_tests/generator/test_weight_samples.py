@@ -1,0 +1,51 @@
+"""Which elements of a weight a look sees: of every row some, in every share some, and in the end all."""
+
+import pytest
+import torch
+
+from torchtitan_rl.weight_samples import part_of, sampled_columns
+
+
+def matrix(height, width):
+    """Each element is its own number."""
+    return torch.arange(height * width).reshape(height, width)
+
+
+def whole(height, width):
+    rows = torch.arange(height)
+    return part_of(rows, height, width, slice(0, width), rows)
+
+
+@pytest.mark.parametrize(("height", "width", "looks"), [(5, 64, 8), (100, 128, 16), (7, 100, 100), (9, 1, 1)])
+def test_each_look_has_some_of_every_row_and_all_looks_together_every_element_once(height, width, looks):
+    one, values = whole(height, width), matrix(height, width)
+    seen = [one.sample(values, turn)[1] for turn in range(looks)]
+    assert all(len((look // width).unique()) == height for look in seen)
+    assert torch.cat([look.flatten() for look in seen]).sort().values.tolist() == values.flatten().tolist()
+
+
+@pytest.mark.parametrize(("width", "degree"), [(64, 2), (128, 4), (512, 8), (100, 2)])
+def test_the_shares_of_columns_have_together_what_the_whole_has_and_each_has_some(width, degree):
+    height, turn, size = 100, 3, width // degree
+    values, rows = matrix(height, width), torch.arange(height)
+    _, sent = whole(height, width).sample(values, turn)
+    for rank in range(degree):
+        columns = slice(rank * size, (rank + 1) * size)
+        here, found = part_of(rows, height, width, columns, rows).sample(values[:, columns], turn)
+        assert len(here) > 0
+        assert torch.equal(found, sent[here])
+
+
+def test_rows_of_a_fused_parameter_are_found_where_they_lie():
+    """Such as keys: rows 2, 3 of each four of the parameter, on the second of two ranks, which has its rows 8 to 15."""
+    values = matrix(8, 64)
+    fused = torch.zeros(8, 64, dtype=torch.int64)
+    local = torch.tensor([2, 3, 6, 7])
+    fused[local] = values[4:]
+    rows, found = part_of(torch.arange(4, 8), 8, 64, slice(0, 64), local).sample(fused, 5)
+    assert torch.equal(found, whole(8, 64).sample(values, 5)[1][rows])
+
+
+def test_columns_are_spread_over_all_shares():
+    assert sampled_columns(32, 1) == (slice(1, 32, 4), slice(0, 8))
+    assert sampled_columns(32, 1, 16, 32) == (slice(1, 16, 4), slice(4, 8))
