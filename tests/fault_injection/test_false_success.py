@@ -16,15 +16,15 @@ def reward(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "code", "message"),
     [
-        ("exits", "sys.exit"),
-        ("vanishes", r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
+        ("exits", 3, "stopped: .*exits.*SystemExit: 0"),
+        ("vanishes", 1, r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
     ],
 )
-def test_a_reward_that_exits_ends_the_run_with_1_and_its_checkpoint_stays(tmp_path, name, message):
+def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(tmp_path, name, code, message):
     ended = train(tmp_path, *SHORT, *reward(name))
-    assert ended.code == 1
+    assert ended.code == code
     ended.says(message)
     assert steps_of(tmp_path / "run") == [1]
 

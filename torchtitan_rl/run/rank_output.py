@@ -82,6 +82,8 @@ class RankOutput:
                 failure_marker(self._folder).touch(exist_ok=False)
             except FileExistsError:
                 os._exit(code)
+            except OSError:  # a full disk, a deleted folder: that may be the very message
+                pass
         elif self.rank != 0:
             time.sleep(5)
         prefix = f"rank {self.rank}: " if self.rank else ""

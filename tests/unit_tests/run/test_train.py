@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -53,6 +54,15 @@ def test_wrong_input_ends_with_2_and_its_message_alone(run):
 
 def test_training_that_stops_itself_ends_with_3(run):
     assert run(raising(TrainingStopped("the loss is NaN"))) == (3, "stopped: the loss is NaN\n")
+
+
+def test_a_run_whose_folder_is_gone_still_says_why_it_stops(run, tmp_path):
+    def training(name, config, output):
+        output.to_file(tmp_path / "run")
+        shutil.rmtree(tmp_path / "run")
+        raise TrainingStopped("the run folder has vanished")
+
+    assert run(training) == (3, "stopped: the run folder has vanished\n")
 
 
 def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
