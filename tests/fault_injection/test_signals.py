@@ -72,3 +72,17 @@ def test_a_request_before_the_first_step_ends_at_once_without_a_traceback(tmp_pa
     assert ended.code == 128 + number
     ended.says(f"{number.name} before there was a step to finish: nothing new is saved")
     ended.never_says("Traceback")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(tmp_path, ranks):
+    other = ["--config", "tests/fault_injection/new_start.py:from_a_long_start"]
+    run = start(tmp_path, *LONG, *other, ranks=ranks, STARTS=str(tmp_path / "starts"))
+    run.wait_for("warm start: making the starting checkpoint")
+    run.signal(signal.SIGINT)
+    ended = run.end(20)
+    assert ended.code == 130
+    ended.says("SIGINT before there was a step to finish: nothing new is saved")
+    ended.never_says("Traceback")
+    assert list((tmp_path / "starts").glob("sums-*/")) == []
+    assert run.everything() == {}
