@@ -1,13 +1,14 @@
 """Which elements of a weight are looked at when a copy of it is proven.
 
-Of every row one block of neighbouring columns, the next one in the next row: so each row, each column and each
-tensor-parallel share has some, and a row costs one cache line. The blocks move on at each look; after (width / BLOCK) looks every
-element was seen.
+Of one row in four one block of neighbouring columns, in each of these rows another one: so each tensor-parallel share has some,
+and a row costs one cache line. Rows and blocks move on at each look; after 4 x (width / BLOCK) looks every element was seen. Vectors
+are looked at whole.
 
-Example: of a [4, 512] matrix at turn 2 these are columns 16 to 23 of row 0, 24 to 31 of row 1, 32 to 39 of row 2, ...
+Example: of a [16, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to 47 of row 5, 16 to 23 of row 9, 56 to 63 of row 13.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 BLOCK = 8
 """Columns. Shares of a width that is a multiple of 64 are whole blocks; of another width single elements are looked at."""
+
+ROWS_ONE_IN = 4
+"""Of a matrix, at each look."""
 
 COLUMNS = 8
 """Whole columns, where only those can be had, spread evenly, so that every tensor-parallel share has some."""
@@ -24,8 +28,6 @@ COLUMNS = 8
 class Part:
     """What one owner holds of a matrix: some rows of a range of columns. Made by `part_of`: equal ones are the same."""
 
-    rows: Tensor
-    """[n] which rows of the matrix they are."""
     is_whole: bool
     """Whether it is all of the matrix, in order."""
     width: int
@@ -34,11 +36,11 @@ class Part:
     """The first block of this part."""
     end: int
     block: int
-    local_rows: Tensor
-    """[n] where they are in what the owner has."""
+    rows: tuple[tuple[Tensor, Tensor], ...]
+    """For each class of rows that is looked at together: (their numbers in this class, [n]; where the owner has them, [n])."""
 
     def sample(self, owned: Tensor, turn: int) -> tuple[Tensor | None, Tensor]:
-        """(the rows of the matrix that have a sampled block here, None for all; those blocks, [rows, block]).
+        """(which of the rows that the whole matrix is looked at in have a block here, None for all; those blocks, [rows, block]).
 
         Args:
             owned: what the owner has, [rows of its own, columns of this part].
@@ -58,21 +60,31 @@ def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: T
     key = (*numbers, height, width, columns.start, columns.stop, rows.device)
     if key not in _parts:
         whole = columns == slice(0, width) and torch.equal(rows.cpu(), torch.arange(height))
-        _parts[key] = Part(
-            rows, whole, width // block, columns.start // block, columns.stop // block, block, local_rows
+        classes = ROWS_ONE_IN if width > 1 else 1
+        of_class = tuple(
+            (rows[mine] // classes, local_rows[mine]) for mine in (rows % classes == i for i in range(classes))
         )
+        _parts[key] = Part(whole, width // block, columns.start // block, columns.stop // block, block, of_class)
     return _parts[key]
+
+
+def _step(width: int) -> int:
+    """By how many of `width` blocks one row's is further than that of the row before: few rows, too, come to all regions."""
+    near = round(0.618 * width)  # the golden section
+    return next(step for step in range(near, near + width + 1) if math.gcd(step, width) == 1)
 
 
 @functools.lru_cache(64)
 def _places(part: Part, turn: int) -> tuple[Tensor | None, Tensor]:
-    """(rows of the matrix or None, which of the owner's blocks, counted through all its rows)."""
-    at = (part.rows + turn) % part.width  # [n]
-    places = part.local_rows * (part.end - part.begin) + (at - part.begin)
+    """(as `Part.sample`, which of the owner's blocks these are, counted through all its rows)."""
+    look, which = divmod(turn, len(part.rows))
+    rows, local_rows = part.rows[which]
+    at = (rows * _step(part.width) + look) % part.width  # [n]
+    places = local_rows * (part.end - part.begin) + (at - part.begin)
     if part.begin == 0 and part.end == part.width:
-        return (None if part.is_whole else part.rows), places
+        return (None if part.is_whole else rows), places
     here = ((at >= part.begin) & (at < part.end)).nonzero()[:, 0]
-    return part.rows[here], places[here]
+    return rows[here], places[here]
 
 
 @functools.lru_cache(4096)

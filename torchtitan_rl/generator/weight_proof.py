@@ -1,6 +1,6 @@
 """Proof that a weight sync arrived: what the policy holds, what was sent, and what the engine now computes with, compared.
 
-Exact, and independent of how two implementations round. Of every row of every tensor some elements are compared, other ones at
+Exact, and independent of how two implementations round. Of every tensor some elements are compared, other ones at
 each push (see weight_samples.py); vectors are compared whole:
 
 - held = sent: each rank's own shard of the policy with what was yielded to the engine.

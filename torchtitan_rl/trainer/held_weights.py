@@ -21,7 +21,7 @@ class HeldSample(NamedTuple):
     name: str
     """Hugging Face's."""
     rows: Tensor | None
-    """Which rows of that tensor they are of; None: all."""
+    """Which of its rows that are looked at they are of; None: all."""
     values: Tensor
     """[rows, block], as weight_samples.py says."""
 

@@ -1,4 +1,4 @@
-"""Which elements of a weight a look sees: of every row some, in every share some, and in the end all."""
+"""Which elements of a weight a look sees: of one row in four some, in every share some, and in the end all."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ def whole(height, width):
     return part_of(rows, height, width, slice(0, width), rows)
 
 
-@pytest.mark.parametrize(("height", "width", "looks"), [(5, 64, 8), (100, 128, 16), (7, 100, 100), (9, 1, 1)])
-def test_each_look_has_some_of_every_row_and_all_looks_together_every_element_once(height, width, looks):
+@pytest.mark.parametrize(("height", "width", "looks"), [(5, 64, 32), (100, 128, 64), (7, 100, 400), (9, 1, 1)])
+def test_four_looks_have_some_of_every_row_and_all_looks_together_every_element_once(height, width, looks):
     one, values = whole(height, width), matrix(height, width)
-    seen = [one.sample(values, turn)[1] for turn in range(looks)]
-    assert all(len((look // width).unique()) == height for look in seen)
-    assert torch.cat([look.flatten() for look in seen]).sort().values.tolist() == values.flatten().tolist()
+    seen = [one.sample(values, turn)[1].flatten() for turn in range(looks)]
+    assert len((torch.cat(seen[:4]) // width).unique()) == height
+    assert torch.cat(seen).sort().values.tolist() == values.flatten().tolist()
 
 
 @pytest.mark.parametrize(("width", "degree"), [(64, 2), (128, 4), (512, 8), (100, 2)])
@@ -43,6 +43,7 @@ def test_rows_of_a_fused_parameter_are_found_where_they_lie():
     local = torch.tensor([2, 3, 6, 7])
     fused[local] = values[4:]
     rows, found = part_of(torch.arange(4, 8), 8, 64, slice(0, 64), local).sample(fused, 5)
+    assert len(rows) == 1
     assert torch.equal(found, whole(8, 64).sample(values, 5)[1][rows])
 
 
