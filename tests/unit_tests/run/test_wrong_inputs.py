@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit_tests.run.faults import FAULTS
 from tests.unit_tests.run.wrong_inputs import SECTIONS, page
 from torchtitan_rl.run.errors import UserError
 
@@ -19,6 +20,12 @@ def test_says(row, tmp_path):
 
 def test_the_page_is_this_table():
     assert Path("docs/errors.md").read_text() == page()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_each_fault_has_the_test_that_it_names(fault):
+    file, _, function = fault.test.partition("::")
+    assert f"def {function}(" in (Path("tests") / file).read_text()
 
 
 def test_the_page_has_what_was_asked_for():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.sabotage import SAYS
 from tests.unit_tests.run import wrong_files
+from tests.unit_tests.run.faults import section
 from torchtitan_rl.run.registry import parse_args
 from torchtitan_rl.run.validation import validate
 
@@ -178,6 +179,7 @@ def page() -> str:
         ]
         lines.append("")
     lines += [
+        *section(),
         "## Weights that did not arrive",
         "",
         "Training stops with exit code 3 at the first sync, before anything is sampled: `Weight sync 12 left the engine with other",
