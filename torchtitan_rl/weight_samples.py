@@ -1,10 +1,10 @@
 """Which elements of a weight are looked at when a copy of it is proven.
 
-Of one row in four one block of neighbouring columns, in each of these rows another one: so each tensor-parallel share has some,
-and a row costs one cache line. Rows and blocks move on at each look; after 4 x (width / BLOCK) looks every element was seen. Vectors
-are looked at whole.
+Of one row in eight one block of neighbouring columns, in each of these rows another one: so each tensor-parallel share has some,
+and a row costs one cache line. Rows and blocks move on at each look; after (width) looks every element was seen. Vectors are looked at
+whole.
 
-Example: of a [16, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to 47 of row 5, 16 to 23 of row 9, 56 to 63 of row 13.
+Example: of a [32, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to 47 of row 9, 16 to 23 of row 17, 56 to 63 of row 25.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch import Tensor
 BLOCK = 8
 """Columns. Shares of a width that is a multiple of 64 are whole blocks; of another width single elements are looked at."""
 
-ROWS_ONE_IN = 4
+ROWS_ONE_IN = 8
 """Of a matrix, at each look."""
 
 COLUMNS = 8
@@ -45,6 +45,8 @@ class Part:
         Args:
             owned: what the owner has, [rows of its own, columns of this part].
         """
+        if self.is_whole and self.width == 1:
+            return None, owned.reshape(-1, 1).clone()
         rows, blocks = _places(self, turn)
         return rows, owned.reshape(-1, self.block).index_select(0, blocks)
 

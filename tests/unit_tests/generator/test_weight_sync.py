@@ -149,7 +149,7 @@ def test_rows_in_another_order_are_seen(pair):
     assert sum(name in str(fault) for fault in faults) == 2  # a row each; the probe sees it at the other pushes
 
 
-def test_after_half_a_width_of_pushes_every_element_was_compared(pair):
+def test_after_a_width_of_pushes_every_element_was_compared(pair):
     width, name = 64, "model.layers.0.mlp.up_proj.weight"
     faults = []
     for _ in range(ROWS_ONE_IN * width // BLOCK):
