@@ -91,3 +91,16 @@ def test_nothing_outlives_the_launcher_or_the_agent(tmp_path, victim):
     while run.everything() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert run.everything() == {}
+
+
+def test_with_max_restarts_a_killed_run_goes_on_by_itself_and_ends_with_the_same_bits(whole_run, tmp_path):
+    run = start(tmp_path, *STEPS, launcher=["--standalone", "--max-restarts=1"])
+    run.wait_until(lambda: steps_of(tmp_path / "run"), "save")
+    run.signal(signal.SIGKILL, rank=0)
+    ended = run.end(120)
+    assert ended.code == 0
+    ended.says(
+        r"rank 0 \(.*\) in step \d: .* was killed by signal 9 .*The ranks are started again", "resuming after step"
+    )
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
+    assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))
