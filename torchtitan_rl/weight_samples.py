@@ -30,6 +30,8 @@ class Part:
 
     is_whole: bool
     """Whether it is all of the matrix, in order."""
+    vector: int
+    """The length of an owner's vector that is all of it; 0 of a matrix."""
     width: int
     """Of the whole matrix, in blocks."""
     begin: int
@@ -45,7 +47,7 @@ class Part:
         Args:
             owned: what the owner has, [rows of its own, columns of this part].
         """
-        if self.is_whole and self.width == 1:
+        if owned.numel() == self.vector:
             return None, owned.reshape(-1, 1).clone()
         rows, blocks = _places(self, turn)
         return rows, owned.reshape(-1, self.block).index_select(0, blocks)
@@ -61,12 +63,16 @@ def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: T
     numbers = (t.cpu().numpy().tobytes() for t in (rows, local_rows))
     key = (*numbers, height, width, columns.start, columns.stop, rows.device)
     if key not in _parts:
-        whole = columns == slice(0, width) and torch.equal(rows.cpu(), torch.arange(height))
+        whole, owned = (torch.equal(t.cpu(), torch.arange(height)) for t in (rows, local_rows))
+        whole = whole and columns == slice(0, width)
         classes = ROWS_ONE_IN if width > 1 else 1
         of_class = tuple(
             (rows[mine] // classes, local_rows[mine]) for mine in (rows % classes == i for i in range(classes))
         )
-        _parts[key] = Part(whole, width // block, columns.start // block, columns.stop // block, block, of_class)
+        vector = height if whole and owned and width == 1 else 0
+        _parts[key] = Part(
+            whole, vector, width // block, columns.start // block, columns.stop // block, block, of_class
+        )
     return _parts[key]
 
 

@@ -47,6 +47,16 @@ def test_rows_of_a_fused_parameter_are_found_where_they_lie():
     assert torch.equal(found, whole(8, 64).sample(values, 5)[1][rows])
 
 
+def test_a_bias_within_a_fused_one_is_found_where_it_lies():
+    fused, local = torch.arange(12), torch.tensor([2, 3, 6, 7])
+    rows, found = part_of(torch.arange(4), 4, 1, slice(0, 1), local).sample(fused, 5)
+    assert rows is None
+    assert found.flatten().tolist() == [2, 3, 6, 7]
+    first = part_of(torch.arange(4), 4, 1, slice(0, 1), torch.arange(4))
+    for owned in (fused, fused[:4]):
+        assert first.sample(owned, 5)[1].flatten().tolist() == [0, 1, 2, 3]
+
+
 def test_columns_are_spread_over_all_shares():
     assert sampled_columns(32, 1) == (slice(1, 32, 4), slice(0, 8))
     assert sampled_columns(32, 1, 16, 32) == (slice(1, 16, 4), slice(4, 8))
