@@ -47,7 +47,7 @@ class Part:
         Args:
             owned: what the owner has, [rows of its own, columns of this part].
         """
-        if owned.numel() == self.vector:
+        if self.vector and owned.numel() == self.vector:
             return None, owned.reshape(-1, 1).clone()
         rows, blocks = _places(self, turn)
         return rows, owned.reshape(-1, self.block).index_select(0, blocks)

@@ -57,6 +57,12 @@ def test_a_bias_within_a_fused_one_is_found_where_it_lies():
         assert first.sample(owned, 5)[1].flatten().tolist() == [0, 1, 2, 3]
 
 
+def test_a_rank_without_a_row_has_no_sample():
+    none = torch.arange(0)
+    rows, found = part_of(none, 5, 64, slice(0, 64), none).sample(torch.zeros(0, 64), 3)
+    assert (len(rows), found.shape) == (0, (0, 8))
+
+
 def test_columns_are_spread_over_all_shares():
     assert sampled_columns(32, 1) == (slice(1, 32, 4), slice(0, 8))
     assert sampled_columns(32, 1, 16, 32) == (slice(1, 16, 4), slice(4, 8))
