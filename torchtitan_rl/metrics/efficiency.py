@@ -76,3 +76,16 @@ def efficiency_metrics(
     bounds = bound_seconds(lengths, flops=flops, speeds=speeds, footprint=footprint)
     took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
     return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}
+
+
+def lost_metrics(update: "UpdateReport", *, seconds: Mapping[str, float]) -> dict[str, Metric]:
+    """`lost/..._s`: seconds of a step that better packing, balance or spreading would save; the engine adds its own.
+
+    Args:
+        seconds: of "train" and "gather" on this rank; what it gathers it mostly waits for.
+    """
+    padding = update.padding_tokens / update.packed_tokens if update.packed_tokens else 0.0
+    most = max(update.rank_tokens, default=0)
+    idle = 1 - sum(update.rank_tokens) / len(update.rank_tokens) / most if most else 0.0
+    lost = {"padding": padding * seconds["train"], "imbalance": idle * seconds["train"], "waiting": seconds["gather"]}
+    return {f"lost/{name}_s": Metric(value, "max") for name, value in lost.items()}

@@ -12,7 +12,7 @@ from torchtitan_rl.device import peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.metrics.conversations import conversation_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
-from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics
+from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
 from torchtitan_rl.metrics.evaluation import evaluation_metrics
 from torchtitan_rl.metrics.rewards import (
     Groups,
@@ -63,9 +63,10 @@ def record_step(
         waited = elapsed("generate/environments") / seconds
         conversations["conversations/environment_share"] = Metric(waited, "max")
     record_metrics(conversations)
-    seconds = {name: elapsed(name) for name in ("generate", "train", "sync", "step")}
+    seconds = {name: elapsed(name) for name in ("generate", "gather", "train", "sync", "step")}
     speeds = measured_speeds()
     record_metrics(efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
+    record_metrics(lost_metrics(update, seconds=seconds))
     peak = peak_flops_per_s()
     record_metrics(
         perf_metrics(

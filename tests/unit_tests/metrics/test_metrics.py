@@ -11,7 +11,7 @@ import pytest
 from tests.unit_tests.observability.observability_parts import group, sample
 from torchtitan_rl.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.metrics.costs import optimizer_metrics, perf_metrics
-from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics
+from torchtitan_rl.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
 from torchtitan_rl.metrics.evaluation import evaluation_metrics
 from torchtitan_rl.metrics.rewards import advantage_metrics, group_metrics, participation_metrics, reward_metrics
 from torchtitan_rl.metrics.step import record_evaluation, record_step
@@ -25,7 +25,7 @@ UPDATE = SimpleNamespace(
     rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
-SECONDS = {"generate": 2.0, "train": 3.0, "sync": 0.5, "step": 5.0}
+SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
 ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
 FOOTPRINT = Footprint(weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32")
 SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
@@ -256,6 +256,16 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
     )
 
 
+def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
+    assert values(lost_metrics(UPDATE, seconds=SECONDS)) == {
+        "lost/padding_s": pytest.approx(3.0 * 300 / 1500),
+        "lost/imbalance_s": pytest.approx(3.0 * (1 - 600 / 700)),
+        "lost/waiting_s": 0.25,
+    }
+    nothing = SimpleNamespace(rank_tokens=[0, 0], packed_tokens=0, padding_tokens=0)
+    assert set(values(lost_metrics(nothing, seconds=SECONDS | {"gather": 0.0})).values()) == {0.0}
+
+
 def test_the_machine_is_measured_within_two_seconds_and_once():
     begin = time.process_time()
     assert min(measured_speeds()) > 1e8
@@ -329,6 +339,7 @@ def test_every_key_is_in_docs_metrics_md_with_its_reduction():
         **optimizer_metrics(UPDATE, STATE),
         **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, peak_flops=1.0),
         **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
+        **lost_metrics(UPDATE, seconds=SECONDS),
     }
     documented = documented_keys()
     for key, metric in metrics.items():

@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit_tests.observability.observability_parts import FORK, NASTY, group, rows_of, sample
 from torchtitan_rl.observability import Recorder, Reduce, record_metric
+from torchtitan_rl.observability.sinks.console import lost
 from torchtitan_rl.types import flat
 
 RECORD_STEPS = 3
@@ -280,6 +281,11 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
     assert len(output) == 7
     assert output[-1].startswith("report: ")
+
+
+def test_the_step_line_names_the_largest_loss_from_a_tenth_of_the_step_on():
+    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "last completions 25%"
+    assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
 
 
 def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):

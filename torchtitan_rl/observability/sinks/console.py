@@ -44,9 +44,29 @@ STEP_LINE = (
     Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7),
     Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7),
 )
+LOST = {
+    "lost/padding_s": "padding",
+    "lost/imbalance_s": "uneven ranks",
+    "lost/waiting_s": "waiting for replicas",
+    "generator/tail_s": "last completions",
+    "generator/prompts_s": "reading prompts",
+    "time/generate/environments": "environments",
+    "time/grade": "rewards",
+    "time/sync": "weight sync",
+    "time/unaccounted": "unaccounted",
+}
+"""Seconds that a step could do without or with less, and what the step line calls them."""
+
 EVALUATION_PREFIX = "evaluation/"
 MAX_SAMPLES = 6
 """Samples of one table that are printed a step: the line budget is this times that of one sample."""
+
+
+def lost(values: dict[str, float]) -> str:
+    """The largest share of a step that is neither sampling nor training, as "last completions 32%"; "" under a tenth."""
+    seconds, name = max((values.get(key, 0.0), name) for key, name in LOST.items())
+    share = seconds / values["time/step"] if values.get("time/step") else 0.0
+    return f"{name} {share:.0%}" if share >= 0.1 else ""
 
 
 class ConsoleSink(Sink):
@@ -99,7 +119,8 @@ class ConsoleSink(Sink):
             line.append(f"  {column.label} ", style="dim")
             line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
         seconds, remaining = self._times(record)
-        return line.append(f"  {seconds:>7}").append("  ETA ", style="dim").append(f"{remaining:>7}")
+        line.append(f"  {seconds:>7}").append("  ETA ", style="dim").append(f"{remaining:>7}")
+        return line.append("  lost ", style="dim").append(hint) if (hint := lost(record.values)) else line
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
         """The step's seconds, and the time that the remaining steps take at this session's mean pace."""
