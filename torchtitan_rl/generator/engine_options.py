@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan_rl.device import ON_CPU, expandable_segments
+from torchtitan_rl.generator.cpu_norms import compiled_norms
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels have."""
@@ -25,7 +26,7 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
     if dtype == "bfloat16":
         options["hf_overrides"] = {"head_dtype": "float32"}
     if ON_CPU:
-        return options | {"enable_chunked_prefill": False}
+        return options | {"enable_chunked_prefill": False, "ir_op_priority": compiled_norms()}
     if dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if tensor_parallel_degree > 1 and expandable_segments():

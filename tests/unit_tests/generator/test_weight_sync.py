@@ -15,6 +15,7 @@ from tests.parity import SEQUENCES, TokenizerStandIn
 from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.cpu_norms import PROVIDER
 from torchtitan_rl.generator.engine_stats import tail_seconds
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_proof import WeightProof
@@ -244,6 +245,22 @@ def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) ->
     assert 0 <= metrics["generator/prefix_cache_hit_rate"].value < 1
     assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))
     assert metrics["generator/tail_s"].value >= 0
+    assert metrics["generator/prompts_s"].value > 0
+
+
+@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine chooses its own kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_engine_s_norms_are_the_compiled_ones_and_compute_what_its_own_do(pair, dtype: torch.dtype) -> None:
+    from vllm.ir import ops
+
+    assert ops.rms_norm.get_priority()[0] == ops.fused_add_rms_norm.get_priority()[0] == PROVIDER
+    fused = torch.randn(6, 24).to(dtype)  # as a projection to queries, keys and values in one
+    queries, weight = fused[:, :16].view(6, 2, 8), torch.rand(8).to(dtype)  # [6, 2, 8] of rows with gaps, [8]
+    ours, native = (ops.rms_norm.impls[name].func_impl_fn(queries, weight, 1e-6) for name in (PROVIDER, "native"))
+    torch.testing.assert_close(ours, native)
+    x, residual, weight = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype), torch.rand(8).to(dtype)
+    native = ops.fused_add_rms_norm.impls["native"].func_impl_fn(x, residual, weight, 1e-6)
+    torch.testing.assert_close(ops.fused_add_rms_norm.impls[PROVIDER].func_impl_fn(x, residual, weight, 1e-6), native)
 
 
 def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:
