@@ -1,0 +1,173 @@
+"""A whole GRPO step (generate, reward, update, sync, log) against TRL's GRPOTrainer with the same model, prompts and lengths.
+
+    .venv/bin/python scripts/bench/step_vs_trl.py --new-tokens 32
+    .venv/bin/python scripts/bench/step_vs_trl.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --one-after-another \\
+        --warm-up 0 --steps 1 --ours compute=bfloat16 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
+
+Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. No completion may
+end early, every completion has an advantage and a backward, and weights are random. TRL generates with transformers, the way it
+has without a GPU; its newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+
+# isort: split
+import torch  # noqa: E402
+
+from configs.debug import debug  # noqa: E402
+from scripts.bench.measure import machine_line  # noqa: E402
+from scripts.make_random_checkpoint import save  # noqa: E402
+from torchtitan_rl.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+
+BENCH = ROOT / "outputs/bench"
+MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
+OURS = {"compute": "float32", "tokens_at_once": 8192}
+TRL = {"weights": "float32", "compute": "float32", "attention": "sdpa", "cache": None, "sequences_at_once": 128}
+
+
+class Side:
+    """A process that takes one step for each line that it is given."""
+
+    def __init__(self, name: str, python: Path, job: Path) -> None:
+        self.answers: list[dict] = []
+        self._log = open(job.with_name(f"{name}.log"), "w")  # noqa: SIM115
+        command = [str(python), str(Path(__file__).with_name(f"side_{name}.py")), str(job)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self._answer()
+
+    def step(self) -> None:
+        print("step", file=self._process.stdin, flush=True)
+        self.answers.append(self._answer())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"a side ended: see {self._log.name}")
+        return json.loads(line)
+
+
+def trl_python() -> Path:
+    """The interpreter of TRL's environment, which is made where it is missing."""
+    python = BENCH / "trl/bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+    wanted = f"torch=={version('torch').partition('+')[0]}"
+    if subprocess.run([python, "-c", "import trl"], capture_output=True).returncode:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", wanted, "trl"], check=True)
+    return python
+
+
+def checkpoint(name: str) -> Path:
+    """A folder with random weights that says nothing of an end token."""
+    folder = BENCH / f"random-{name}"
+    if not folder.exists():
+        torch.manual_seed(0)
+        save(new_hf_model(MODELS[name]()), folder)
+        for file in folder.glob("*config.json"):
+            if file.name != "tokenizer_config.json":
+                entries = json.loads(file.read_text())
+                entries.pop("eos_token_id", None)
+                file.write_text(json.dumps(entries))
+    return folder
+
+
+def settings(defaults: dict, given: Iterable[str]) -> dict:
+    """KEY=VALUE over the defaults."""
+    pairs = dict(one.split("=", 1) for one in given)
+    return {
+        key: type(value)(pairs[key]) if value and key in pairs else pairs.get(key, value)
+        for key, value in defaults.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(MODELS), default="tiny")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--n", type=int, default=8, help="completions of a prompt")
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--ours", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {OURS}")
+    parser.add_argument("--trl", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {TRL}")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps of each side that are not counted")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--one-after-another", action="store_true", help="when both do not fit into memory")
+    args = parser.parse_args()
+    folder = BENCH / "step"
+    folder.mkdir(parents=True, exist_ok=True)
+    task, steps = debug().task.build(), args.warm_up + args.steps
+    job = {
+        "model": str(checkpoint(args.model)),
+        "folder": str(folder),
+        "prompts": [task.train_example(i, seed=0).text for i in range(args.prompts * steps)],
+        "prompts_per_step": args.prompts,
+        "n": args.n,
+        "new_tokens": args.new_tokens,
+        "threads": args.threads,
+        "ours": settings(OURS, args.ours),
+        "trl": settings(TRL, args.trl),
+    }
+    job["trl"]["sequences_at_once"] = min(job["trl"]["sequences_at_once"], args.prompts * args.n)
+    (folder / "job.json").write_text(json.dumps(job))
+    os.environ |= {"OMP_NUM_THREADS": str(args.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # as the launcher sets it
+    pythons = {"ours": Path(sys.executable), "trl": trl_python()}
+    found = run(pythons, folder / "job.json", steps=steps, together=not args.one_after_another)
+    report(job, {name: answers[args.warm_up :] for name, answers in found.items()})
+
+
+def run(pythons: dict[str, Path], job: Path, *, steps: int, together: bool) -> dict[str, list[dict]]:
+    """Every side's answers to `steps` steps, taken in turn."""
+    found = {}
+    for names in [list(pythons)] if together else [[name] for name in pythons]:
+        sides = {name: Side(name, pythons[name], job) for name in names}
+        for _ in range(steps):
+            for side in sides.values():
+                side.step()
+        found |= {name: side.answers for name, side in sides.items()}
+        for side in sides.values():
+            side.close()
+    return found
+
+
+def report(job: dict, found: dict[str, list[dict]]) -> None:
+    """Medians of the steps and of their phases, and the ratio."""
+    print(machine_line().replace(f"{torch.get_num_threads()} threads", f"{job['threads']} threads"))
+    print(
+        f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {job['new_tokens']} tokens"
+    )
+    for name, answers in found.items():
+        lengths = {length for answer in answers for length in answer["lengths"]}
+        assert lengths == {job["new_tokens"]}, f"{name} sampled completions of {lengths} tokens"
+        seconds = [answer["seconds"] for answer in answers]
+        phases = {phase: median(answer["phases"][phase] for answer in answers) for phase in answers[0]["phases"]}
+        split = ", ".join(f"{phase} {took:.3f}" for phase, took in phases.items())
+        cpu = median(answer["cpu"] for answer in answers)
+        print(
+            f"{name:4s} {median(seconds):7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}), {cpu:.3f} of cpu: {split}"
+        )
+        print(f"     {job[name]}")
+    for clock in ("seconds", "cpu"):
+        ours, trl = (median(answer[clock] for answer in found[name]) for name in ("ours", "trl"))
+        print(f"TRL's step takes {trl / ours:.2f} x ours in {clock}")
+
+
+if __name__ == "__main__":
+    main()
