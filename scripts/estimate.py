@@ -55,6 +55,7 @@ def main() -> None:
     bounds = bound_seconds(
         [(prompt, completion)] * sequences,
         flops=tokens * per_token,
+        flops_per_token=per_token,
         speeds=speeds,
         footprint=Footprint.of(config, parameters=parameters, world_size=args.gpus),
     )

@@ -123,7 +123,9 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
         milliseconds[name].append(1e3 * (time.perf_counter() - started))
 
     for step in range(1, options.steps + 1):
-        footprint = Footprint(weights=1, kv_per_token=1, ranks=1, engine_ranks=1, train_dtype="float32")
+        footprint = Footprint(
+            weights=1, kv_per_token=1, ranks=1, engine_ranks=1, train_dtype="float32", engine_dtype="float32"
+        )
         state = SimpleNamespace(step=step, optimizer_steps=step, prompts_seen=1, tokens_seen=1)
         with part("record_step"):
             record_step(groups, update, state=state, algorithm=algorithm, footprint=footprint)

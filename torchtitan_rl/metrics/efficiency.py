@@ -25,6 +25,7 @@ class Footprint(NamedTuple):
     engine_ranks: int
     """Ranks that share one engine."""
     train_dtype: str
+    engine_dtype: str
 
     @classmethod
     def of(cls, config: "Controller.Config", *, parameters: int, world_size: int) -> "Footprint":
@@ -32,27 +33,30 @@ class Footprint(NamedTuple):
         shape, width = hf_architecture(config.model_spec.model), WIDTH[config.generator.dtype]
         cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
         engine_ranks = config.generator.tensor_parallel_degree
-        dtype = config.trainer.mixed_precision_param
-        return cls(width * parameters, width * cached, world_size, engine_ranks, dtype)
+        dtypes = config.trainer.mixed_precision_param, config.generator.dtype
+        return cls(width * parameters, width * cached, world_size, engine_ranks, *dtypes)
 
 
 def bound_seconds(
-    lengths: list[tuple[int, int]], *, flops: float, speeds: Speeds, footprint: Footprint
+    lengths: list[tuple[int, int]], *, flops: float, flops_per_token: float, speeds: Speeds, footprint: Footprint
 ) -> dict[str, float]:
     """The least time of a step's "decode", "train" and "sync" on ranks of these speeds.
 
-    Decoding reads the weights once for each token of the longest completion, and each sequence's cache for each of its tokens.
-    Training is the update's products at the matrix peak. A sync reads and writes the weights once.
+    Decoding reads the weights once for each token of the longest completion, and each sequence's cache for each of its tokens;
+    or its products at the matrix peak take longer, as on a CPU, whose peak is low. Training is the update's products at the matrix peak. A sync reads and writes the weights once.
 
     Args:
         lengths: (prompt tokens, completion tokens) of every sequence of the step.
         flops: of the whole update.
+        flops_per_token: of a forward and a backward.
     """
     reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens, over all decoding steps
     longest = max((n for _, n in lengths), default=0)
     weights = footprint.weights / footprint.engine_ranks
+    reading = (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s
+    products = sum(n for _, n in lengths) * flops_per_token / 3 / footprint.ranks
     return {
-        "decode": (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s,
+        "decode": max(reading, products / speeds.flops_per_s(footprint.engine_dtype)),
         "train": flops / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
         "sync": 2 * weights / speeds.memory_bytes_per_s,
     }
@@ -72,8 +76,9 @@ def efficiency_metrics(
         seconds: of "generate", "train" and "sync" on this rank; what took no time is left out.
     """
     lengths = [(len(g.prompt.token_ids), len(e.completion.token_ids)) for g in groups for e in g.samples]
-    flops = (update.trained_tokens - 2 / 3 * update.silent_tokens) * update.flops_per_token  # a forward is a third
-    bounds = bound_seconds(lengths, flops=flops, speeds=speeds, footprint=footprint)
+    per_token = update.flops_per_token
+    flops = (update.trained_tokens - 2 / 3 * update.silent_tokens) * per_token  # a forward is a third
+    bounds = bound_seconds(lengths, flops=flops, flops_per_token=per_token, speeds=speeds, footprint=footprint)
     took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
     return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}
 

@@ -27,7 +27,9 @@ UPDATE = SimpleNamespace(
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
 ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
-FOOTPRINT = Footprint(weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32")
+FOOTPRINT = Footprint(
+    weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32", engine_dtype="bfloat16"
+)
 SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
 
 
@@ -254,6 +256,14 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
         efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
         == {}
     )
+
+
+def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
+    slow = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9.0, memory_bytes_per_s=1000.0)
+    found = efficiency_metrics(
+        [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
+    )
+    assert values(found)["efficiency/decode"] == pytest.approx(6 * 10 / 3 / 2 / 9.0 / 2.0)
 
 
 def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
