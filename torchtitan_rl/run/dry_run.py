@@ -5,7 +5,7 @@ The one thing that it may make is the task's own start, where hf_assets_path is 
 
 from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from torchtitan_rl.device import gpu_memory_bytes
 from torchtitan_rl.grading import RewardError
@@ -43,7 +43,7 @@ def show_run(name: str, config: "Controller.Config", *, world_size: int) -> None
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
-    _show("rewards, of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts))
+    _show("rewards, of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts, tokenizer))
 
 
 def _layout(config: "Controller.Config", world_size: int) -> str:
@@ -72,7 +72,7 @@ def _memory(config: "Controller.Config", world_size: int) -> str:
     return f"on each GPU of {gpu_bytes / GIB:.0f} GiB{'' if here else ' (there is none here)'}: {need}"
 
 
-def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt]) -> str:
+def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:
     """A line for a right, a wrong and an empty answer to the first prompt: each function's value, their sum, the judgement."""
     prompt = prompts[0]
     member = task.members()[prompt.task]
@@ -85,10 +85,7 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt]) -> str:
     others = [form.format(other.expected_answer) for other in prompts[1:]]
     wrong = next((text for text in others if not judged(text)), form.format("wrong"))
     answers = {"right": form.format(prompt.expected_answer), "wrong": wrong, "empty": ""}
-    samples = [
-        Completion(sample_idx=i, policy_version=0, token_ids=[0], logprobs=[0.0], text=text, finish_reason="stop")
-        for i, text in enumerate(answers.values())
-    ]
+    samples = [_completion(i, text, tokenizer) for i, text in enumerate(answers.values())]
     try:
         [group] = grader.score([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
@@ -100,6 +97,15 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt]) -> str:
         else "\n(no known form of the expected answer is right to this task: the first line stands for a guess)"
     )
     return "\n".join(lines) + found
+
+
+def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:
+    """`text` as the policy would have written it, with its end token: rewards of lengths see those of a real answer."""
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    zeros = [0.0] * len(ids)
+    return Completion(
+        sample_idx=index, policy_version=0, token_ids=ids, logprobs=zeros, text=text, finish_reason="stop"
+    )
 
 
 def _line(kind: str, scored: ScoredCompletion) -> str:

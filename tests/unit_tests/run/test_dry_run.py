@@ -56,6 +56,17 @@ def test_a_dry_run_shows_config_layout_memory_prompts_and_rewards(start, capsys,
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
+def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start, capsys):
+    rewards = ["--grader.rewards", "torchtitan_rl.grading.rewards:overlong(max_tokens=8, cache=8)"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start), *rewards])
+    lines = capsys.readouterr().out.partition("--- rewards")[2].splitlines()
+    found = {
+        line.split()[0]: float(line.partition("overlong ")[2].partition(")")[0]) for line in lines if "overlong" in line
+    }
+    assert found["right"] < found["empty"] == -1 / 8  # the end token alone
+
+
 def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
     with pytest.raises(UserError, match="sampling.n = 1"):
         parse_args(["--dry-run", "--config", "debug", "--sampling.n", "1"])
