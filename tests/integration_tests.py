@@ -208,10 +208,10 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(2), sampler_agrees(), export_is_whole], prepare=odd("qwen3"),
         ),
         OverrideDefinitions(
-            [run("--config", "debug", "--num-steps", "40", "--evaluation.every", "1", "--evaluation.num-prompts", "32",
-                 "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "3")] * 2,
+            [run("--config", "debug", "--num-steps", "50", "--evaluation.every", "5", "--evaluation.num-prompts", "32",
+                 "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "2")] * 2,
             "the best checkpoint is kept, a run that becomes no better ends, and the same command adds nothing",
-            "data_stop_after", 1, [ended_after_the_best(3)],
+            "data_stop_after", 1, [ended_after_the_best(10)],
             expect_output=["evaluation/accuracy is no longer becoming better"],
         ),
         OverrideDefinitions(
