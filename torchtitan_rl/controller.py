@@ -209,7 +209,8 @@ class Controller(Configurable):
                 self._train_step()
             stopped = comm.largest(stop.number)
         if self.evaluation.gives_up:
-            progress(f"evaluation.stop_after: {self.config.evaluation.best_by} is no longer becoming better")
+            best_by = self.config.evaluation.best_by
+            progress(f"evaluation.stop_after: {best_by} is no longer becoming better; raise it to go on")
         if stopped or self.evaluation.gives_up:
             self._stop()
         self.recorder.close()
