@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks.answers import last_tagged
@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from torchtitan_rl.types import Prompt
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
 _LONGEST = 200
 """Characters of an expression; the longest that is right has about 50."""
 
 _HELD_OUT_ONE_IN = 8
+
+
+class _Problem(NamedTuple):
+    numbers: list[int]
+    target: int
+    expression: str
+    """One way to reach it."""
 
 
 class Countdown(Task):
@@ -58,11 +66,11 @@ class Countdown(Task):
     def held_out_examples(self, num: int) -> list[Example]:
         """`num` different problems, one in eight of all, the same whatever the run's seed."""
         rng = random.Random("countdown/held_out")
-        chosen: dict[tuple[int, ...], tuple[list[int], int]] = {}
+        chosen: dict[tuple[int, ...], _Problem] = {}
         while len(chosen) < num:
-            numbers, target = self._draw(rng)
-            if _is_held_out((numbers, target)):
-                chosen.setdefault((target, *sorted(numbers)), (numbers, target))
+            drawn = self._draw(rng)
+            if _is_held_out(drawn):
+                chosen.setdefault((drawn.target, *sorted(drawn.numbers)), drawn)
         return [self._example(*drawn) for drawn in chosen.values()]
 
     def reward_functions(self) -> Sequence[RewardFunction]:
@@ -83,26 +91,28 @@ class Countdown(Task):
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:
         return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
 
-    def _draw(self, rng: random.Random) -> tuple[list[int], int]:
+    def _draw(self, rng: random.Random) -> "_Problem":
         """Numbers and a target that they can reach: two of them are joined at a time until one is left."""
         while True:
             numbers = [
                 rng.randint(1, self.config.largest)
                 for _ in range(rng.randint(self.config.min_numbers, self.config.max_numbers))
             ]
-            left = [Fraction(number) for number in numbers]
+            left = [(Fraction(number), str(number)) for number in numbers]
             while len(left) > 1:
                 rng.shuffle(left)
-                a, b = left.pop(), left.pop()
+                (a, first), (b, second) = left.pop(), left.pop()
                 joined = [
-                    operation(a, b) for operation in _OPERATIONS.values() if b or operation is not operator.truediv
+                    (operation(a, b), f"({first} {symbol} {second})")
+                    for operation, symbol in _SYMBOLS.items()
+                    if b or symbol != "/"
                 ]
-                left.append(rng.choice([value for value in joined if value.denominator == 1]))
-            [target] = left
+                left.append(rng.choice([(value, text) for value, text in joined if value.denominator == 1]))
+            [(target, expression)] = left
             if 0 < target <= 10 * self.config.largest and target not in numbers:
-                return numbers, int(target)
+                return _Problem(numbers, int(target), expression[1:-1])
 
-    def _example(self, numbers: list[int], target: int) -> Example:
+    def _example(self, numbers: list[int], target: int, expression: str) -> Example:
         question = (
             f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and only "
             "+, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, for example "
@@ -111,7 +121,7 @@ class Countdown(Task):
         return Example(
             text=question + "\n",
             messages=[{"role": "user", "content": question}],
-            expected_answer=str(target),
+            expected_answer=expression,  # one of many that are right
             columns={"numbers": numbers, "target": target},
         )
 
@@ -153,6 +163,6 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
     raise ValueError("no arithmetic")
 
 
-def _is_held_out(drawn: tuple[list[int], int]) -> bool:
-    key = f"{sorted(drawn[0])}={drawn[1]}"
+def _is_held_out(drawn: _Problem) -> bool:
+    key = f"{sorted(drawn.numbers)}={drawn.target}"
     return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0

@@ -119,6 +119,12 @@ def test_countdown_targets_can_be_reached_and_splits_do_not_overlap():
         Countdown.Config(min_numbers=1).build()
 
 
+def test_the_expected_answer_of_countdown_is_one_that_reaches_the_target():
+    task = Countdown.Config(max_numbers=6).build()
+    for example in [task.train_example(index, seed=0) for index in range(200)]:
+        assert reaches(example.expected_answer, example.columns["numbers"], example.columns["target"])
+
+
 def test_countdown_rewards_and_judgement_agree():
     task = Countdown.Config().build()
     columns = {"numbers": [[1, 2, 3]] * 3, "target": [9] * 3}
