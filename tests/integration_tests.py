@@ -175,7 +175,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [
                 run("--config", "debug", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
-                run("--config", "debug", *SHORT, "--num-steps", "4", "--trainer.optimizer.lr", "1e39"),
+                run("--config", "debug", *SHORT, "--num-steps", "4", "--trainer.optimizer.weight-decay", "1e300"),
                 run("--config", "debug", *SHORT, "--num-steps", "4"),
             ],
             "NaN ends the run before a checkpoint holds it, and the last good one goes on",

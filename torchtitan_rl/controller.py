@@ -186,7 +186,7 @@ class Controller(Configurable):
             with phase(f"load {resume.checkpoint}"):
                 self.checkpointer.load(resume.checkpoint)
         self.checkpointer.check_room()
-        self.trainer.restore_learning_rate()
+        self.trainer.restore_settings()
         self.trainer.finite.check_loaded()
         self._sync_weights()
 

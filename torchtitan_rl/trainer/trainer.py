@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -142,6 +142,7 @@ class Trainer(Configurable):
         self.optimizer = config.optimizer.build(model=self.model)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
+        self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self._param_groups()]
         batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
         self.dp_size = batch_mesh.size() if batch_mesh else 1
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
@@ -267,11 +268,16 @@ class Trainer(Configurable):
         """FLOPs a token of forward and backward in sequences of `length` tokens."""
         return self._model_spec.model.get_nparams_and_flops(self.model, length)[1]
 
-    def restore_learning_rate(self) -> None:
-        """After a checkpoint is loaded: this config's schedule, where the stored optimizer state has the former run's."""
+    def restore_settings(self) -> None:
+        """After a checkpoint is loaded: this config's optimizer settings and schedule, where the stored state has the former run's."""
+        for group, settings in zip(self._param_groups(), self._settings, strict=True):
+            group.update(settings)
         for scheduler in self.scheduler:
             for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups]
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
         """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""

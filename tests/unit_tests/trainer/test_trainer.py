@@ -155,13 +155,22 @@ def test_more_mini_batches_than_groups_and_several_passes(build):
 
 def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
     trainer = build()
-    trainer.restore_learning_rate()
+    trainer.restore_settings()
     for group in trainer.optimizer.optimizers[0].param_groups:
         group["lr"] = 1e-2  # large against float32's rounding of the weights
     before = weights(trainer)
     report = trainer.update(credited(trainer))
     after = weights(trainer)
     assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
+
+
+def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
+    trainer = build()
+    [group] = trainer.optimizer.optimizers[0].param_groups
+    own = {key: value for key, value in group.items() if key != "params"}
+    group.update(lr=9.0, weight_decay=9.0, betas=(0.0, 0.0), eps=9.0)  # as a checkpoint of another run leaves them
+    trainer.restore_settings()
+    assert {key: value for key, value in group.items() if key != "params"} == own
 
 
 def test_turns_whose_advantages_cancel_out_are_not_silent():
