@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.device import ON_CPU, compute_capability
@@ -61,12 +63,41 @@ class FlashVarlen(VarlenAttention):
         flash_attention()
 
 
+class PackedRows(NamedTuple):
+    """Where the tokens of a pack are in a right-padded batch of whole sequences, S of at most W tokens."""
+
+    source: Tensor
+    """[S * W] the pack's token in each cell; a padded cell repeats token 0, and is neither attended to nor read back."""
+    width: int
+    cell: Tensor
+    """[T] the cell from which each token of the pack is read back."""
+
+    @classmethod
+    def of(cls, positions: Tensor) -> "PackedRows":
+        """Read from positions [T] alone: a sequence begins wherever one does not follow the one before.
+
+        A sequence that begins at position p > 0 goes on from the first p tokens of the last one that began at 0.
+        Example: [0, 1, 2, 3, 1, 2] are the sequences of tokens 0, 1, 2, 3 and 0, 4, 5.
+        """
+        T = len(positions)
+        begins = torch.ones_like(positions, dtype=torch.bool)  # [T]
+        begins[1:] = positions.diff() != 1
+        row = begins.cumsum(0) - 1  # [T]
+        begin = begins.nonzero()[:, 0]  # [S]
+        shared = positions[begin, None]  # [S, 1]
+        lengths = torch.cat([begin, begin.new_tensor([T])]).diff()[:, None] + shared  # [S, 1]
+        root = torch.where(shared[:, 0] == 0, begin, 0).cummax(0).values[:, None]  # [S, 1]
+        width = int(lengths.max())
+        column = torch.arange(width, device=positions.device)  # [W]
+        source = torch.where(column < shared, root, begin[:, None] - shared) + column  # [S, W]
+        return cls(torch.where(column < lengths, source, 0).flatten(), width, row * width + positions)
+
+
 class PackedSDPA(VarlenAttention):
     """Causal attention inside each packed sequence, by one `scaled_dot_product_attention` call for all of them.
 
     The sequences are laid out as a right-padded batch. A padded key comes after every real query of its row, so the
-    causal mask alone keeps it out, and the fused kernel needs no mask tensor. Reads the same `VarlenMetadata` as
-    torchtitan's `VarlenAttention`, so `Decoder.get_attention_masks` serves both.
+    causal mask alone keeps it out, and the fused kernel needs no mask tensor. What several sequences share is in the row of each.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -82,29 +113,33 @@ class PackedSDPA(VarlenAttention):
         k_BLNH: Tensor,
         v_BLNH: Tensor,
         *,
-        attention_masks: VarlenMetadata,
+        attention_masks: PackedRows,
         scale: float | None = None,
         enable_gqa: bool = False,
         **_: object,
     ) -> Tensor:
         """q [B, L, N, H], k and v [B, L, Nkv, H] -> [B, L, N, H]. B and L are one packed axis of B*L tokens."""
-        B, L, _, H = q_BLNH.shape
-        starts = attention_masks.cu_seq_q.long()  # [S + 1]
-        lengths = starts.diff()  # [S]
-        rows, width = lengths.numel(), int(lengths.max())
-        column = torch.arange(width, device=starts.device)  # [W]
-        inside = column < lengths[:, None]  # [S, W]
-        # A padded cell repeats token 0 of the pack; it is neither attended to nor read back.
-        source = torch.where(inside, starts[:-1, None] + column, 0)  # [S, W]
+        H, rows = q_BLNH.shape[-1], attention_masks
 
         def to_rows(t: Tensor) -> Tensor:
-            flat = t.reshape(B * L, -1, H)[source.reshape(-1)]  # [S*W, N, H]
-            return flat.reshape(rows, width, -1, H).transpose(1, 2)  # [S, N, W, H]
+            flat = t.flatten(0, 1).flatten(1)  # [T, N*H]
+            if ON_CPU:  # its bfloat16 kernel takes three times as long as float32's
+                flat = flat.float()
+            # Looked up as embeddings are: what a token's copies get of the gradient is summed in a fixed order.
+            return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
 
-        rows_of = [to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH)]  # [S, N or Nkv, W, H] each
-        if ON_CPU:  # its bfloat16 kernel takes three times as long as float32's
-            rows_of = [t.float() for t in rows_of]
         out = F.scaled_dot_product_attention(
-            *rows_of, is_causal=True, scale=scale, enable_gqa=enable_gqa
+            *(to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH)), is_causal=True, scale=scale, enable_gqa=enable_gqa
         )  # [S, N, W, H]
-        return out.transpose(1, 2)[inside].to(q_BLNH.dtype).reshape(B, L, -1, H)  # rows in order: the pack again
+        cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [S*W, N*H]
+        return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)
+
+
+def attention_layout(model: Decoder, positions: Tensor) -> PackedRows | VarlenMetadata:
+    """What the layers' attention is told of packed positions [T]."""
+    return PackedRows.of(positions) if shares_prompts(model) else model.get_attention_masks(positions[None])
+
+
+def shares_prompts(model: Decoder) -> bool:
+    """Whether a packed sequence may go on from another one's tokens (see PackedRows): FlashAttention knows no such."""
+    return isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config)

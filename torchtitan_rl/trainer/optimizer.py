@@ -47,7 +47,8 @@ class UpdateReport:
     flops_per_token: float
     """Of forward and backward, at the step's mean sequence length."""
     rank_tokens: list[int]
-    """Tokens of each data-parallel rank in one pass, those without a backward included."""
+    """Tokens of each data-parallel rank in one pass: those without a backward included, a prompt that several sequences share
+    once."""
     trained_tokens: int
     """Tokens that went through the forward, in all passes and on all data-parallel ranks together."""
     silent_tokens: int

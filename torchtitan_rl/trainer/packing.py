@@ -80,15 +80,43 @@ def num_tokens(atom: Atom) -> int:
     return sum(member.num_tokens for member in atom)
 
 
-def pack(members: Sequence[Member], *, normalizers: Normalizers, multiple: int) -> TrainBatch:
+def num_packed(members: Sequence[Member], *, share_prompts: bool) -> int:
+    """Tokens of one micro-batch: of all its sequences, less those that one leaves to a sibling."""
+    return sum(member.num_tokens - shared for member, shared in _laid_out(members, share_prompts))
+
+
+def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
+    """The sequences in their order in the pack, each with how many of its prompt's tokens the sibling before it has already.
+
+    The prompt's last token is each one's own: it predicts another token in each.
+    """
+    if not share_prompts:
+        return [(member, 0) for member in members]
+    members = sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
+    before = [None, *(member.prompt.prompt_idx for member in members)]
+    return [
+        (member, len(member.prompt.token_ids) - 1 if member.prompt.prompt_idx == idx else 0)
+        for member, idx in zip(members, before, strict=False)
+    ]
+
+
+def pack(
+    members: Sequence[Member], *, normalizers: Normalizers, multiple: int, share_prompts: bool = False
+) -> TrainBatch:
     """One micro-batch, padded to a multiple of `multiple` tokens (at least one).
 
     Padding is a sequence of its own, with no loss: it is attended by nobody, and an empty micro-batch is nothing else.
+
+    Args:
+        share_prompts: a prompt's tokens are there once for all its completions. The second and further ones begin at its last
+            token, with the position that it has in the prompt (see attention.PackedRows).
     """
+    laid_out = _laid_out(members, share_prompts)
+    members, shared = [member for member, _ in laid_out], [n for _, n in laid_out]  # [S] each
+    prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
-    lengths = np.array([member.num_tokens for member in members], dtype=np.int64)  # [S]
-    prompt_lengths = [len(member.prompt.token_ids) for member in members]
+    lengths = np.array([len(p) + len(c.token_ids) for p, c in zip(prompts, completions, strict=True)], dtype=np.int64)
     filled = int(lengths.sum())
     padding = -filled % multiple if filled else multiple
 
@@ -98,16 +126,17 @@ def pack(members: Sequence[Member], *, normalizers: Normalizers, multiple: int) 
     def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
         """Values [L] of completion tokens, each at the position that predicts the token, 0 elsewhere."""
         spread = [
-            np.concatenate([np.zeros(n), row]) for n, row in zip(prompt_lengths, rows, strict=True)
+            np.concatenate([np.zeros(len(prompt)), row]) for prompt, row in zip(prompts, rows, strict=True)
         ]  # [Lp + L] each
         return _on_device(_shifted(column(spread, np.float32), lengths))
 
-    token_ids = column([ids for m in members for ids in (m.prompt.token_ids, m.episode.completion.token_ids)], np.int64)
+    token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
+    positions = [np.arange(n, n + length) for n, length in zip(shared, lengths, strict=True)]
     references = [e.reference_logprobs for e in episodes]
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
-        positions=_on_device(np.concatenate([np.arange(n) for n in [*lengths, padding]])),
+        positions=_on_device(np.concatenate([*positions, np.arange(padding)])),
         loss_mask=at_labels([c.loss_mask for c in completions]),
         sampler_logprobs=at_labels([c.logprobs for c in completions]),
         advantages=at_labels([e.token_advantages for e in episodes]),
@@ -115,7 +144,7 @@ def pack(members: Sequence[Member], *, normalizers: Normalizers, multiple: int) 
         group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
         mass=_on_device(np.array([e.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
         anchored=_on_device(np.array([e.anchored for e in episodes], dtype=np.float32)),  # [S]
-        members=list(members),
+        members=members,
         normalizers=normalizers,
         reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,
     )

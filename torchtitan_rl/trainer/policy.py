@@ -17,7 +17,7 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
 from torchtitan_rl.observability.progress import progress
-from torchtitan_rl.trainer.attention import attention_config, describe_attention
+from torchtitan_rl.trainer.attention import attention_config, attention_layout, describe_attention
 from torchtitan_rl.trainer.logprobs import LogprobHead
 from torchtitan_rl.trainer.rms_norm import use_cpu_norms
 
@@ -121,13 +121,14 @@ def score(
     """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
 
     Args:
-        token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start.
+        token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start, or more where it goes on from tokens
+            of one before (see attention.PackedRows).
         mask: [T], not 0 where the two are wanted; elsewhere they are 0, without work. None: everywhere.
     """
-    masks = model.get_attention_masks(positions[None])
+    layout = attention_layout(model, positions)
     at = None if mask is None else mask.nonzero()[:, 0]  # [M]
     with model.lm_head.scoring(labels, temperature, at):
-        return model(token_ids[None], positions[None], masks)  # [T] each
+        return model(token_ids[None], positions[None], layout)  # [T] each
 
 
 @torch.no_grad()

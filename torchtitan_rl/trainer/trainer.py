@@ -19,13 +19,14 @@ from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.observability.progress import progress
+from torchtitan_rl.trainer.attention import shares_prompts
 from torchtitan_rl.trainer.finite import FiniteUpdates
 from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
 from torchtitan_rl.trainer.optimizer import AdamW, UpdateReport
-from torchtitan_rl.trainer.packing import Atom, atoms_of, num_tokens, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.packing import Atom, atoms_of, num_packed, num_tokens, pack, plan_microbatches, split_groups
 from torchtitan_rl.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
 
@@ -135,6 +136,7 @@ class Trainer(Configurable):
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
         self.model = self._load_policy()
+        self._shares_prompts = shares_prompts(self.model)
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
@@ -193,8 +195,9 @@ class Trainer(Configurable):
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share(groups, "logprob_diff_max", "logprob_diff_mean")
-        rank_tokens = [sum(_num_tokens(plan[rank]) for pair in plans for plan in pair) for rank in range(self.dp_size)]
-        silent_tokens = sum(_num_tokens(share) for silent, _ in plans for share in silent)
+        ranks = range(self.dp_size)
+        rank_tokens = [sum(self._num_packed(plan, rank) for pair in plans for plan in pair) for rank in ranks]
+        silent_tokens = sum(self._num_packed(silent, rank) for silent, _ in plans for rank in ranks)
         packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
         return UpdateReport(
             grad_norm=results[-1].grad_norm if results else 0.0,
@@ -295,11 +298,10 @@ class Trainer(Configurable):
         atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
         for batch in self._pack(self._plan(atoms), groups):
             logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
-            begin = 0
-            for member in batch.members:
-                first = begin + len(member.prompt.token_ids) - 1  # predicts the first completion token
-                begin += member.num_tokens
-                member.episode.reference_logprobs = logprobs[first : begin - 1].copy()  # [L]
+            ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
+            for member, end in zip(batch.members, ends, strict=False):
+                first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
+                member.episode.reference_logprobs = logprobs[first : end - 1].copy()  # [L]
         self._share(groups, "reference_logprobs")
         for episode in flat(groups):
             if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
@@ -355,7 +357,11 @@ class Trainer(Configurable):
     def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """This rank's micro-batches; every data-parallel rank has the same number."""
         normalizers = self.algorithm.normalizers(groups, max_completion_tokens=self.max_completion_tokens)
-        return [pack(members, normalizers=normalizers, multiple=self.pad_multiple) for members in plan[self.dp_rank]]
+        layout = {"normalizers": normalizers, "multiple": self.pad_multiple, "share_prompts": self._shares_prompts}
+        return [pack(members, **layout) for members in plan[self.dp_rank]]
+
+    def _num_packed(self, plan: Plan, rank: int) -> int:
+        return sum(num_packed(members, share_prompts=self._shares_prompts) for members in plan[rank])
 
     def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
         if self.dp_group is None:
@@ -363,7 +369,3 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)
         dist.all_reduce(tensor, op=op, group=self.dp_group)
         return float(tensor)
-
-
-def _num_tokens(batches: list[list[Member]]) -> int:
-    return sum(map(num_tokens, batches))

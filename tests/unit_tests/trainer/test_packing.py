@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches, split_groups
+from torchtitan_rl.trainer.packing import atoms_of, num_packed, pack, plan_microbatches, split_groups
 from torchtitan_rl.types import Completion, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -53,6 +53,24 @@ def test_tokens_that_the_policy_did_not_sample_are_seen_but_not_trained_on():
     assert batch.labels.tolist() == [2, 3, 4, 5, 0]
     assert batch.loss_mask.tolist() == [1, 0, 0, 1, 0]
     assert batch.advantages.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_siblings_share_all_of_their_prompt_but_its_last_token():
+    members = [
+        member((5, 6, 7), (8, 9)),
+        Member(prompt((1, 2), 1), episode((3,))),
+        member((5, 6, 7), (4,), advantage=-2.0),
+    ]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.members == [members[0], members[2], members[1]]
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
+    assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
+    assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
+    assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
+    assert num_packed(members, share_prompts=True) == 10
+    assert num_packed(members, share_prompts=False) == 12
 
 
 def test_an_empty_micro_batch_is_only_padding():

@@ -108,7 +108,7 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
     steps = [credited(trainer) for trainer in (split, whole)]
     reports = [trainer.update(groups) for trainer, groups in zip((split, whole), steps, strict=True)]
     assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
-    assert reports[0].rank_tokens == reports[1].rank_tokens
+    assert reports[0].rank_tokens >= reports[1].rank_tokens  # a prompt is shared within a micro-batch
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     torch.testing.assert_close(weights(split), weights(whole), rtol=0, atol=1e-9)
     for ours, theirs in zip(*map(flat, steps), strict=True):
@@ -139,7 +139,7 @@ def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, 
     small, large = build(max_tokens_per_microbatch=3), build()
     reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
-    assert reports[0].rank_tokens == reports[1].rank_tokens
+    assert reports[0].rank_tokens > reports[1].rank_tokens  # nobody to share a prompt with
     assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
 
 
