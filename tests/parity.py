@@ -156,7 +156,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         if version:
             torch.manual_seed(version)
             scale_policy(model, 1 + growth * version)
-        weights = hf_weights(model, adapter, generator.dtype)
+        weights = hf_weights(model, adapter, generator.dtype, whole_blocks=version % 2 == 1)  # both ways to gather
         sync.push(
             weights,
             generator,

@@ -1,13 +1,16 @@
 """Between the sharded policy and Hugging Face's layout: load a folder, yield full weights block by block."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common import TransformerBlock
 from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
@@ -39,15 +42,32 @@ def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_pat
 
 
 @torch.no_grad()
-def hf_weights(model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def hf_weights(
+    model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, full tensor in `dtype`) for every weight; tied ones under both names.
 
     Collective: every rank must consume it at the same pace. Each tensor is cast before it is gathered, and only one block's
     tensors are held at a time.
+
+    Args:
+        whole_blocks: FSDP gathers a layer in one collective, as for a forward; for the forward's dtype alone.
     """
     for prefix, block in _blocks(model):
-        state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
-        yield from _to_hf(model, adapter, prefix, block, state)
+        if prefix == "lm_head." and model.enable_weight_tying:
+            continue  # it goes with the embedding
+        with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
+            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
+            yield from _to_hf(model, adapter, prefix, block, state)
+
+
+@contextmanager
+def _unsharded(block: FSDPModule) -> Iterator[None]:
+    block.unshard()
+    try:
+        yield
+    finally:
+        block.reshard()
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchtitan.components.optimizer import LRSchedulersContainer
-from torchtitan.config import CompileConfig, Configurable, ParallelismConfig, TrainingConfig
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
@@ -170,7 +170,9 @@ class Trainer(Configurable):
 
     def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """The current policy for the generator: see `trainer.hf.hf_weights`."""
-        return hf_weights(self.model, self.adapter, dtype)
+        as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
+        # One rank has nothing to gather, and FSDP would copy each weight twice.
+        return hf_weights(self.model, self.adapter, dtype, whole_blocks=as_forward and self.parallel_dims.dp_shard > 1)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps, move the schedule and the algorithm's controllers.

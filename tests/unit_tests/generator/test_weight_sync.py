@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
@@ -200,6 +201,16 @@ def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
     assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(names)
     on_disk = pair.adapter.get_hf_storage_reader(pair.folder).read_metadata().state_dict_metadata
     assert set(on_disk) <= set(names)
+
+
+def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
+    one_by_one = {name: tensor.clone() for name, tensor in pair.weights()}
+    found = {}
+    for name, tensor in hf_weights(pair.model, pair.adapter, torch.float32, whole_blocks=True):
+        found[name] = tensor.clone()
+    assert list(found) == list(one_by_one)
+    assert all(torch.equal(found[name], tensor) for name, tensor in one_by_one.items())
+    assert all(isinstance(p, DTensor) for p in pair.model.parameters())
 
 
 def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
