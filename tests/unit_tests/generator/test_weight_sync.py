@@ -210,7 +210,7 @@ def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
         found[name] = tensor.clone()
     assert list(found) == list(one_by_one)
     assert all(torch.equal(found[name], tensor) for name, tensor in one_by_one.items())
-    assert all(isinstance(p, DTensor) for p in pair.model.parameters())
+    assert all(isinstance(p, DTensor) for p in pair.model.layers.parameters())
 
 
 def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
