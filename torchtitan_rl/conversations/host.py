@@ -74,9 +74,8 @@ class Guest:
         said = checked_messages(settled(self._environment.reset()), self._limits.answer_characters)
         if not said:
             return prompt
-        messages = [*prompt.messages, *said]
-        text, token_ids = self._template.prompt(messages)
-        return replace(prompt, messages=messages, text=text, token_ids=token_ids)
+        text, token_ids = self._template.prompt(prompt.messages, said)
+        return replace(prompt, messages=[*prompt.messages, *said], text=text, token_ids=token_ids)
 
     def answer(self) -> Answer:
         """What the environment makes of the policy's last turn."""

@@ -1,6 +1,7 @@
 """A chat template as conversations need it: what is said next is rendered alone, and nothing said before is touched."""
 
 import copy
+import re
 import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,8 @@ _SAID = "x7q"
 """Stands for what the policy said; its place in the rendered text is where an answer's own text begins."""
 _ASKED: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
+_BREAK = "\ufdd0"
+"""Where the text of a special token is broken, so that it is read as text. A noncharacter, which no text holds."""
 
 
 class ChatTemplate:
@@ -37,21 +40,23 @@ class ChatTemplate:
         # A copy and a lock: conversations are rendered in threads, for which no tokenizer is made.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._end_token_ids = end_token_ids
         self._tools = tools
         self._options = options
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """Text and tokens of a whole prompt, up to where the policy begins to speak."""
-        text = self._render(messages)
-        return text, self._tokens(text)
+    def prompt(self, messages: Sequence[Message], said: Sequence[Message]) -> tuple[str, list[int]]:
+        """Text and tokens of a whole prompt with what an environment said, up to where the policy begins to speak."""
+        text = self._render([*messages, *map(self._as_text, said)])
+        return text.replace(_BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
         """The tokens between the policy's `last_token` and its next turn: the turn's end, the messages, the next turn's head.
 
         Raises what the template raises for messages in an order that it does not allow.
         """
-        token_ids = self._tokens(self._answer_text(messages))
+        token_ids = self._tokens(self._answer_text([*map(self._as_text, messages)]))
         return token_ids[token_ids[0] == last_token :]
 
     def check(self, role: str, rewrites: Literal["refuse", "append"]) -> None:
@@ -108,6 +113,16 @@ class ChatTemplate:
             list(messages), tokenize=False, add_generation_prompt=True, tools=self._tools, **self._options
         )
 
+    def _as_text(self, message: Message) -> Message:
+        """The message with each special token's text broken: only the template may end a message or begin another's."""
+        return {
+            key: self._special.sub(lambda found: found[0][0] + _BREAK + found[0][1:], value)
+            if isinstance(value, str)
+            else value
+            for key, value in message.items()
+        }
+
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(_BREAK)]
+        return [token_id for part in parts for token_id in part]
