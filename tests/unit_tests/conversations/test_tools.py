@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from torchtitan_rl.conversations import in_processes
 from torchtitan_rl.conversations.tools import Call, ToolEnvironment, parse_calls, tool_schemas
 from torchtitan_rl.run.errors import UserError
 
@@ -172,3 +175,20 @@ def test_a_tool_that_raises_exits_or_hangs_is_answered():
     assert told[0] == "error: KeyError: 'lost'"
     assert told[1] == "error: SystemExit: 0"
     assert told[2] == told[3] == "error: TimeoutError: took longer than 0.1 s"
+
+
+def test_a_tool_in_a_process_is_killed_where_a_thread_would_go_on(tmp_path):
+    def holds_the_interpreter() -> int:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        return 3 ** (10**9)
+
+    tools = in_processes([holds_the_interpreter, multiply], 1, seconds=0.5)
+    told = answers(hermes("holds_the_interpreter") + hermes("multiply", a=6, b=7), *tools)
+    assert told == ["error: TimeoutError: took longer than 0.5 s", "42"]
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+    assert tool_schemas(tools[1:]) == tool_schemas([multiply])
+
+
+def test_a_coroutine_function_needs_no_process():
+    with pytest.raises(UserError, match="in_processes = 'look_up': expected functions"):
+        in_processes([look_up], 1)
