@@ -82,14 +82,16 @@ def lock_step(conversations, engine, host, share, *, wait_for_answers) -> None:
         going = [answer.place for answer in answers if answer.end is None]
 
 
-def make_generator(folder: Path):
+def make_generator(folder: Path, *, max_model_len: int = 512):
     """An engine with random weights, and its tokenizer."""
     torch.manual_seed(0)
     tokenizer = make_small_tokenizer(["go on"], vocab_size=320, chat=True)
-    new_hf_model(small_qwen3(vocab_size=320), tie_word_embeddings=False).save_pretrained(folder)
+    new_hf_model(small_qwen3(vocab_size=320, max_seq_len=max_model_len), tie_word_embeddings=False).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     sampling = SamplingConfig(n=8, max_tokens=440, stop_token_ids=STOP_TOKENS)
-    config = generators.Generator.Config(dtype="float32", max_model_len=512, sleep=False)
+    config = generators.Generator.Config(dtype="float32", max_model_len=max_model_len, sleep=False)
     generator = config.build(hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
     generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     return generator, tokenizer

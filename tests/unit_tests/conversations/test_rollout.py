@@ -21,7 +21,7 @@ from tests.unit_tests.conversations.parts import (
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.host import ConversationError
 from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.types import flat
+from torchtitan_rl.types import Prompt, flat
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +264,25 @@ def test_a_final_reward_counts_with_the_last_turn(talk):
             assert [turn.reward for turn in completion.turns] == [0.5, 11.0]
         else:
             assert completion.turns[-1].reward == -1.0
+
+
+def test_a_turn_computes_none_of_the_whole_blocks_before_it(generator, made):
+    def cached_tokens() -> float:
+        return sum(m.value for m in generator.llm.llm_engine.get_metrics() if m.name == "vllm:prefix_cache_hits")
+
+    block = generator.llm.llm_engine.vllm_config.cache_config.block_size
+    ask = [{"role": "user", "content": "x"}]
+    long = [
+        Prompt(prompt_idx=i, text="x", token_ids=[100 + i] * (block + 10), expected_answer="", messages=ask)
+        for i in range(4)
+    ]
+    generator.conversations = conversations(lambda prompt: Says("go on", "done"), made)
+    generator.llm.reset_prefix_cache()
+    before = cached_tokens()
+    groups = generator.generate(long, step=1, sampling_config=SamplingConfig(n=1, max_tokens=48))
+    second_turns = sum(len(completion.turns) == 2 for completion in flat(groups))
+    assert second_turns
+    assert cached_tokens() - before == block * second_turns
 
 
 def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, made):
