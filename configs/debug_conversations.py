@@ -20,14 +20,12 @@ def debug_calculator() -> Controller.Config:
 def debug_guess() -> Controller.Config:
     """Learns to find a number of 7 in 3 guesses, each with an advantage of its own, on one CPU process; needs nothing.
 
-    The policy starts with the habit of guessing the lowest number that is left; a little less than half of its guesses are the middle.
+    The policy starts with a habit, the lowest number that is left; a little less than half of its guesses are the middle.
     """
     config = _debug_talk(max_turns=3)
     config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.conversations.starts:guesser")
     config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
-    config.num_prompts_per_step = (
-        64  # a lucky guess says more of its number than of the way to find it: many numbers a step
-    )
+    config.num_prompts_per_step = 64  # only many numbers tell a good guess from a lucky one
     config.num_steps = 40
     config.trainer.optimizer.lr = 2e-4
     return config

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -93,9 +94,9 @@ def test_the_tool_may_run_in_a_process(files):
 
     from torchtitan_rl.conversations import ToolEnvironment, in_processes
 
-    [methods] = re.findall(r"```python\n(    def .*?)```", PAGE.read_text(), re.DOTALL)
+    [methods] = re.findall(r"```python\n(def .*?)```", PAGE.read_text(), re.DOTALL)
     names = {**vars(my_tools), "in_processes": in_processes}
-    exec(f"class Killable(Powers):\n{methods}", names)
+    exec(f"class Killable(Powers):\n{textwrap.indent(methods, '    ')}", names)
     environment = ToolEnvironment(names["Killable"](my_tools.Powers.Config()).tools())
     call = '<tool_call>{"name": "power", "arguments": {"base": 3, "exponent": 2}}</tool_call>'
     assert environment.step({"role": "assistant", "content": call}).messages[0]["content"] == "9"
