@@ -234,6 +234,14 @@ def build_test_list() -> list[OverrideDefinitions]:
             quick=True,
         ),
         OverrideDefinitions(
+            [["--config", "tests/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
+             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
+             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
+             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
+            "the same on 2 ranks, with replaced groups, a length penalty and a reference; and a listwise loss", "conversations_2", 2,
+            [resumed_as_if_never_stopped],
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
             exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"], quick=True,
         ),
