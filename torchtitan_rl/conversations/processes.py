@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchtitan_rl.grading.worker import WorkerPool
 from torchtitan_rl.run.errors import expect
 
 
@@ -18,6 +17,8 @@ def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: flo
     Raises:
         UserError: for a coroutine function, which its own time limit ends.
     """
+    from torchtitan_rl.grading.worker import WorkerPool  # grading knows tasks, and tasks know conversations
+
     for tool in tools:
         expect(
             not inspect.iscoroutinefunction(tool), "in_processes", tool.__name__, "functions",
