@@ -20,7 +20,8 @@ def debug_calculator() -> Controller.Config:
 def debug_guess() -> Controller.Config:
     """Learns to find a number of 7 in 3 guesses, each with an advantage of its own, on one CPU process; needs nothing.
 
-    The policy starts with a habit, the lowest number that is left; a little less than half of its guesses are the middle.
+    The policy starts with a habit, the lowest number that is left; a little less than half of its guesses are the middle. Seen:
+    53 % of the held-out games won at the start, 95 % after 20 steps (seed 0; docs/conversations.md).
     """
     config = _debug_talk(max_turns=3)
     config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.conversations.starts:guesser")
