@@ -49,8 +49,12 @@ def test_settings_that_cannot_decide_are_errors():
         Evaluation.Config(stop_after=3).build()
     with pytest.raises(UserError, match="evaluation.every = 0: expected 1 or more, as evaluation.best_by asks"):
         Evaluation.Config(best_by="evaluation/accuracy", every=0).build()
-    with pytest.raises(UserError, match=r"evaluation.best_by = 'accuracy': expected one of \['evaluation/accuracy'"):
-        concluded(Evaluation.Config(best_by="accuracy").build(), 0.5)
+    with pytest.raises(UserError, match="evaluation.best_by = 'accuracy': expected a metric of the evaluation"):
+        Evaluation.Config(best_by="accuracy").build()
+    with pytest.raises(
+        UserError, match=r"evaluation.best_by = 'evaluation/acc': expected one of \['evaluation/accuracy'"
+    ):
+        concluded(Evaluation.Config(best_by="evaluation/acc").build(), 0.5)
 
 
 def evaluated(*correct, idx=0, task=""):
