@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan_rl.device import ON_CPU, expandable_segments
-from torchtitan_rl.generator.cpu_norms import compiled_norms
+from torchtitan_rl.generator.cpu_engine import NORM_PRIORITY
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels have."""
@@ -14,7 +14,8 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree: int) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` for this device, the engine's dtype and its ranks.
 
-    - A bfloat16 engine's output head gives float32 logits, as the trainer's does: bfloat16 ones are rounded to eighths.
+    - A bfloat16 engine's output head gives float32 logits, as the trainer's does: bfloat16 ones are rounded to eighths. On a
+      CPU `use_wide_head` sees to it.
     - A float32 engine on a GPU needs vLLM's Triton attention; the flash kernels have 16-bit types alone.
     - A CPU engine prefills whole prompts: it forgets half of one that has a seed of its own, as turns of conversations have,
       by setting its random generator back, which a CPU's cannot do.
@@ -23,10 +24,10 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
     Example: engine_options("float32", 1) on a GPU is {"attention_config": {"backend": "TRITON_ATTN"}}.
     """
     options: dict[str, Any] = {}
-    if dtype == "bfloat16":
+    if dtype == "bfloat16" and not ON_CPU:
         options["hf_overrides"] = {"head_dtype": "float32"}
     if ON_CPU:
-        return options | {"enable_chunked_prefill": False, "ir_op_priority": compiled_norms()}
+        return options | {"enable_chunked_prefill": False, "ir_op_priority": NORM_PRIORITY}
     if dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if tensor_parallel_degree > 1 and expandable_segments():

@@ -16,7 +16,7 @@ from tests.parity import SEQUENCES, TokenizerStandIn
 from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.generator.cpu_norms import PROVIDER
+from torchtitan_rl.generator.cpu_engine import HEAD_ROWS, PROVIDER, use_wide_head
 from torchtitan_rl.generator.engine_stats import tail_seconds
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_proof import WeightProof
@@ -272,6 +272,18 @@ def test_a_cpu_engine_s_norms_are_the_compiled_ones_and_compute_what_its_own_do(
     x, residual, weight = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype), torch.rand(8).to(dtype)
     native = ops.fused_add_rms_norm.impls["native"].func_impl_fn(x, residual, weight, 1e-6)
     torch.testing.assert_close(ops.fused_add_rms_norm.impls[PROVIDER].func_impl_fn(x, residual, weight, 1e-6), native)
+
+
+@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU has a product with a wider result")
+def test_a_wide_head_multiplies_bfloat16_weights_without_rounding_the_logits() -> None:
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    head = torch.nn.Linear(8, HEAD_ROWS + 3, bias=False, dtype=torch.bfloat16)
+    head.quant_method = UnquantizedEmbeddingMethod()
+    use_wide_head(torch.nn.ModuleDict({"lm_head": head}))
+    head.quant_method.process_weights_after_loading(head)  # as every push of weights does
+    hidden = torch.randn(5, 8, dtype=torch.bfloat16)
+    torch.testing.assert_close(head.quant_method.apply(head, hidden), hidden.float() @ head.weight.float().T)
 
 
 def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:

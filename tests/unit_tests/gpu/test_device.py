@@ -8,6 +8,7 @@ import torch
 
 from torchtitan_rl import device
 from torchtitan_rl.generator import engine_options as options_module
+from torchtitan_rl.generator.cpu_engine import NORM_PRIORITY
 from torchtitan_rl.generator.engine_options import engine_options
 from torchtitan_rl.run.errors import UserError
 
@@ -115,15 +116,15 @@ def test_growing_segments_are_found_where_pytorch_reads_them(monkeypatch, settin
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
-WHOLE_PROMPTS = {"enable_chunked_prefill": False}
+OF_A_CPU = {"enable_chunked_prefill": False, "ir_op_priority": NORM_PRIORITY}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
 
 
 @pytest.mark.parametrize(
     ("on_cpu", "growing", "dtype", "degree", "expected"),
     [
-        (True, False, "float32", 1, WHOLE_PROMPTS),
-        (True, True, "bfloat16", 2, FLOAT32_HEAD | WHOLE_PROMPTS),
+        (True, False, "float32", 1, OF_A_CPU),
+        (True, True, "bfloat16", 2, OF_A_CPU),
         (False, False, "float32", 1, TRITON),
         (False, False, "bfloat16", 1, FLOAT32_HEAD),
         (False, True, "bfloat16", 1, FLOAT32_HEAD),
