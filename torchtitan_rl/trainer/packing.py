@@ -105,20 +105,22 @@ def pack(
 ) -> TrainBatch:
     """One micro-batch, padded to a multiple of `multiple` tokens (at least one).
 
-    Padding is a sequence of its own, with no loss: it is attended by nobody, and an empty micro-batch is nothing else.
+    Padding is sequences of its own, none longer than the longest member, so that attention needs no wider rows. They have no
+    loss and are attended by nobody; an empty micro-batch is nothing else.
 
     Args:
         share_prompts: a prompt's tokens are there once for all its completions. The second and further ones begin at its last
             token, with the position that it has in the prompt (see attention.PackedRows).
     """
     laid_out = _laid_out(members, share_prompts)
-    members, shared = [member for member, _ in laid_out], [n for _, n in laid_out]  # [S] each
+    members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
     prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
     lengths = np.array([len(p) + len(c.token_ids) for p, c in zip(prompts, completions, strict=True)], dtype=np.int64)
     filled = int(lengths.sum())
     padding = -filled % multiple if filled else multiple
+    longest = int((lengths + shared).max(initial=0)) or padding
 
     def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
         return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
@@ -136,7 +138,7 @@ def pack(
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
-        positions=_on_device(np.concatenate([*positions, np.arange(padding)])),
+        positions=_on_device(np.concatenate([*positions, np.arange(padding) % longest])),
         loss_mask=at_labels([c.loss_mask for c in completions]),
         sampler_logprobs=at_labels([c.logprobs for c in completions]),
         advantages=at_labels([e.token_advantages for e in episodes]),

@@ -129,7 +129,9 @@ class Trainer(Configurable):
         self.algorithm = algorithm
         self.temperature = temperature
         self.max_completion_tokens = max_completion_tokens
-        self.pad_multiple = (8 if ON_CPU else 128) * parallel_dims.tp  # sequence parallelism splits the packed tokens
+        # Few shapes: a CPU's products are compiled for each, which takes longer than the product, and half a MiB is kept of it.
+        # Sequence parallelism splits the packed tokens.
+        self.pad_multiple = (64 if ON_CPU else 128) * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder = model_spec, dump_folder
         self._hf_assets_path = hf_assets_path
