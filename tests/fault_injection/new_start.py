@@ -17,7 +17,7 @@ class LongStart(SumDigits):
     class Config(SumDigits.Config):
         def start_checkpoint(self, cache_root: Path) -> Path:
             """As debug's, of another recipe."""
-            return ensure_checkpoint(self.build(), replace(sums(), steps=100_000), Path(os.environ["STARTS"]))
+            return ensure_checkpoint(self.build(), replace(sums(), steps=3_000), Path(os.environ["STARTS"]))
 
 
 def from_a_long_start():
