@@ -34,8 +34,8 @@ class EngineStats:
         self._hits += scheduler_stats.prefix_cache_stats.hits
         self._preemptions += iteration_stats.num_preempted_reqs if iteration_stats else 0
         now = time.perf_counter()
-        if iteration_stats and iteration_stats.num_prompt_tokens:
-            self._prompts_s += now - self._last
+        if iteration_stats:
+            self._prompts_s += (now - self._last) * _share_of_prompts(iteration_stats)
         self._last = now
         self._steps.append((now, scheduler_stats.num_running_reqs))
 
@@ -62,6 +62,12 @@ class EngineStats:
         if self._queries:
             metrics["generator/prefix_cache_hit_rate"] = Metric(self._hits / self._queries, weight=self._queries)
         return metrics
+
+
+def _share_of_prompts(stats: "IterationStats") -> float:
+    """Of the tokens that a step of the engine computed, those that were read rather than sampled."""
+    read = stats.prompt_token_stats.computed
+    return read / max(read + stats.num_generation_tokens, 1)
 
 
 def tail_seconds(steps: Sequence[tuple[float, int]]) -> float:
