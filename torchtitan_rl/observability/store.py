@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 STORE_FILE = "samples.jsonl"
-END_OF_BATCH = b"\n\n"
-"""A step's rows end with an empty line: what has none after it was cut short."""
+END_OF_BATCH = b" \n"
+"""A step's last row ends with a space, which JSON ignores: a step without it was cut short."""
 
 
 def read_rows(run_folder: Path | str) -> Iterator[Row]:

@@ -65,30 +65,30 @@ def test_kill_9_in_the_middle_of_writes_and_resume_loses_no_step_and_repeats_non
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in metrics] == list(range(1, STEPS + 1))
-    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines() if line]
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [step for step in range(1, STEPS + 1) for _ in range(100)]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "los', '{"step": 3}', "\x00\x00"])
 def test_a_torn_last_batch_is_cut_off_when_the_file_is_opened_and_skipped_when_it_is_read(tmp_path, torn):
     path = tmp_path / "f"
-    file = LineFile(path, b"\n\n")
+    file = LineFile(path, b" \n")
     file.append(1, [{"a": 1}, {"a": 2}])
     file.close()
     with open(path, "a") as partial:
         partial.write('{"step": 2, "a": 3}\n' + torn)
-    assert [line["step"] for line in read_lines(path, b"\n\n")] == [1, 1]
-    file = LineFile(path, b"\n\n")
+    assert [line["step"] for line in read_lines(path, b" \n")] == [1, 1]
+    file = LineFile(path, b" \n")
     file.append(2, [{"a": 4}])
     file.close()
-    assert [line.get("a") for line in read_lines(path, b"\n\n")] == [1, 2, 4]
+    assert [line.get("a") for line in read_lines(path, b" \n")] == [1, 2, 4]
 
 
 def test_the_end_of_a_batch_is_found_across_read_blocks(tmp_path):
     for length in range(2**20 - 60, 2**20 - 20):
         path = tmp_path / "f"
-        path.write_bytes(b'{"step": 1}\n\n' + b"x" * length)
-        file = LineFile(path, b"\n\n")
+        path.write_bytes(b'{"step": 1} \n' + b"x" * length)
+        file = LineFile(path, b" \n")
         assert file.size == 13
         file.close()
 

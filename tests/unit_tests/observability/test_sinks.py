@@ -348,7 +348,7 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
     monkeypatch.setattr(sys, "stdout", stream)
     run = recorder(sinks=["console", "tensorboard", "wandb"], console_every=1, wandb_mode="offline")
     record_run(run)
-    stored = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines() if line]
+    stored = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     in_store = {
         (r["step"], r["select_reason"], r["prompt_idx"], r["sample_idx"]) for r in stored if r["split"] == "train"
     }

@@ -192,7 +192,7 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
 
 def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=3, text=HOSTILE)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines() if line]
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     for row in rows:
         row |= {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
                 f"reward/{HOSTILE}": 1.0, "messages": [{"role": HOSTILE, "content": HOSTILE}], "answer": HOSTILE, "left_out": HOSTILE}  # fmt: skip
@@ -228,7 +228,7 @@ def test_a_long_answer_is_cut_until_it_is_asked_for(browser, tmp_path):
 
 def test_a_chat_is_shown_as_turns(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines() if line]
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     messages = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hello"},
@@ -243,7 +243,7 @@ def test_a_chat_is_shown_as_turns(browser, tmp_path):
 
 def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines() if line]
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     tokens = {"text": ["4", "<b>", "\n"], "logprob": [-0.01, -2.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")

@@ -35,7 +35,7 @@ def test_of_a_step_that_was_written_twice_the_later_one_is_shown(tmp_path):
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 2, "reward/mean": 7.0}) + "\n")
     with open(folder / "samples.jsonl", "a") as file:
-        file.write(json.dumps(json.loads(first) | {"reward": 7.0}) + "\n\n")
+        file.write(json.dumps(json.loads(first) | {"reward": 7.0}) + " \n")
     run = load_run(folder)
     assert run.steps == [0, 1, 2, 3]
     assert run.series["reward/mean"][2] == 7.0
