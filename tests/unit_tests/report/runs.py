@@ -34,7 +34,7 @@ def write_run(
     with open(folder / "samples.jsonl", "w") as file:
         for step in range(1, steps + 1):
             rows = [row_of(step, p, s, siblings, chance, text) for p in range(prompts) for s in range(siblings)]
-            file.write("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+            file.write("\n".join(map(json.dumps, rows)) + " \n")
     return folder
 
 
