@@ -24,6 +24,7 @@ import torch  # noqa: E402
 
 from scripts.export_hf import export  # noqa: E402
 from torchtitan_rl.run.errors import UserError  # noqa: E402
+from torchtitan_rl.run.secrets import HIDDEN  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OF_AN_EVALUATION = {"--dump-folder", "--hf-assets-path", "--checkpoint.load-step", "--resume"}
@@ -44,6 +45,10 @@ def main() -> None:
         model, command = args.model_or_run, []
         if (run / "environment.json").is_file():
             model, command = f"{folder}/model", command_of(run)
+            if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
+                parser.error(
+                    f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: give it again"
+                )
             try:
                 export(run, Path(model), args.step, "float32")
             except UserError as error:
@@ -65,6 +70,16 @@ def command_of(run: Path) -> list[str]:
             kept.append(option)
         skip = name in NOT_OF_AN_EVALUATION and "=" not in option
     return kept
+
+
+def hidden_options(options: list[str]) -> set[str]:
+    """Those in whose values a secret was not written down."""
+    found, name = set(), ""
+    for option in options:
+        name = option.partition("=")[0] if option.startswith("--") else name
+        if HIDDEN in option:
+            found.add(name)
+    return found
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ HIDDEN = "***"
 
 _NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)['\"]?\s*[=:]\s*['\"]?)[^\s'\",)&]+",
+    r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+",
     re.IGNORECASE,
 )
 _IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")

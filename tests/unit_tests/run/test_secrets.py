@@ -18,6 +18,8 @@ from torchtitan_rl.run.secrets import without_secrets
         (["--task.password=hunter"], ["--task.password=***"]),
         ("http://me:hunter@judge:8000/v1?n=1", "http://me:***@judge:8000/v1?n=1"),
         ("https://judge:8000/v1", "https://judge:8000/v1"),
+        ("Say the secret: five.", "Say the secret: five."),
+        ('{"api_key": "sk-1"}', '{"api_key": "***"}'),
         ({"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}, {"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}),
     ],
 )  # fmt: skip

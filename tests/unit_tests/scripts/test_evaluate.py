@@ -2,7 +2,7 @@
 
 import json
 
-from scripts.evaluate import command_of
+from scripts.evaluate import command_of, hidden_options
 
 
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
@@ -10,3 +10,9 @@ def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_pa
     command += ["--hf_assets_path", "start", "--evaluation.every", "5"]
     (tmp_path / "config.json").write_text(json.dumps({"command": command}))
     assert command_of(tmp_path) == ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
+
+
+def test_an_option_whose_secret_was_not_written_down_is_named():
+    options = ["--config", "debug", "--task.api-key=***", "--grader.rewards", "a.py:f", "b.py:judge(api_key='***')"]
+    assert hidden_options(options) == {"--task.api-key", "--grader.rewards"}
+    assert hidden_options(["--config", "debug"]) == set()
