@@ -1,5 +1,6 @@
 """Whole conversations on a real engine: what is sampled, what is read, and how they end."""
 
+import asyncio
 import os
 import time
 
@@ -103,19 +104,19 @@ def test_one_turn_of_a_conversation_is_a_completion(talk):
 
 
 def test_a_slow_tool_holds_up_nobody_else(talk):
-    """Twelve conversations that wait 0.3 s each take little more than one."""
+    """Each of twelve tools answers only after all twelve were asked."""
+    asked = set()
 
     class Slow(Environment):
         async def step(self, message):
-            import asyncio
-
-            await asyncio.sleep(0.3)
+            asked.add(self)
+            async with asyncio.timeout(30):
+                while len(asked) < 12:
+                    await asyncio.sleep(0.01)
             return Turn(done=True)
 
-    talk(lambda prompt: Says("right"))
-    began = time.monotonic()
-    talk(lambda prompt: Slow())
-    assert time.monotonic() - began < 2.0
+    ended = flat(talk(lambda prompt: Slow(), num=3))
+    assert len(asked) == len(ended) == 12
 
 
 def test_a_turn_that_does_not_fit_beside_the_others_waits_for_its_prefill(talk):
