@@ -88,7 +88,7 @@ def test_a_function_that_takes_the_alarm_away_is_still_ended(build):
     begin = time.monotonic()
     with pytest.raises(RewardError, match="takes_the_alarm.*longer than 0.2 s"):
         score(build(takes_the_alarm, time_limit_seconds=0.2), "a")
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
 
 
 def native_loop(completions, **_):

@@ -99,11 +99,11 @@ def test_countdown_takes_expressions_that_use_each_number_once(expression, right
 
 def test_countdown_evaluates_exactly_and_never_for_long():
     assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
-    started = time.perf_counter()
+    started = time.process_time()
     assert evaluate("9**9**9") is None
     assert evaluate("9" * 10_000) is None
     assert evaluate("True + 1") is None
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 def test_countdown_targets_can_be_reached_and_splits_do_not_overlap():
