@@ -19,6 +19,7 @@ from types import FrameType
 
 from torchtitan_rl.run import death, processes
 from torchtitan_rl.run.board import WATCH, Place, named, places
+from torchtitan_rl.run.checkpoints import CheckpointFolder
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.watchdog import Watchdog
 
@@ -36,7 +37,7 @@ class Launcher:
         self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
         self.mark = f"{WATCH}={self.folder}"
         self.watchdog = Watchdog(self.folder, say)
-        self.kills_before = death.out_of_memory_kills()
+        self.witness = death.Witness()
         self.asked = 0
         """The signal that asked for an end, 0 before."""
         self.asked_at = 0.0
@@ -145,14 +146,14 @@ class Launcher:
             name = signal.Signals(self.asked).name
             return 128 + self.asked, f"{name} before there was a step to finish: nothing new is saved"
         if agent_code < 0:
-            return 128 - agent_code, f"torchrun's agent was killed by signal {-agent_code}; the ranks ended with it"
+            why = self.witness.explain(self.agent.pid, -agent_code)
+            return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
         pid, code = self._first_death()
         if pid not in self._known:  # no program of ours, or nothing started
             return agent_code, ""
         if code > 0:
             return code, ""
-        way_on = f"The same command with --dump-folder {self._known[pid].run_folder} goes on."
-        return 128 - code if code else 1, f"{self._describe(pid, code)} {way_on}"
+        return 128 - code if code else 1, f"{self._describe(pid, code)} {_way_on(self._known[pid].run_folder)}"
 
     def _first_death(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end by plan.
@@ -169,8 +170,8 @@ class Launcher:
         who = f"{named([place])} in {place.phase}" if place else f"process {pid}"
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
-        known = {"peak_bytes": self.watchdog.peak_bytes.get(pid, 0), "kills_before": self.kills_before}
-        return f"{who} was {death.explain(pid, -code, **known)}"
+        known = {"phase": place.phase if place else "", "peak_bytes": self.watchdog.peak_bytes.get(pid, 0)}
+        return f"{who} was {self.witness.explain(pid, -code, **known)}"
 
 
 def _tells_least(code: int) -> int:
@@ -185,6 +186,15 @@ def _mark_failed(run_folder: str) -> None:
         marker = failure_marker(Path(run_folder))
         marker.parent.mkdir(exist_ok=True)
         marker.touch()
+
+
+def _way_on(run_folder: str) -> str:
+    """What is left of the run, and the command that uses it."""
+    if not run_folder:
+        return "It had no run folder yet: the same command begins anew."
+    newest = CheckpointFolder(Path(run_folder)).newest()
+    goes_on = f"goes on after {newest.name}" if newest else "begins anew, as no checkpoint was saved"
+    return f"The same command with --dump-folder {run_folder} {goes_on}."
 
 
 def _code_of_stop(number: int) -> int:

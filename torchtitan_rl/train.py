@@ -65,7 +65,7 @@ def _last_words(error: BaseException) -> str:
     if not comm.lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
-    return f"this rank lost another one and ends: {str(error).strip().splitlines()[0][:200]}"
+    return "this rank lost another one and ends"
 
 
 def _users_line(error: BaseException) -> list[str]:

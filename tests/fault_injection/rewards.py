@@ -51,3 +51,12 @@ def leaves_a_child(completions, trainer_state, **_):
     """Starts a process in a session of its own, as a sandbox would, and forgets it."""
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     return _ordinary(completions)
+
+
+def eats(completions, trainer_state, **_):
+    """Takes 64 MiB at a time and keeps them, up to 4 GiB."""
+    kept = []
+    while _bad(trainer_state) and len(kept) < 64:
+        kept.append(b"x" * 2**26)
+        time.sleep(0.1)
+    return _ordinary(completions)

@@ -68,7 +68,7 @@ def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_pat
         r"^rank 1 \(.*\) in step 3: grade was killed by signal 9 \(SIGKILL\)\. Nothing here tells of too", said, re.M
     )
     assert re.search(
-        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run goes on",
+        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run begins anew, as no",
         said,
     )
 

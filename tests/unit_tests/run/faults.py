@@ -20,10 +20,11 @@ _FINITE, _NONFINITE = "unit_tests/trainer/test_finite.py", "unit_tests/algorithm
 
 FAULTS = [
     Fault("a rank is killed", "rank 1 (node3) in step 3: grade was killed by signal 9 (SIGKILL). ... Its peak was ... The same command with "
-          "--dump-folder RUN goes on.", "137", f"{_KILLS}::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits"),
-    Fault("a rank is killed for want of memory", "...: out of memory, by the kernel's log (...). ... Lower num_prompts_per_step, sampling.n or",
-          "137", "unit_tests/run/test_watchdog.py::test_out_of_memory_is_said_with_what_to_lower_and_a_plain_kill_is_not_taken_for_it"),
-    Fault("the launcher or torchrun's agent is killed", "torchrun's agent was killed by signal 9; the ranks ended with it", "137",
+          "--dump-folder RUN goes on after step-2.", "137", f"{_KILLS}::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits"),
+    Fault("a rank is killed for want of memory", "...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that "
+          "its control group allows ... Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.", "137",
+          "fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on"),
+    Fault("the launcher or torchrun's agent is killed", "torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.", "137",
           f"{_KILLS}::test_nothing_outlives_the_launcher_or_the_agent"),
     Fault("a rank ends by itself, with code 0", "rank 1 (node3) in step 2: grade ended with code 0 before the end of training", "1",
           f"{_ENDS}::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1"),

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from torchtitan_rl.run import death, processes
+from torchtitan_rl.run import processes
 from torchtitan_rl.run.board import WATCH, Board, Place, behind, describe, heartbeat_text, place_file, places
 from torchtitan_rl.run.watchdog import SILENT_NODE_ENDS_S, Watchdog
 
@@ -137,28 +137,3 @@ def test_the_heartbeat_names_who_is_behind_and_nobody_otherwise(tmp_path, monkey
     assert heartbeat_text() == ""
     write(tmp_path, place(1, "step 3: grade", changes=30_002))
     assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
-
-
-KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
-3,1294,6389942981,-;Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB, file-rss:44kB
-"""
-
-
-def test_the_kernels_words_on_a_killed_process_are_found():
-    said = death.kernel_says(13289, KERNEL)
-    assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
-    assert death.kernel_says(1328, KERNEL) == ""
-
-
-def test_out_of_memory_is_said_with_what_to_lower_and_a_plain_kill_is_not_taken_for_it(monkeypatch):
-    monkeypatch.setattr(death, "out_of_memory_kills", lambda: 1)
-    monkeypatch.setattr(death, "_kernel_log", lambda: "")
-    said = death.explain(7, 9, peak_bytes=3 * 2**30, kills_before=0)
-    assert said.startswith(
-        "killed by signal 9 (SIGKILL): out of memory, by its control group's counter. Its peak was 3.0 of the"
-    )
-    assert "Lower num_prompts_per_step" in said
-    assert "Nothing here tells of too little memory" in death.explain(7, 9, peak_bytes=0, kills_before=1)
-    monkeypatch.setattr(death, "_kernel_log", lambda: KERNEL)
-    assert "by the kernel's log (Out of memory: Killed" in death.explain(13289, 9, peak_bytes=0, kills_before=1)
-    assert death.explain(7, 11, peak_bytes=0, kills_before=0).startswith("killed by signal 11 (SIGSEGV). Its peak")
