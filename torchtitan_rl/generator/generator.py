@@ -24,6 +24,7 @@ from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.generator.weight_proof import WeightProof
 from torchtitan_rl.observability import record_metrics
+from torchtitan_rl.observability.printed import bounded_output
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt
 
@@ -165,7 +166,7 @@ class Generator(Configurable):
             seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
         )  # fmt: skip
         self.stats.begin()
-        with closing(engine):
+        with closing(engine), bounded_output("tools and environments"):
             host = self.conversations.host(conversations) if self.conversations and self.rank_in_replica == 0 else None
             waits = self.conversations is not None and self.conversations.config.wait_for_answers
             roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)

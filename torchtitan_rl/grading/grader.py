@@ -10,7 +10,6 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.conversations import environment_reward
 from torchtitan_rl.grading.calls import Call, Calls
-from torchtitan_rl.grading.printed import bounded_output
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Judgement,
@@ -22,6 +21,7 @@ from torchtitan_rl.grading.reward import (
     load_reward,
 )
 from torchtitan_rl.grading.reward_log import LogNames, MetricSums
+from torchtitan_rl.observability.printed import bounded_output
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.tasks import RewardFunction, Task
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
@@ -111,7 +111,7 @@ class Grader(Configurable):
             for scorer in (*member.rewards, member.judgement)
             if group.samples
         ]
-        with bounded_output():
+        with bounded_output("reward functions"):
             outcomes = iter(self._calls.run(calls, state or TrainerState()))
         scored = [
             self._scored(

@@ -11,20 +11,26 @@ all that it has started, and goes.
 
 import contextlib
 import ctypes
+import io
+import math
 import os
 import pickle
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchtitan_rl.grading.printed import bounded_output
+from torchtitan_rl.run.death import Witness
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+ANSWER = "answer"
+"""What a worker sends besides "stdout" and "stderr": (name, content)."""
 
 
 class WorkerDied(RuntimeError):
@@ -40,6 +46,7 @@ class WorkerPool:
         Call it from the main thread, and early: the fewer threads there are, the less a fork can go wrong.
         """
         self._nursery = _Nursery(functions)
+        self._witness = Witness()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
         self._mine = threading.local()
         self._closing = threading.Event()
@@ -64,18 +71,30 @@ class WorkerPool:
         pid, connection = worker
         try:
             connection.send((function, args))
-            if not connection.poll(seconds or None):
-                self._nursery.kill(pid)
-                raise TimeoutError(f"took longer than {seconds:g} s")
-            ok, value = connection.recv()
+            ok, value = _heard(connection, seconds)
+        except TimeoutError:
+            self._nursery.kill(pid)
+            raise
         except (EOFError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise WorkerDied(f"its process was ended: {_describe(self._nursery.kill(pid))}") from error
+            how = _describe(self._nursery.kill(pid))
+            evidence = self._witness.out_of_memory(pid)
+            raise WorkerDied(f"its process was ended: {how}{evidence and f': {evidence}'}") from error
         self._mine.worker = worker
         if ok:
             return value
         raise value
+
+
+def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
+    """What a worker answers; what it prints until then is printed here. Raises TimeoutError after `seconds`; 0: never."""
+    ends_at = time.monotonic() + (seconds or math.inf)
+    while (left := ends_at - time.monotonic()) > 0 and line.poll(left if seconds else None):
+        name, content = line.recv()
+        if name == ANSWER:
+            return content
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a stream that cannot show these characters
+            getattr(sys, name).write(content)
+    raise TimeoutError(f"took longer than {seconds:g} s")
 
 
 class _Nursery:
@@ -161,27 +180,49 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
     import torch
 
     torch.set_num_threads(1)  # the parent's thread pool did not come along
+    sending = threading.Lock()
+    sys.stdout, sys.stderr = (_Sent(name, line, sending) for name in ("stdout", "stderr"))
     while True:
         try:
             function, args = line.recv()
         except EOFError:
             return
         try:
-            with bounded_output():
-                answer = (True, functions[function](*args))
+            answer = (True, functions[function](*args))
         except BaseException as error:  # an exit, too, is an answer
             answer = (False, error)
-        line.send_bytes(_pickled(answer))
+        data = _pickled(answer)
+        with sending:
+            line.send_bytes(data)
+
+
+class _Sent(io.TextIOBase):
+    """A worker's stream: its text goes to the process that asked for the call, which bounds what all of them print together."""
+
+    def __init__(self, name: str, line: Connection, sending: threading.Lock) -> None:
+        self._name, self._line, self._sending = name, line, sending
+        self._stream, self._pid = getattr(sys, name), os.getpid()
+
+    def write(self, text: str) -> int:
+        if os.getpid() != self._pid:  # a child that a call has forked: the line is not its own
+            return self._stream.write(text)
+        with self._sending:
+            self._line.send((self._name, str(text)))
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def _pickled(answer: tuple[bool, Any]) -> bytes:
     """The answer, or that it cannot be sent."""
     try:
-        pickle.loads(data := pickle.dumps(answer))
+        pickle.loads(data := pickle.dumps((ANSWER, answer)))
         return data
     except Exception as error:
         kind = type(answer[1]).__name__
-        return pickle.dumps((False, TypeError(f"{kind} {answer[1]!r:.200} cannot leave its process: {error}")))
+        unsent = TypeError(f"{kind} {answer[1]!r:.200} cannot leave its process: {error}")
+        return pickle.dumps((ANSWER, (False, unsent)))
 
 
 def _end(pid: int, others: set[int]) -> int:

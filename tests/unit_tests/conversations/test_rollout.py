@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.unit_tests.conversations.parts import (
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.host import ConversationError
 from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.observability.printed import SHOWN
 from torchtitan_rl.types import Prompt, flat
 
 
@@ -57,6 +59,18 @@ def talk(generator, made):
 
 def tokens(groups):
     return [[c.token_ids.tolist() for c in group.samples] for group in groups]
+
+
+def test_what_environments_print_is_bounded_over_all_conversations_of_a_step(talk, capsys):
+    class Chatty(Says):
+        def step(self, message):
+            print("x" * 999)
+            return super().step(message)
+
+    talk(lambda prompt: Chatty("higher", "right"))
+    shown = capsys.readouterr().out
+    assert SHOWN < len(shown) < SHOWN + 300
+    assert re.search(r"tools and environments printed \d+,000 characters here: the first 4,000 are shown", shown)
 
 
 def test_what_was_sampled_is_kept_and_what_was_answered_is_masked(talk, made):

@@ -11,6 +11,7 @@ import pytest
 
 from torchtitan_rl.conversations import in_processes
 from torchtitan_rl.conversations.tools import Call, ToolEnvironment, parse_calls, tool_schemas
+from torchtitan_rl.observability.printed import SHOWN, bounded_output
 from torchtitan_rl.run.errors import UserError
 
 
@@ -187,6 +188,31 @@ def test_a_tool_in_a_process_is_killed_where_a_thread_would_go_on(tmp_path):
     assert told == ["error: TimeoutError: took longer than 0.5 s", "42"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert tool_schemas(tools[1:]) == tool_schemas([multiply])
+
+
+def test_what_tools_in_processes_print_is_bounded_over_all_calls(capsys):
+    def chatty() -> str:
+        print("x" * 999)
+        return ""
+
+    [tool] = in_processes([chatty], 1)
+    with bounded_output("tools"):
+        for _ in range(9):
+            tool()
+    shown = capsys.readouterr().out
+    assert shown.count("x") == SHOWN - 4
+    assert "tools printed 9,000 characters here: the first 4,000 are shown" in shown
+
+
+def test_what_a_killed_call_has_printed_is_shown(capsys):
+    def stuck() -> None:
+        print("waiting for the server")
+        time.sleep(100)
+
+    assert answers(hermes("stuck"), *in_processes([stuck], 1, seconds=0.5)) == [
+        "error: TimeoutError: took longer than 0.5 s"
+    ]
+    assert capsys.readouterr().out == "waiting for the server\n"
 
 
 def test_a_coroutine_function_needs_no_process():

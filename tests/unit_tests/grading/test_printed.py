@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.unit_tests.grading.helpers import grader, group, rewards
-from torchtitan_rl.grading.printed import KEPT, SHOWN
+from torchtitan_rl.observability.printed import KEPT, SHOWN
 
 
 def chatty(completions, **_):
@@ -35,7 +35,7 @@ def test_five_megabytes_are_cut_and_counted(workers, capfd):
 def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
     with caplog.at_level(logging.INFO):
         grader(chatty).score([group("a")])
-    assert [len(record.args[0]) for record in caplog.records if record.name.endswith("printed")] == [KEPT, KEPT]
+    assert [len(record.args[1]) for record in caplog.records if record.name.endswith("printed")] == [KEPT, KEPT]
 
 
 def test_little_is_shown_as_it_is(capsys):

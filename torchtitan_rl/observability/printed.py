@@ -1,4 +1,4 @@
-"""What reward functions print: its beginning on the terminal, more of it in the rank's log, and an end to it."""
+"""What other people's code prints: its beginning on the terminal, more of it in the rank's log, and an end to it."""
 
 import io
 import logging
@@ -17,15 +17,24 @@ SHOWN, KEPT = 4_000, 1_000_000
 
 
 @contextmanager
-def bounded_output() -> Iterator[None]:
-    """Bound what is printed inside, by any thread but the heartbeat's; say how much of it is not shown."""
-    with _bounded(sys.stdout) as out, redirect_stdout(out), _bounded(sys.stderr) as err, redirect_stderr(err):
+def bounded_output(whose: str) -> Iterator[None]:
+    """Bound what is printed inside, by any thread but the heartbeat's; say how much of it is not shown.
+
+    Args:
+        whose: for people. Example: "reward functions"
+    """
+    with (
+        _bounded(sys.stdout, whose) as out,
+        redirect_stdout(out),
+        _bounded(sys.stderr, whose) as err,
+        redirect_stderr(err),
+    ):
         yield
 
 
 @contextmanager
-def _bounded(stream: TextIO) -> Iterator["_Bounded"]:
-    bounded = _Bounded(stream)
+def _bounded(stream: TextIO, whose: str) -> Iterator["_Bounded"]:
+    bounded = _Bounded(stream, whose)
     try:
         yield bounded
     finally:
@@ -35,8 +44,8 @@ def _bounded(stream: TextIO) -> Iterator["_Bounded"]:
 class _Bounded(io.TextIOBase):
     """A stream in place of another."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._count, self._rest = stream, 0, io.StringIO()
+    def __init__(self, stream: TextIO, whose: str) -> None:
+        self._stream, self._whose, self._count, self._rest = stream, whose, 0, io.StringIO()
 
     def write(self, text: str) -> int:
         if threading.current_thread().name == HEARTBEAT_THREAD:
@@ -55,7 +64,7 @@ class _Bounded(io.TextIOBase):
 
     def conclude(self) -> None:
         if self._count > SHOWN:
-            said = f"reward functions printed {self._count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
+            said = f"{self._whose} printed {self._count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
             with suppress(OSError, ValueError):
                 self._stream.write(f"\n... {said}\n")
-            logger.info("reward functions printed more: %s", self._rest.getvalue())  # in the rank's log alone
+            logger.info("%s printed more: %s", self._whose, self._rest.getvalue())  # in the rank's log alone
