@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
@@ -46,6 +47,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
     expect((run / "config.json").is_file(), "--run", str(run), "a run's folder, with its config.json", "Name one.")
     described = json.loads((run / "config.json").read_text())
     start = Path(described["hf_assets_path"])
+    start = start if start.exists() else ROOT / start  # training runs in the checkout, wherever it is called from
     remedy = "Start where the run was started, or put the folder back."
     expect(
         (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy

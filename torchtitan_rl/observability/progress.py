@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 from torchtitan_rl.observability.collector import active
 
-HEARTBEAT_SECONDS = 8.0
-"""No phase is silent for longer than 10 s."""
+HEARTBEAT_SECONDS, LONGEST_SILENCE_SECONDS = 8.0, 120.0
+"""When a phase first says that it goes on; each line then comes after as long again as it has taken so far, but at most the second."""
 
 HEARTBEAT_THREAD = "heartbeat"
 """The name of the threads that say so."""
@@ -58,13 +58,16 @@ def progress(message: str) -> None:
 
 @contextmanager
 def _beating(describe: Callable[[float], str]) -> Iterator[None]:
-    """Prints `describe(seconds so far)` every HEARTBEAT_SECONDS, from a thread, until the context ends."""
+    """Prints `describe(seconds so far)` from a thread until the context ends: at 8, 16, 32, 64, 128 s, then every two minutes."""
     started = time.perf_counter()
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            progress(describe(time.perf_counter() - started))
+        pause = HEARTBEAT_SECONDS
+        while not done.wait(pause):
+            so_far = time.perf_counter() - started
+            progress(describe(so_far))
+            pause = min(so_far, LONGEST_SILENCE_SECONDS)
 
     threading.Thread(target=beat, name=HEARTBEAT_THREAD, daemon=True).start()
     try:
@@ -75,7 +78,7 @@ def _beating(describe: Callable[[float], str]) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Says that `name` began, every 8 s that it still runs, and how many seconds it took or when it failed.
+    """Says that `name` began, now and then that it still runs, and how many seconds it took or when it failed.
 
     Example: `with phase("start vLLM engine"):` prints "start vLLM engine ..." and then "start vLLM engine: 6.2 s".
     """
@@ -92,7 +95,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def heartbeat(name: str) -> Iterator[None]:
-    """Says every 8 s that `name` still runs, which `timed` part of it, and who is behind: nothing for what is quicker.
+    """Says after 8 s and then more seldom that `name` still runs, which `timed` part of it, and who is behind: nothing for what is quicker.
 
     Example: `with heartbeat("step 3"):` prints "step 3: generate ... 8 s" in a long step, or "step 3: gather ... 8 s (rank 1
     (node0) in step 3: grade for 6 s; rank 0 (node0) waits in step 3: gather)".

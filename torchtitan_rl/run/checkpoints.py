@@ -104,6 +104,11 @@ class Resume:
     """Newer checkpoints that could not be used, each with the reason."""
 
 
+def is_choice(resume: str) -> bool:
+    """Whether it is auto, never or a step, and so no folder."""
+    return resume in ("auto", "never") or resume.isdecimal()
+
+
 def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | None:
     """What `resume` (auto, never, a step, or another run's folder or checkpoint) stands for; None: a new run.
 

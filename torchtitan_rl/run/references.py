@@ -37,7 +37,10 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
 
 def from_caller(path: str) -> str:
     """A path as the user meant it, who may have called run_train.sh from another folder; one of the checkout's where there is none."""
-    caller = os.environ.get("TORCHTITAN_RL_CALLER_FOLDER", ".")
+    caller, path = (
+        os.environ.get("TORCHTITAN_RL_CALLER_FOLDER", "."),
+        os.path.expanduser(path),
+    )  # --option=~/x is left to us
     there = Path(caller, path)
     here = Path(caller).resolve() == Path.cwd() or (Path(path).exists() and not there.exists())
     return path if here else str(there)

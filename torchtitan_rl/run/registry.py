@@ -6,11 +6,14 @@ import inspect
 import os
 import pkgutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
+from torchtitan_rl.run.checkpoints import is_choice
 from torchtitan_rl.run.errors import expect
+from torchtitan_rl.run.hub import is_hub_name
 from torchtitan_rl.run.references import did_you_mean, from_caller, load_function
 
 if TYPE_CHECKING:
@@ -87,14 +90,23 @@ def parse_args(args: Sequence[str]) -> "tuple[str, Controller.Config]":
         description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
         config=(tyro.conf.AvoidSubcommands,),
     )
-    for field in ("dump_folder", "hf_assets_path"):
-        if (path := getattr(config, field)) and path != getattr(default, field):
+    for field in ("dump_folder", "hf_assets_path", "resume"):
+        path = getattr(config, field)
+        if path != getattr(default, field) and _is_path(field, path):
             setattr(config, field, from_caller(path))
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":
             _show(name, config, dry_run=given.dry_run)
         raise SystemExit(0)
     return name, config
+
+
+def _is_path(field: str, given: str) -> bool:
+    """Whether it names a folder, and no model on the hub, checkpoint's step or choice."""
+    if field == "resume":
+        return not is_choice(given)
+    on_the_hub = field == "hf_assets_path" and is_hub_name(given) and not Path(from_caller(given)).exists()
+    return bool(given) and not on_the_hub
 
 
 def _show(name: str, config: "Controller.Config", *, dry_run: bool) -> None:

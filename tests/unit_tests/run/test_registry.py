@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from torchtitan_rl.run.errors import UserError
@@ -34,6 +36,20 @@ def test_relative_paths_start_where_the_caller_is(tmp_path, monkeypatch):
     assert config.dump_folder == str(tmp_path / "runs/a")
     assert config.hf_assets_path == "/models/x"
     assert parse_args(["--config", "debug"])[1].dump_folder == ""  # a new one of the checkout's outputs/
+
+
+def test_a_run_to_resume_is_a_relative_path_too_but_no_step_and_no_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    given = {"other/run": str(tmp_path / "other/run"), "~/run": f"{os.environ['HOME']}/run", "auto": "auto", "7": "7"}
+    assert {path: parse_args(["--config", "debug", f"--resume={path}"])[1].resume for path in given} == given
+
+
+def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    command = ["--config", "debug", "--hf-assets-path", "Qwen/Qwen3-0.6B"]
+    assert parse_args(command)[1].hf_assets_path == "Qwen/Qwen3-0.6B"
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert parse_args(command)[1].hf_assets_path == str(tmp_path / "Qwen/Qwen3-0.6B")
 
 
 FILE = """

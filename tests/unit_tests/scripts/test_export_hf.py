@@ -46,3 +46,14 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     output.mkdir()
     (output / "model.safetensors").write_text("")
     export_says("--output = .*expected a new folder")
+
+
+def test_a_start_in_the_checkout_is_found_from_elsewhere(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "ROOT", tmp_path / "checkout")
+    start, run = tmp_path / "checkout" / "outputs" / "start", tmp_path / "run"
+    for folder in (start, run):
+        folder.mkdir(parents=True)
+    (start / "config.json").write_text("{}")
+    (run / "config.json").write_text(json.dumps({"config": "debug", "hf_assets_path": "outputs/start"}))
+    with pytest.raises(UserError, match="expected a run that has saved a checkpoint"):
+        script.export(run, tmp_path / "exported", None, "float32")
