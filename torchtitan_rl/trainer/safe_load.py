@@ -6,6 +6,7 @@ index may name DCP's own record types and nothing else, and values are read as t
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,4 +66,7 @@ def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> No
 
     Raises: CheckpointException (a BaseException) or what it wraps, when the folder does not hold all of `state`.
     """
-    dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)
+    with warnings.catch_warnings():
+        if no_dist:  # of which torch warns even where it is asked for
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)

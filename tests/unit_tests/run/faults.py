@@ -13,76 +13,152 @@ class Fault(NamedTuple):
     """Under tests/: file::function."""
 
 
-_KILLS, _STALLS = "fault_injection/test_kills.py", "fault_injection/test_stalls.py"
-_SIGNALS, _FILES = "fault_injection/test_signals.py", "fault_injection/test_checkpoint_files.py"
-_ENDS, _LAUNCHER = "fault_injection/test_false_success.py", "fault_injection/test_launcher.py"
-_FINITE, _NONFINITE = "unit_tests/trainer/test_finite.py", "unit_tests/algorithm/test_nonfinite.py"
+def _read(paragraph: str) -> Fault:
+    """What happens; indented what is said; in the last line the exit code and the test."""
+    what, *says, last = (line.strip() for line in paragraph.splitlines())
+    code, _, test = last.rpartition(" ")
+    return Fault(what, " ".join(says), code, test)
 
-FAULTS = [
-    Fault("a rank is killed", "rank 1 (node3) in step 3: grade was killed by signal 9 (SIGKILL). ... Its peak was ... The same command with "
-          "--dump-folder RUN goes on after step-2.", "137", f"{_KILLS}::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits"),
-    Fault("a rank is killed for want of memory", "...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that "
-          "its control group allows ... Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.", "137",
-          "fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on"),
-    Fault("the launcher or torchrun's agent is killed", "torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.", "137",
-          f"{_KILLS}::test_nothing_outlives_the_launcher_or_the_agent"),
-    Fault("a rank ends by itself, with code 0", "rank 1 (node3) in step 2: grade ended with code 0 before the end of training", "1",
-          f"{_ENDS}::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1"),
-    Fault("a rank is stopped by a signal", "watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 "
-          "is stopped by a signal: kill -CONT 712", "1", f"{_STALLS}::test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit"),
-    Fault("a reward function hangs on one rank", "watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack",
-          "1", f"{_STALLS}::test_a_reward_that_hangs_is_shown_with_its_stack"),
-    Fault("a node is lost", "watchdog: nothing is heard of rank 1 (node3) on node ... for 30 s; the job is ended at 180 s", "1",
-          f"{_LAUNCHER}::test_a_node_that_vanishes_ends_the_other_with_a_reason"),
-    Fault("a rank dies with --max-restarts", "... was killed by signal 9 ... The ranks are started again and go on from the last checkpoint.",
-          "0", f"{_LAUNCHER}::test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what"),
-    Fault("Ctrl-C, SIGTERM", "SIGINT: saving a checkpoint after this step; once more stops at once", "130, 143",
-          f"{_SIGNALS}::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits"),
-    Fault("a second one", "stopped at once; what was saved before is whole", "130, 143", f"{_SIGNALS}::test_a_second_request_ends_everything_at_once"),
-    Fault("one before the first step", "SIGINT before there was a step to finish: nothing new is saved", "130, 143, 138",
-          f"{_SIGNALS}::test_a_request_before_the_first_step_ends_at_once_without_a_traceback"),
-    Fault("one in the warm start", "SIGINT before there was a step to finish: nothing new is saved", "130",
-          f"{_SIGNALS}::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start"),
-    Fault("SIGUSR1 before a time limit", "SIGUSR1: saving a checkpoint after this step", "75",
-          f"{_SIGNALS}::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits"),
-    Fault("a reward function calls sys.exit(0)", "stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0", "3",
-          f"{_ENDS}::test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays"),
-    Fault("a reward function forks and returns twice", "a reward or tool forked and returned in the child too: the child ends here", "0",
-          f"{_ENDS}::test_a_reward_that_forks_and_returns_twice_trains_once"),
-    Fault("a reward function prints 5 MB", "reward functions printed 5,000,001 characters here: the first 4,000 are shown", "0",
-          "unit_tests/grading/test_printed.py::test_five_megabytes_are_cut_and_counted"),
-    Fault("every reward fails, with on_failure none", "No completion got a reward: all 16 failed, such as ..., 3 times in a row", "3",
-          "unit_tests/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops"),
-    Fault("a code of yours raises", "a traceback, and: The last line of your own code in it: mine.py, line 7", "1",
-          "unit_tests/run/test_train.py::test_a_traceback_ends_with_the_last_line_that_is_the_users_own"),
-    Fault("the disk is full", "step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, "
-          "until step 3", "0, or 3", f"{_ENDS}::test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room"),
-    Fault("a quota is reached", "step 1 is not saved: writing it failed: rank 0: ...", "0, or 3",
-          f"{_ENDS}::test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved"),
-    Fault("the run folder is deleted", "stopped: the run folder RUN has vanished, with all that was saved.", "3",
-          f"{_ENDS}::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3"),
-    Fault("a checkpoint's file is flipped, torn or lost", "skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written", "0",
-          f"{_FILES}::test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same"),
-    Fault("all checkpoints are damaged", "error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...", "2",
-          f"{_FILES}::test_no_good_checkpoint_is_no_new_run"),
-    Fault("a checkpoint's index or value names code", "the index names os.system, which no checkpoint of this program does", "2",
-          "unit_tests/trainer/test_checkpoint.py::test_an_index_that_names_code_is_refused_before_it_runs"),
-    Fault("another seed, model, task or batch on resume", "this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.",
-          "2", f"{_FILES}::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted"),
-    Fault("--resume 77, which is not there", "resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]", "2",
-          "unit_tests/run/test_checkpoints.py::test_a_step_that_is_not_there_is_named_with_those_that_are"),
-    Fault("--resume never, in a folder with checkpoints", "resume = 'never': expected a run folder without checkpoints", "2",
-          "unit_tests/run/test_checkpoints.py::test_never_refuses_a_folder_with_checkpoints"),
-    Fault("a folder that another run is using", "dump_folder: another run is using RUN. Wait for it to end, or pass another --dump-folder.", "2",
-          "unit_tests/run/test_run_folder.py::test_a_folder_in_use_is_refused_until_the_other_run_ends"),
-    Fault("NaN in the weights", "the weights of layers.3.feed_forward.w2.weight not finite", "3", f"{_FINITE}::test_weights_that_are_not_finite_are_never_skipped"),
-    Fault("NaN in the gradient", "loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row", "3",
-          f"{_FINITE}::test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew"),
-    Fault("NaN in a reward", "the prompt, the sample and the function, by name", "3", f"{_NONFINITE}::test_a_reward_names_prompt_sample_and_function"),
-    Fault("NaN in the sampler's log-probabilities", "the prompt and the token", "3", f"{_NONFINITE}::test_a_samplers_log_probability_is_named_or_masked"),
-    Fault("sampler and trainer disagree", "sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy", "3",
-          "unit_tests/trainer/test_gate.py::test_gate_stops_with_the_likely_causes"),
-]  # fmt: skip
+
+PARAGRAPHS = """
+a rank is killed
+  rank 1 (node3) in step 3: grade was killed by signal 9 (SIGKILL). ... Its peak was ... The same command with --dump-folder
+  RUN goes on after step-2.
+  137 fault_injection/test_kills.py::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits
+
+a rank is killed for want of memory
+  ...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that its control group allows ...
+  Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
+  137 fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on
+
+the launcher or torchrun's agent is killed
+  torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
+  137 fault_injection/test_kills.py::test_nothing_outlives_the_launcher_or_the_agent
+
+a rank ends by itself, with code 0
+  rank 1 (node3) in step 2: grade ended with code 0 before the end of training
+  1 fault_injection/test_false_success.py::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1
+
+a rank is stopped by a signal
+  watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
+  signal: kill -CONT 712
+  1 fault_injection/test_stalls.py::test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit
+
+a reward function hangs on one rank
+  watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack
+  1 fault_injection/test_stalls.py::test_a_reward_that_hangs_is_shown_with_its_stack
+
+a node is lost
+  watchdog: nothing is heard of rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
+  1 fault_injection/test_launcher.py::test_a_node_that_vanishes_ends_the_other_with_a_reason
+
+a rank dies with --max-restarts
+  ... was killed by signal 9 ... The ranks are started again and go on from the last checkpoint.
+  0 fault_injection/test_launcher.py::test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what
+
+Ctrl-C, SIGTERM
+  SIGINT: saving a checkpoint after this step; once more stops at once
+  130, 143 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+
+a second one
+  stopped at once; what was saved before is whole
+  130, 143 fault_injection/test_signals.py::test_a_second_request_ends_everything_at_once
+
+one before the first step
+  SIGINT before there was a step to finish: nothing new is saved
+  130, 143, 138 fault_injection/test_signals.py::test_a_request_before_the_first_step_ends_at_once_without_a_traceback
+
+one in the warm start
+  SIGINT before there was a step to finish: nothing new is saved
+  130 fault_injection/test_signals.py::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start
+
+SIGUSR1 before a time limit
+  SIGUSR1: saving a checkpoint after this step
+  75 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+
+a reward function calls sys.exit(0)
+  stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0
+  3 fault_injection/test_false_success.py::test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays
+
+a reward function forks and returns twice
+  a reward or tool forked and returned in the child too: the child ends here
+  0 fault_injection/test_false_success.py::test_a_reward_that_forks_and_returns_twice_trains_once
+
+a reward function prints 5 MB
+  reward functions printed 5,000,001 characters here: the first 4,000 are shown
+  0 unit_tests/grading/test_printed.py::test_five_megabytes_are_cut_and_counted
+
+every reward fails, with on_failure none
+  No completion got a reward: all 16 failed, such as ..., 3 times in a row
+  3 unit_tests/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops
+
+a code of yours raises
+  a traceback, and: The last line of your own code in it: mine.py, line 7
+  1 unit_tests/run/test_train.py::test_a_traceback_ends_with_the_last_line_that_is_the_users_own
+
+the disk is full
+  step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, until
+  step 3
+  0, or 3 fault_injection/test_false_success.py::test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room
+
+a quota is reached
+  step 1 is not saved: writing it failed: rank 0: ...
+  0, or 3 fault_injection/test_false_success.py::test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved
+
+the run folder is deleted
+  stopped: the run folder RUN has vanished, with all that was saved.
+  3 fault_injection/test_false_success.py::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3
+
+a checkpoint's file is flipped, torn or lost
+  skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written
+  0 fault_injection/test_checkpoint_files.py::test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same
+
+all checkpoints are damaged
+  error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...
+  2 fault_injection/test_checkpoint_files.py::test_no_good_checkpoint_is_no_new_run
+
+a checkpoint's index or value names code
+  the index names os.system, which no checkpoint of this program does
+  2 unit_tests/trainer/test_checkpoint.py::test_an_index_that_names_code_is_refused_before_it_runs
+
+another seed, model, task or batch on resume
+  this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
+  2 fault_injection/test_checkpoint_files.py::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted
+
+--resume 77, which is not there
+  resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
+  2 unit_tests/run/test_checkpoints.py::test_a_step_that_is_not_there_is_named_with_those_that_are
+
+--resume never, in a folder with checkpoints
+  resume = 'never': expected a run folder without checkpoints
+  2 unit_tests/run/test_checkpoints.py::test_never_refuses_a_folder_with_checkpoints
+
+a folder that another run is using
+  dump_folder: another run is using RUN. Wait for it to end, or pass another --dump-folder.
+  2 unit_tests/run/test_run_folder.py::test_a_folder_in_use_is_refused_until_the_other_run_ends
+
+NaN in the weights
+  the weights of layers.3.feed_forward.w2.weight not finite
+  3 unit_tests/trainer/test_finite.py::test_weights_that_are_not_finite_are_never_skipped
+
+NaN in the gradient
+  loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row
+  3 unit_tests/trainer/test_finite.py::test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew
+
+NaN in a reward
+  the prompt, the sample and the function, by name
+  3 unit_tests/algorithm/test_nonfinite.py::test_a_reward_names_prompt_sample_and_function
+
+NaN in the sampler's log-probabilities
+  the prompt and the token
+  3 unit_tests/algorithm/test_nonfinite.py::test_a_samplers_log_probability_is_named_or_masked
+
+sampler and trainer disagree
+  sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy
+  3 unit_tests/trainer/test_gate.py::test_gate_stops_with_the_likely_causes
+"""
+
+FAULTS = [_read(paragraph) for paragraph in PARAGRAPHS.strip().split("\n\n")]
 
 
 def section() -> list[str]:

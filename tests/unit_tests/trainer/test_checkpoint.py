@@ -56,6 +56,13 @@ def test_what_was_saved_is_whole_and_restores_everything(tmp_path):
     assert [state.value for state in other.states.values()] == [7] * 4
 
 
+def test_one_process_reads_a_checkpoint_without_a_warning_that_it_is_alone(tmp_path, recwarn):
+    saver = checkpointer(tmp_path)
+    saver.save(2)
+    safe_load.load({"weight": torch.empty(64, 64)}, saver.folder.steps()[2], no_dist=True)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_the_best_is_saved_when_it_is_found_and_survives(tmp_path):
     saver = checkpointer(tmp_path, keep_latest_k=1)
     saver.keep_best(1)
