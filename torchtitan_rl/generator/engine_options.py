@@ -27,7 +27,10 @@ def engine_options(dtype: Literal["float32", "bfloat16"], tensor_parallel_degree
     if dtype == "bfloat16" and not ON_CPU:
         options["hf_overrides"] = {"head_dtype": "float32"}
     if ON_CPU:
-        return options | {"enable_chunked_prefill": False, "ir_op_priority": NORM_PRIORITY}
+        return options | {
+            "enable_chunked_prefill": False, "ir_op_priority": NORM_PRIORITY,
+            "scheduler_cls": "torchtitan_rl.generator.cpu_scheduler.CPUScheduler",
+        }  # fmt: skip
     if dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if tensor_parallel_degree > 1 and expandable_segments():
