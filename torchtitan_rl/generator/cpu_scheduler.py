@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from torchtitan_rl.generator.shared_prompts import SharedPrompts
 
-class CPUScheduler(Scheduler):
+
+class CPUScheduler(SharedPrompts):
     """Decides what vLLM's decides, and hands out a completion's tokens with its last one instead of one by one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from torchtitan_rl.conversations.conversation import Conversation
 from torchtitan_rl.conversations.conversations import Conversations
 from torchtitan_rl.conversations.rollout import roll_out
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.generator.cpu_engine import register_norms, use_wide_head
+from torchtitan_rl.generator.cpu_engine import adapt_engine, register_norms
 from torchtitan_rl.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling import SamplingConfig, end_token_ids
@@ -116,8 +116,8 @@ class Generator(Configurable):
             **engine_options(config.dtype, degree),
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
-        if ON_CPU and config.dtype == "bfloat16":
-            self.llm.apply_model(use_wide_head)
+        if ON_CPU:
+            adapt_engine(self.llm, config.dtype)
         # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
         self.llm.llm_engine.output_processor.tokenizer = tokenizer
         self.stats = self.llm.llm_engine.logger_manager = EngineStats()

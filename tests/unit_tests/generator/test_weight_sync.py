@@ -16,7 +16,6 @@ from tests.parity import SEQUENCES, TokenizerStandIn
 from tests.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.generator.cpu_engine import HEAD_ROWS, PROVIDER, use_wide_head
 from torchtitan_rl.generator.engine_stats import tail_seconds
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.weight_proof import WeightProof
@@ -257,33 +256,6 @@ def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) ->
     assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))
     assert metrics["generator/tail_s"].value >= 0
     assert metrics["generator/prompts_s"].value > 0
-
-
-@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine chooses its own kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_engine_s_norms_are_the_compiled_ones_and_compute_what_its_own_do(pair, dtype: torch.dtype) -> None:
-    from vllm.ir import ops
-
-    assert ops.rms_norm.get_priority()[0] == ops.fused_add_rms_norm.get_priority()[0] == PROVIDER
-    fused = torch.randn(6, 24).to(dtype)  # as a projection to queries, keys and values in one
-    queries, weight = fused[:, :16].view(6, 2, 8), torch.rand(8).to(dtype)  # [6, 2, 8] of rows with gaps, [8]
-    ours, native = (ops.rms_norm.impls[name].func_impl_fn(queries, weight, 1e-6) for name in (PROVIDER, "native"))
-    torch.testing.assert_close(ours, native)
-    x, residual, weight = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype), torch.rand(8).to(dtype)
-    native = ops.fused_add_rms_norm.impls["native"].func_impl_fn(x, residual, weight, 1e-6)
-    torch.testing.assert_close(ops.fused_add_rms_norm.impls[PROVIDER].func_impl_fn(x, residual, weight, 1e-6), native)
-
-
-@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU has a product with a wider result")
-def test_a_wide_head_multiplies_bfloat16_weights_without_rounding_the_logits() -> None:
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-
-    head = torch.nn.Linear(8, HEAD_ROWS + 3, bias=False, dtype=torch.bfloat16)
-    head.quant_method = UnquantizedEmbeddingMethod()
-    use_wide_head(torch.nn.ModuleDict({"lm_head": head}))
-    head.quant_method.process_weights_after_loading(head)  # as every push of weights does
-    hidden = torch.randn(5, 8, dtype=torch.bfloat16)
-    torch.testing.assert_close(head.quant_method.apply(head, hidden), hidden.float() @ head.weight.float().T)
 
 
 def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:
