@@ -13,10 +13,13 @@ if ((GPUS == 0)) && [[ $PWD == *[[:space:]]* ]]; then # LD_PRELOAD and the C++ c
   echo "error: the checkout is in '$PWD': expected a path without spaces, on a machine without a GPU. Move it." >&2
   exit 2
 fi
-scripts/setup.sh
-
 NGPU=${NGPU:-$((GPUS > 0 ? GPUS : 1))}
 NNODES=${NNODES:-1}
+for name in NGPU NNODES; do
+  [[ ${!name} =~ ^[1-9][0-9]*$ ]] || { echo "error: $name = '${!name}': expected a number, 1 or more." >&2 && exit 2; }
+done
+scripts/setup.sh
+
 if ((GPUS == 0)); then # ranks on one CPU share its cores
   CORES=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((CORES > NGPU ? CORES / NGPU : 1))}

@@ -26,6 +26,7 @@ from torchtitan_rl.run.watchdog import Watchdog
 REQUEUE = 75
 LOOK_EVERY_S = 0.2
 WATCH_EVERY_S = 1.0
+WAIT_TOLD_S = 10.0
 GRACE_S = 8.0
 """Seconds that the other ranks of a node have to end by themselves after one has died."""
 
@@ -43,6 +44,8 @@ class Launcher:
         self.asked_at = 0.0
         self.hung = ""
         """Why the watchdog ended the job."""
+        self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
+        self._tells_wait_at = WAIT_TOLD_S
         self._known: dict[int, Place] = {}
         self._died_at: dict[int, float] = {}
         self._former: set[int] = set()
@@ -57,12 +60,13 @@ class Launcher:
 
     def run(self) -> int:
         """Watch until the agent has ended; returns the exit code, having said what there is to say."""
-        watched = 0.0
+        began, watched = time.monotonic(), 0.0
         while self.agent.poll() is None:
             self._note_deaths()
-            now = time.time()
+            now = time.monotonic()
             if now - watched > WATCH_EVERY_S:
                 watched = now
+                self._tell_wait(now - began)
                 if (reason := self.watchdog.look(now)) and not self.hung:
                     self._end_hung(reason)
             time.sleep(LOOK_EVERY_S)
@@ -89,6 +93,8 @@ class Launcher:
             self.close()
             os._exit(128 + self.asked)
         self.asked, self.asked_at = number, now
+        if not self._known and not processes.children(self.agent.pid):
+            self.agent.kill()  # it waits for other nodes, in a call that hears no signal
         for pid in [place.pid for place in places(self.folder)] or processes.marked(self.mark):
             processes.send(pid, number)
 
@@ -110,6 +116,12 @@ class Launcher:
         if early and now - min(early) > GRACE_S:
             for place in here:
                 processes.send(place.pid, signal.SIGKILL)
+
+    def _tell_wait(self, waited: float) -> None:
+        """Say, more and more seldom, that torchrun starts no rank before the other nodes have come."""
+        if self._waits_for_nodes and waited > self._tells_wait_at and not processes.children(self.agent.pid):
+            self._tells_wait_at = 2 * waited
+            say(f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes")
 
     def _failures(self) -> list[tuple[int, int]]:
         """(process id, exit code, negative for a signal) of failed ranks as the agent reports them."""

@@ -78,7 +78,7 @@ def _users_line(error: BaseException) -> list[str]:
 def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     from torchtitan_rl import comm
     from torchtitan_rl.controller import Controller
-    from torchtitan_rl.observability.progress import follow
+    from torchtitan_rl.observability.progress import follow, heartbeat, timed
     from torchtitan_rl.run.folder import RunFolder
     from torchtitan_rl.run.resume import prepare_resume
     from torchtitan_rl.run.start import prepare_start
@@ -92,7 +92,8 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     validate(config, world_size=world_size)
     prepare_start(config)
     check_model(config, world_size=world_size)
-    comm.init_process_group(config.comm)
+    with heartbeat("start"), timed("wait for the other ranks"):
+        comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     board.update(run_folder=str(folder.path))

@@ -173,6 +173,25 @@ def two_nodes(tmp_path, act, *more):
     return [Job(tmp_path, act, f"--node_rank={n}", *common, ranks=1, log=f"node{n}") for n in range(2)]
 
 
+def test_a_port_in_use_is_said_and_a_node_that_waits_says_so(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
+        code, said = Job(tmp_path, "run", "--node_rank=0", *common, ranks=1).end()
+    assert code == 2
+    assert "error: another program, perhaps an older run, has the port. Pass another MASTER_PORT, on every node" in said
+    assert "Traceback" not in said
+    alone = Job(tmp_path, "run", "--node_rank=0", *common, ranks=1, log="alone")
+    deadline = time.monotonic() + 30
+    while "torchrun waits for the same command on the other nodes" not in alone.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    alone.process.send_signal(signal.SIGINT)
+    assert alone.end()[0] == 130
+
+
 def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
     first, second = two_nodes(tmp_path, "run")
     first.wait_for_step_3()

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchtitan_rl.run import processes
 from torchtitan_rl.run.death import Witness
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -230,17 +231,12 @@ def _end(pid: int, others: set[int]) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    while strays := [child for child in _children() if child not in others]:
+    while strays := [child for child in processes.children(os.getpid()) if child not in others]:
         for stray in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stray, signal.SIGKILL)
             os.waitpid(stray, 0)
     return status
-
-
-def _children() -> list[int]:
-    """Of this process, orphans that it was given included."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def _close_sockets(*, but: int) -> None:

@@ -6,11 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
+from torch.distributed.run import parse_args
 
 from torchtitan_rl.run.board import WATCH
+from torchtitan_rl.run.errors import UserError, expect
 from torchtitan_rl.run.processes import die_with_parent
 
 
@@ -29,6 +32,19 @@ def failures_file(folder: str | Path) -> Path:
     return Path(folder) / "failures.jsonl"
 
 
+def check_processes(given: str) -> None:
+    """Raise UserError unless torchrun can start so many ranks on a node."""
+    counts = given in ("auto", "cpu", "gpu", "xpu") or (given.isdecimal() and int(given) > 0)
+    remedy = "Leave NGPU out for one a GPU, or one without a GPU."
+    expect(counts, "--nproc_per_node (NGPU)", given, "a number of processes, 1 or more", remedy)
+
+
+def _refuse(message: str) -> int:
+    """Says it; the exit code of wrong input."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
 def main() -> None:
     """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
     die_with_parent()
@@ -39,7 +55,18 @@ def main() -> None:
     # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
     try:
+        check_processes(parse_args(sys.argv[1:]).nproc_per_node)
         torchrun()
+    except UserError as error:
+        sys.exit(_refuse(str(error)))
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        sys.exit(
+            _refuse(
+                f"another program, perhaps an older run, has the port. Pass another MASTER_PORT, on every node: {error}"
+            )
+        )
     except ChildFailedError as error:
         with open(failures_file(os.environ[WATCH]), "w") as file:
             for failure in error.failures.values():

@@ -31,7 +31,7 @@ _HOST = socket.gethostname()
 class Place:
     """Where a rank is.
 
-    Example: Place(rank=1, host="node0", pid=712, phase="step 3: grade", since=1763733600.2, changes=41, ...)
+    Example: Place(rank=1, host="node0", pid=712, phase="step 3: grade", since=3600.2, changes=41, ...)
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Place:
     pid: int
     phase: str = "start"
     since: float = 0.0
-    """Seconds since the epoch at which it entered the phase."""
+    """When it entered the phase, in seconds of the node's monotonic clock."""
     changes: int = 0
     """Of phase, so far, the steps counted as 10,000. All ranks run one program: who has the fewest holds up the others."""
     run_folder: str = ""
@@ -67,7 +67,7 @@ class Board:
     def __init__(self, rank: int, folder: str | None = None) -> None:
         self._file: int | None = None
         all_here = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
-        self.place = Place(rank=rank, host=_HOST, pid=os.getpid(), since=time.time(), all_here=all_here)
+        self.place = Place(rank=rank, host=_HOST, pid=os.getpid(), since=time.monotonic(), all_here=all_here)
         folder = os.environ.get(WATCH) if folder is None else folder
         if folder and Path(folder).is_dir():
             self._file = os.open(place_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -83,7 +83,7 @@ class Board:
         changes = self.place.changes + 1
         if (step := _step(phase)) != _step(self.place.phase):  # counted anew: only a step is the same on every rank
             changes = step * CHANGES_A_STEP
-        self.update(phase=phase, since=time.time(), changes=changes)
+        self.update(phase=phase, since=time.monotonic(), changes=changes)
 
     def update(self, **entries: str | float) -> None:
         """Change entries of this rank's place."""
@@ -153,4 +153,4 @@ def named(ranks: Sequence[Place]) -> str:
 def heartbeat_text() -> str:
     """Who holds up the others on this node, for the heartbeat; "" where that is nobody, or nobody watches."""
     ranks = places(os.environ[WATCH]) if WATCH in os.environ else []
-    return describe(ranks, time.time()) if len(behind(ranks)) < len(ranks) else ""
+    return describe(ranks, time.monotonic()) if len(behind(ranks)) < len(ranks) else ""

@@ -21,6 +21,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.observability import progress
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.run.rank_output import failure_marker
@@ -81,7 +82,7 @@ class RunFolder:
             "measured_speeds_of_a_rank": speeds._asdict(),
         }
         (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
-        print(f"run folder: {self.path}", flush=True)
+        progress(f"run folder: {self.path}")
 
 
 def check_still_there(folder: Path) -> None:
@@ -137,7 +138,8 @@ class FolderInUseError(UserError):
 
 def _lock(folder: Path) -> IO[str]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for needed in (folder, folder / "logs", folder / "checkpoint"):
+            needed.mkdir(parents=True, exist_ok=True)
         lock = open(folder / "run.lock", "a")  # noqa: SIM115  (held until the process ends)
     except OSError as error:
         raise UserError(

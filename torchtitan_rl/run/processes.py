@@ -43,6 +43,14 @@ def peak_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
+def children(pid: int) -> list[int]:
+    """Ids of the processes that the main thread of a process has started, or was given as orphans; [] when it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def marked(mark: str) -> list[int]:
     """Ids of all other living processes whose environment began with this entry ("NAME=value") in it."""
     found = []

@@ -27,6 +27,7 @@ class RankOutput:
         self.rank = rank
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: an ASCII terminal shows \xe9 and ends nothing
         self._folder: Path | None = None
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))

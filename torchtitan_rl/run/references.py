@@ -24,15 +24,22 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     whole = bool(place and name) and (is_file or not place.startswith("."))
     expect(whole, field, reference, forms, "Name the function behind a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
-    try:
-        module = _load_file(Path(place).resolve()) if is_file else importlib.import_module(place)
-    except (ImportError, SyntaxError) as error:  # any other keeps its traceback, which ends in the user's own line
-        raise UserError(f"{field} = {reference!r}: expected {forms} that can be imported, but: {error}.") from error
+    module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
     known = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
     remedy = f"{did_you_mean(name, known)}It has {known}."
     expect(callable(function), field, reference, f"a function of {place}", remedy)
     return function
+
+
+def import_checked(place: Path | str, field: str) -> ModuleType:
+    """A file, or a module by its name. Raises UserError, naming `field`, where it is no Python or what it imports is missing."""
+    try:
+        return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
+    except (ImportError, SyntaxError) as error:  # any other keeps its traceback, which ends in the user's own line
+        raise UserError(
+            f"{field} = {str(place)!r}: expected Python that can be imported, but: {error}. Correct it."
+        ) from error
 
 
 def from_caller(path: str) -> str:
@@ -42,7 +49,7 @@ def from_caller(path: str) -> str:
         os.path.expanduser(path),
     )  # --option=~/x is left to us
     there = Path(caller, path)
-    here = Path(caller).resolve() == Path.cwd() or (Path(path).exists() and not there.exists())
+    here = Path(caller).resolve() == Path.cwd() or (os.path.exists(path) and not os.path.exists(there))
     return path if here else str(there)
 
 

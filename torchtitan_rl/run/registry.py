@@ -1,7 +1,6 @@
 """From a command line to a checked config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
-import importlib
 import inspect
 import os
 import pkgutil
@@ -14,7 +13,7 @@ import tyro
 from torchtitan_rl.run.checkpoints import is_choice
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.hub import is_hub_name
-from torchtitan_rl.run.references import did_you_mean, from_caller, load_function
+from torchtitan_rl.run.references import did_you_mean, from_caller, import_checked, load_function
 
 if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
@@ -25,15 +24,21 @@ ConfigFunction = Callable[[], "Controller.Config"]
 
 
 def config_functions() -> dict[str, ConfigFunction]:
-    """Every public function defined in a module of configs/, by name."""
+    """Every public function defined in a module of configs/, by name.
+
+    Raises:
+        UserError: for a module that cannot be imported, and two functions of one name.
+    """
     import configs
 
     found: dict[str, ConfigFunction] = {}
     for info in pkgutil.iter_modules(configs.__path__):
-        module = importlib.import_module(f"configs.{info.name}")
+        module = import_checked(f"configs.{info.name}", "configs/")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
-                found[name] = function
+                first = found.setdefault(name, function)
+                both = f"one name for one config, but {first.__module__} and {module.__name__} both have it"
+                expect(first is function, "--config", name, both, "Rename one.")
     return found
 
 
@@ -127,7 +132,7 @@ def list_configs() -> None:
 
     console = Console(highlight=False)
     for name, function in config_functions().items():
-        config = function()
+        config = load_config(name)
         spec = config.model_spec
         model = f"{spec.name} {spec.flavor}" if spec else "the folder's model"
         p = config.trainer.parallelism

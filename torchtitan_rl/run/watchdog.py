@@ -1,7 +1,8 @@
 """Says who holds up whom, with their stacks, before anybody wonders; ends a job in which nothing moves any more.
 
 Runs in the launcher, a process without torch that no rank can block, and reads the boards (run/board.py). Nodes tell each other
-through files in the run folder.
+through files in the run folder. Durations are of the monotonic clock, which is one for all processes of a node and stands still
+while the machine sleeps: a clock that is set, or a laptop that wakes up, ends no job.
 """
 
 import json
@@ -11,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchtitan_rl.run import processes
@@ -31,6 +32,20 @@ STACK_LINES = 14
 """Of the main thread, innermost first: on the terminal. All threads whole are in the run folder's logs/."""
 
 
+@dataclass(frozen=True)
+class _News:
+    """What another node's launcher wrote last."""
+
+    at: float
+    """By that node's calendar clock: tells one writing from the next."""
+    heard: float
+    """By this node's monotonic clock, as its places are."""
+    places: list[Place]
+    ended: str
+    current: bool
+    """Whether it is of this job, and not what an earlier one has left."""
+
+
 class Watchdog:
     """Looks at all ranks' places, every second or so."""
 
@@ -44,6 +59,7 @@ class Watchdog:
         self._said: dict[tuple[int, int], float] = {}
         self._silent: set[str] = set()
         self._lost = ""
+        self._news: dict[str, _News] = {}
         self._began = time.time()
         self._shared_at = 0.0
         self._shared: Path | None = None
@@ -97,24 +113,38 @@ class Watchdog:
         if now - self._shared_at > SHARE_EVERY_S:
             self._shared_at, self._shared, self._told = now, mine, local
             self._share(now)
-        told = {path.stem: _told(path) for path in set(shared.glob("*.json")) - {mine}}
-        since_start = {node: entry for node, entry in told.items() if entry[0] > self._began}
+        for path in set(shared.glob("*.json")) - {mine}:
+            self._hear(path, now)
+        current = {node: news for node, news in self._news.items() if news.current}
         found: dict[int, Place] = {}
-        for _, theirs, _ in sorted(since_start.values(), key=lambda entry: entry[0]):
-            found |= {place.rank: place for place in theirs}  # of a rank that was started again elsewhere, the later
-        for node, (at, theirs, ended) in since_start.items():
-            self._note_silence(node, [place for place in theirs if found[place.rank] is place], now - at)
-            if ended:
-                self._lost = f"node {node} has ended: {ended}"
+        for news in sorted(current.values(), key=lambda news: news.heard):  # of a rank that moved, the later
+            found |= {place.rank: place for place in news.places}
+        for node, news in current.items():
+            self._note_silence(node, [p for p in news.places if found[p.rank] is p], now - news.heard)
+            if news.ended:
+                self._lost = f"node {node} has ended: {news.ended}"
         return [place for rank, place in found.items() if rank not in {p.rank for p in local}]
+
+    def _hear(self, path: Path, now: float) -> None:
+        """Take in what another node wrote, if it is new."""
+        with suppress(OSError, ValueError, TypeError, KeyError):  # unreadable now
+            content = json.loads(path.read_text())
+            before = self._news.get(path.stem)
+            if before is not None and before.at == content["at"]:
+                return
+            told = [Place(**place) for place in content["places"]]
+            ours = [replace(place, since=now - (content["sent"] - place.since)) for place in told]
+            current = before is not None or content["at"] > self._began
+            self._news[path.stem] = _News(content["at"], now, ours, content["ended"], current)
 
     def tell_end(self, why: str) -> None:
         """Let the other nodes know that this one has ended, so that they do not wait for it."""
         if self._shared is not None:
-            self._share(time.time(), why)
+            self._share(time.monotonic(), why)
 
     def _share(self, now: float, ended: str = "") -> None:
-        content = {"at": now, "places": [asdict(place) for place in self._told], "ended": ended}
+        places = [asdict(place) for place in self._told]
+        content = {"at": time.time(), "sent": now, "places": places, "ended": ended}
         with suppress(OSError):
             self._shared.parent.mkdir(parents=True, exist_ok=True)
             new = self._shared.with_suffix(".new")
@@ -131,14 +161,6 @@ class Watchdog:
             self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")
         if seconds > SILENT_NODE_ENDS_S:
             self._lost = text
-
-
-def _told(path: Path) -> tuple[float, list[Place], str]:
-    """What another node's launcher wrote: when, where its ranks are, why it has ended; (0, [], "") where unreadable now."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads(path.read_text())
-        return content["at"], [Place(**place) for place in content["places"]], content["ended"]
-    return 0.0, [], ""
 
 
 def _in_a_step(place: Place) -> bool:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -111,3 +112,10 @@ def test_a_teardown_that_fails_does_not_make_a_finished_run_a_failure(run):
     assert code == 0
     assert "the run is complete and saved, but its teardown failed" in said
     assert "engine core died" in said
+
+
+def test_an_ascii_terminal_shows_other_characters_by_their_numbers():
+    code = "from torchtitan_rl.run.rank_output import RankOutput; RankOutput(rank=0, shown_rank='0'); print('caf\\xe9')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "caf\\xe9\n"

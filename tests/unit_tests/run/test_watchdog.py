@@ -91,8 +91,29 @@ def test_a_start_has_time_and_the_limit_ends_the_job(dog, tmp_path):
     assert dog.look(10_000) == ""
 
 
+def test_a_clock_that_is_set_ends_no_job_and_makes_nobody_late(dog, tmp_path, monkeypatch):
+    board = Board(0, str(tmp_path))
+    board.enter("step 3: gather")
+    monkeypatch.setattr(time, "time", lambda: 1e10)
+    board.update(limit_s=100.0)
+    assert (dog.look(time.monotonic()), dog.said, heartbeat_text()) == ("", [], "")
+
+
+def test_what_an_earlier_job_left_of_a_node_is_not_heard(tmp_path):
+    left, said = tmp_path / "run" / "logs" / "nodes" / "node1-7.json", []
+    left.parent.mkdir(parents=True)
+    (tmp_path / "watch").mkdir()
+    late = asdict(place(1, changes=1, since=0.0))
+    dog = Watchdog(tmp_path / "watch", said.append)
+    write(tmp_path / "watch", place(0, since=100.0, all_here=False, run_folder=str(tmp_path / "run")))
+    left.write_text(json.dumps({"at": 0.0, "sent": 100.0, "places": [late], "ended": "it was killed"}))
+    assert [dog.look(101.0 + second) for second in range(3)] == [""] * 3
+    left.write_text(json.dumps({"at": 1.0, "sent": 104.0, "places": [late], "ended": "it was killed"}))
+    assert dog.look(104.0) == "node node1-7 has ended: it was killed"
+
+
 def test_nodes_tell_each_other_and_a_silent_one_ends_the_job(tmp_path, monkeypatch):
-    now, said = time.time(), [[], []]
+    now, said = time.monotonic(), [[], []]
     dogs = []
     for node in range(2):
         (tmp_path / f"watch{node}").mkdir()
@@ -106,10 +127,10 @@ def test_nodes_tell_each_other_and_a_silent_one_ends_the_job(tmp_path, monkeypat
     dogs[1].look(now + 1)
     assert dogs[0].look(now + 2) == ""
     assert said[0][0].startswith(
-        "watchdog: rank 1 (node1) in step 3: grade for 42 s; rank 0 (node0) waits in step 3: gather"
+        "watchdog: rank 1 (node1) in step 3: grade for 41 s; rank 0 (node0) waits in step 3: gather"
     )
     dogs[0].look(now + 40)
-    assert "watchdog: nothing is heard of rank 1 (node1) on node node1-1 for 39 s; the job is ended at 180 s" in said[0]
+    assert "watchdog: nothing is heard of rank 1 (node1) on node node1-1 for 38 s; the job is ended at 180 s" in said[0]
     dogs[0].look(now + 2 + SILENT_NODE_ENDS_S)
     assert dogs[0].look(now + 3 + SILENT_NODE_ENDS_S).startswith("nothing is heard of rank 1")
 

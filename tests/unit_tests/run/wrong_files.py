@@ -1,15 +1,19 @@
 """The rows of wrong_inputs.py that need a file or a folder."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+import configs
 from tests.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.run.agent import check_processes
+from torchtitan_rl.run.folder import _lock
 from torchtitan_rl.run.registry import load_config
 from torchtitan_rl.run.start import check_tokenizer, prepare_start
 from torchtitan_rl.run.validation import check_model
@@ -75,6 +79,31 @@ def _no_start(_: Path) -> None:
     prepare_start(config)
 
 
+def _in_configs(text: str) -> Cause:
+    """A module of the user's in configs/."""
+
+    def cause(folder: Path) -> None:
+        (folder / "new.py").write_text(text)
+        configs.__path__.append(str(folder))
+        try:
+            load_config("debug")
+        finally:
+            configs.__path__.remove(str(folder))
+            sys.modules.pop("configs.new", None)
+
+    return cause
+
+
+def _claimed(name: str) -> Cause:
+    def cause(folder: Path) -> None:
+        (folder / "file").touch()
+        (folder / "spoiled").mkdir()
+        (folder / "spoiled" / "checkpoint").touch()
+        _lock(folder / name)
+
+    return cause
+
+
 def _no_task(_: Path) -> None:
     from torchtitan_rl.run.validation import validate
 
@@ -110,6 +139,16 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _config_file("def mine(size):\n    pass\n")),
         row("a config file without that function", "expected a function of", _config_file("def other():\n    pass\n")),
         row("a config file that is no Python", "that can be imported, but: invalid syntax", _config_file("def mine(:\n")),
+        row("a module of configs/ that is no Python", "configs/ = 'configs.new': expected Python that can be imported, but: invalid",
+            _in_configs("def mine(:\n")),
+        row("two configs of one name in configs/", "--config = 'debug': expected one name for one config, but configs.debug and",
+            _in_configs("def debug():\n    pass\n")),
+        row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
+        row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
+        row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
+        row("--dump-folder in a file", "Not a directory. Pass --dump-folder", _claimed("file/run")),
+        row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
+        row("--dump-folder of one whose checkpoint is a file", "cannot write to", _claimed("spoiled")),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
