@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch._utils
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -134,12 +135,16 @@ def _driver_state() -> str:
 
 
 def adapt_fsdp(model: nn.Module) -> None:
-    """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum. No effect on a GPU."""
-    if not ON_CPU:
-        return
+    """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum, and let one rank's gradients be.
+
+    torchtitan has them divided by 1 in place of the number of ranks. Alone, FSDP2 does that to a copy of every gradient; its own
+    factor is the same there and costs nothing.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
+            module.set_force_sum_reduction_for_comms(ON_CPU)
+            if dist.get_world_size() == 1:
+                module.set_gradient_divide_factor(None)
 
 
 def expandable_segments() -> bool:

@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import OptimizersContainer
 
-from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+
+BLOCK = 2**18 if ON_CPU else 2**26
+"""Elements of a shard that are looked at together: what is computed of them stays in a CPU's cache, and is small on a GPU."""
 
 
 @torch.no_grad()
@@ -19,7 +22,7 @@ def update_and_weight_norm(optimizer: OptimizersContainer) -> tuple[float, float
     not been stepped yet. A weight that is NaN or infinite makes the second norm so.
     """
     squares = [
-        torch.stack([_square(_adamw_update(one.state[p], group)), _square(_local(p))]) * _share_of_ranks(p)  # [2]
+        torch.stack([_square_of_update(one.state[p], group), _square(_local(p))]) * _share_of_ranks(p)  # [2]
         for one in optimizer
         for group in one.param_groups
         for p in group["params"]
@@ -31,19 +34,20 @@ def update_and_weight_norm(optimizer: OptimizersContainer) -> tuple[float, float
     return update, weights
 
 
-def _adamw_update(state: dict[str, Tensor], group: dict) -> Tensor:
-    """lr · m̂ / (√v̂ + eps) of this rank's shard; Loshchilov and Hutter, arXiv 1711.05101, algorithm 2. Zero before any step."""
+def _square_of_update(state: dict[str, Tensor], group: dict) -> Tensor:
+    """Σ (lr · m̂ / (√v̂ + eps))² of this rank's shard; Loshchilov and Hutter, arXiv 1711.05101, algorithm 2. Zero before any step."""
     if not state:
-        return torch.zeros(1, device=DEVICE_TYPE)
+        return torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
     step, (beta1, beta2) = state["step"].double(), group["betas"]  # left on its device: no wait for each parameter
-    first = _local(state["exp_avg"]) / (1 - beta1**step)
-    second = _local(state["exp_avg_sq"]) / (1 - beta2**step)
-    return group["lr"] * first / (second.sqrt() + group["eps"])
+    scale, bias = group["lr"] / (1 - beta1**step), 1 - beta2**step
+    blocks = zip(*(_local(state[name]).flatten().split(BLOCK) for name in ("exp_avg", "exp_avg_sq")), strict=True)
+    squares = [_square(first / (second / bias).sqrt_().add_(group["eps"])) for first, second in blocks]
+    return torch.stack(squares).sum() * scale.square()
 
 
 def _square(t: Tensor) -> Tensor:
     """Σ x² as float64, 0-d: float32 would overflow where single values reach 1e19."""
-    return t.float().norm(dtype=torch.float64).square()
+    return torch.stack([block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]).square().sum()
 
 
 def _local(t: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ def whole(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("world_size", [1], indirect=True)
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_update_is_what_adamw_does_without_weight_decay(world_size, fused):
+def test_the_update_is_what_adamw_does_without_weight_decay(world_size, fused, monkeypatch):
+    monkeypatch.setattr(norms, "BLOCK", 4)  # a weight is several
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.5, fused=fused)
