@@ -83,13 +83,17 @@ def main() -> None:
     if args.folder:
         rank_job(args.folder)
         return
+    log_file = ROOT / "outputs/bench/scaling.log"
     for ranks in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            with open(Path(folder) / "log", "w") as log:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            with open(log_file, "w") as log:
                 command = [*launch, __file__, "--folder", folder]
-                subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
+                ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            if ended.returncode:
+                sys.exit(f"{ranks} ranks ended with code {ended.returncode}: see {log_file}")
             found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("[0-9]*.json"))]
         line = "; ".join(
             f"{k} {mean(f[k] for f in found):.2f} a rank, {sum(f[k] for f in found):.1f} in all" for k in found[0]
