@@ -67,6 +67,7 @@ class CPUScheduler(SharedPrompts):
         )
         for one in self.running:
             one.num_computed_tokens += 1
+            one.num_in_flight_tokens += 1
         self.prev_step_scheduled_req_ids = set(ids)
         self.finished_req_ids = set()
         return output
@@ -92,9 +93,9 @@ class CPUScheduler(SharedPrompts):
         for name, [token], (logprob, rank) in zip(sampled.req_ids, sampled.sampled_token_ids, of_tokens, strict=True):
             request = self.requests[name]
             if self._may_end(request, token):
-                request.num_in_flight_tokens += 1  # vLLM takes it off again
                 left[name] = 1
             else:
+                request.num_in_flight_tokens -= 1
                 request.append_output_token_ids(token)
                 self._held[name].append((token, logprob, rank))
         return left

@@ -84,6 +84,13 @@ def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, sc
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
+def test_completions_that_wait_for_a_place_are_the_same(generator, scheduler, monkeypatch) -> None:
+    at_once = flat(generator.generate(PROMPTS, seeded=True))
+    monkeypatch.setattr(scheduler, "max_num_active_reqs", 5)
+    one_by_one = flat(generator.generate(PROMPTS, seeded=True))
+    assert [c.token_ids.tolist() for c in one_by_one] == [c.token_ids.tolist() for c in at_once]
+
+
 def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler, monkeypatch) -> None:
     expected, step, steps = said(flat(generator.generate(PROMPTS))), TurnEngine.step, []
 
