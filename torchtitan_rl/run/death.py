@@ -30,7 +30,7 @@ def memory_limit() -> int | None:
     """Bytes that this process's control groups let it and its neighbours use together; None for as much as the node has."""
     files = (folder / file for folder in _memory_groups() for file in ("memory.max", "memory.limit_in_bytes"))
     limits = [int(text) for file in files if (text := _read(file).strip()).isdecimal()]
-    return min((limit for limit in limits if limit < _node_bytes()), default=None)
+    return min((limit for limit in limits if limit < node_bytes()), default=None)
 
 
 def _memory_groups() -> list[Path]:
@@ -117,7 +117,7 @@ def _resident(log: str, pid: int) -> int:
 
 def _peak(size: int) -> str:
     """What a process had at most, and of what; "" where that is not known."""
-    bound = f"the node's {_node_bytes() / GIB:.1f} GiB of memory"
+    bound = f"the node's {node_bytes() / GIB:.1f} GiB of memory"
     if limit := memory_limit():
         bound = f"the {limit / GIB:.1f} GiB of memory that its control group allows all its processes, and {bound}"
     return f" Its peak was {size / GIB:.1f} of {bound}." if size else ""
@@ -128,5 +128,6 @@ def _remedy(phase: str) -> str:
     return f"Lower {first}num_prompts_per_step or sampling.n, or start fewer ranks on a node."
 
 
-def _node_bytes() -> int:
+def node_bytes() -> int:
+    """The memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

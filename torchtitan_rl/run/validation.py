@@ -14,6 +14,7 @@ from torchtitan_rl.generator.generator import check_replicas
 from torchtitan_rl.generator.sampling import SamplingConfig
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
+from torchtitan_rl.run.death import GIB, node_bytes
 from torchtitan_rl.run.errors import expect
 from torchtitan_rl.run.memory import check_memory
 
@@ -112,12 +113,21 @@ def validate(config: "Controller.Config", *, world_size: int) -> None:
     _check_layout(config, world_size)
     _check_training(config)
     _check_lengths(config)
+    _check_cpu_cache()
     _check_members(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build().validate_sampling(sampling.n, max_completion_tokens=sampling.max_tokens)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
+
+
+def _check_cpu_cache() -> None:
+    """Of an environment variable, as vLLM reads it on a CPU."""
+    given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), node_bytes() // GIB
+    expected = f"a whole number of GiB for each rank, between 1 and the node's {gib}"
+    holds = not ON_CPU or (given.isdecimal() and 1 <= int(given) <= gib)
+    expect(holds, "VLLM_CPU_KVCACHE_SPACE", given, expected, "Leave it out for 1.")
 
 
 def check_model(config: "Controller.Config", *, world_size: int) -> None:

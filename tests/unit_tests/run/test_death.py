@@ -19,7 +19,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(death, "V2", tmp_path)
     monkeypatch.setattr(death, "OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(death.Witness, "_kernel_log", lambda witness: "")
-    monkeypatch.setattr(death, "_node_bytes", lambda: 24 * GIB)
+    monkeypatch.setattr(death, "node_bytes", lambda: 24 * GIB)
 
     def show(files):
         for name, text in files.items():

@@ -1,10 +1,12 @@
 """The rows of wrong_inputs.py that need a file or a folder."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from transformers import AutoTokenizer
 
@@ -16,7 +18,7 @@ from torchtitan_rl.run.agent import check_processes
 from torchtitan_rl.run.folder import _lock
 from torchtitan_rl.run.registry import load_config
 from torchtitan_rl.run.start import check_tokenizer, prepare_start
-from torchtitan_rl.run.validation import check_model
+from torchtitan_rl.run.validation import check_model, validate
 from torchtitan_rl.tasks import SumDigits
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer
 
@@ -94,6 +96,14 @@ def _in_configs(text: str) -> Cause:
     return cause
 
 
+def _cpu_cache(given: str) -> Cause:
+    def cause(_: Path) -> None:
+        with mock.patch.dict(os.environ, VLLM_CPU_KVCACHE_SPACE=given):
+            validate(load_config("debug"), world_size=1)
+
+    return cause
+
+
 def _claimed(name: str) -> Cause:
     def cause(folder: Path) -> None:
         (folder / "file").touch()
@@ -105,8 +115,6 @@ def _claimed(name: str) -> Cause:
 
 
 def _no_task(_: Path) -> None:
-    from torchtitan_rl.run.validation import validate
-
     config = load_config("debug")
     config.task = None
     validate(config, world_size=1)
@@ -145,6 +153,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _in_configs("def debug():\n    pass\n")),
         row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
         row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
+        row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
+        row("VLLM_CPU_KVCACHE_SPACE=100000, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '100000': expected a whole", _cpu_cache("100000")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
         row("--dump-folder in a file", "Not a directory. Pass --dump-folder", _claimed("file/run")),
         row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
