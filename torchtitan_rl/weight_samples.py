@@ -21,7 +21,7 @@ ROWS_ONE_IN = 8
 """Of a matrix, at each look."""
 
 COLUMNS = 8
-"""Whole columns, where only those can be had, spread evenly, so that every tensor-parallel share has some."""
+"""Whole columns, where only those can be had, spread evenly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,27 +30,29 @@ class Part:
 
     is_whole: bool
     """Whether it is all of the matrix, in order."""
-    vector: int
-    """The length of an owner's vector that is all of it; 0 of a matrix."""
+    vector: int | None
+    """The length of an owner's vector that is all of it; None of a matrix."""
     width: int
     """Of the whole matrix, in blocks."""
     begin: int
     """The first block of this part."""
     end: int
     block: int
-    rows: tuple[tuple[Tensor, Tensor], ...]
-    """For each class of rows that is looked at together: (their numbers in this class, [n]; where the owner has them, [n])."""
+    classes: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    """For each class of rows that is looked at together, each [n]: (their numbers in this class; which of its blocks a row's
+    first look is at; where the owner has the row's block 0, in blocks; the width)."""
 
     def sample(self, owned: Tensor, turn: int) -> tuple[Tensor | None, Tensor]:
-        """(which of the rows that the whole matrix is looked at in have a block here, None for all; those blocks, [rows, block]).
+        """(which of the rows that the whole matrix is looked at in have a block here, None for all; those blocks, [rows * block];
+        of a vector a view).
 
         Args:
-            owned: what the owner has, [rows of its own, columns of this part].
+            owned: what the owner has, [rows of its own, columns of this part] or a vector.
         """
-        if self.vector and owned.numel() == self.vector:
-            return None, owned.reshape(-1, 1).clone()
-        rows, blocks = _places(self, turn)
-        return rows, owned.reshape(-1, self.block).index_select(0, blocks)
+        if owned.numel() == self.vector:
+            return None, owned.flatten()
+        rows, places = _all_places(turn, len(_parts))[self]
+        return rows, owned.reshape(-1, self.block).index_select(0, places).view(-1)
 
 
 _parts: dict[tuple, Part] = {}
@@ -65,14 +67,13 @@ def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: T
     if key not in _parts:
         whole, owned = (torch.equal(t.cpu(), torch.arange(height)) for t in (rows, local_rows))
         whole = whole and columns == slice(0, width)
-        classes = ROWS_ONE_IN if width > 1 else 1
-        of_class = tuple(
-            (rows[mine] // classes, local_rows[mine]) for mine in (rows % classes == i for i in range(classes))
-        )
-        vector = height if whole and owned and width == 1 else 0
-        _parts[key] = Part(
-            whole, vector, width // block, columns.start // block, columns.stop // block, block, of_class
-        )
+        blocks, begin, end = width // block, columns.start // block, columns.stop // block
+        one_in = ROWS_ONE_IN if width > 1 else 1  # all rows of a vector are in each class
+        numbers, starts = rows // one_in, local_rows * (end - begin) - begin
+        of_rows = (numbers, numbers * _step(blocks) % blocks, starts, torch.full_like(rows, blocks))
+        classes = tuple(tuple(t[rows % one_in == i % one_in] for t in of_rows) for i in range(ROWS_ONE_IN))
+        vector = height if whole and owned and width == 1 else None
+        _parts[key] = Part(whole, vector, blocks, begin, end, block, classes)
     return _parts[key]
 
 
@@ -82,29 +83,30 @@ def _step(width: int) -> int:
     return next(step for step in range(near, near + width + 1) if math.gcd(step, width) == 1)
 
 
-@functools.lru_cache(64)
-def _places(part: Part, turn: int) -> tuple[Tensor | None, Tensor]:
-    """(as `Part.sample`, which of the owner's blocks these are, counted through all its rows)."""
-    look, which = divmod(turn, len(part.rows))
-    rows, local_rows = part.rows[which]
-    at = (rows * _step(part.width) + look) % part.width  # [n]
-    places = local_rows * (part.end - part.begin) + (at - part.begin)
+@functools.lru_cache(2)
+def _all_places(turn: int, num_parts: int) -> dict[Part, tuple[Tensor | None, Tensor]]:
+    """For each of all parts (as `Part.sample`, which of the owner's blocks these are, counted through all its rows).
+
+    For all at once: three operations take as long for a hundred rows as for all rows of a model.
+    """
+    look, which = divmod(turn, ROWS_ONE_IN)
+    of_class = [part.classes[which] for part in _parts.values()]
+    rows, first, starts, widths = (torch.cat(tensors) for tensors in zip(*of_class, strict=True))  # each [all n]
+    at = (first + look) % widths
+    sizes = [len(rows) for rows, *_ in of_class]
+    each = zip(_parts.values(), rows.split(sizes), at.split(sizes), (starts + at).split(sizes), strict=True)
+    return {part: _own(part, rows, at, places) for part, rows, at, places in each}
+
+
+def _own(part: Part, rows: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Those that fall into the part's columns. All [n]."""
     if part.begin == 0 and part.end == part.width:
         return (None if part.is_whole else rows), places
     here = ((at >= part.begin) & (at < part.end)).nonzero()[:, 0]
     return rows[here], places[here]
 
 
-@functools.lru_cache(4096)
-def sampled_columns(width: int, turn: int, begin: int = 0, end: int | None = None) -> tuple[slice, slice]:
-    """The sampled columns within [begin, end) of a matrix: where they are, counted from `begin`, and which of all they are.
-
-    Example: of 32 columns at turn 1 these are 1, 5, 9, ... 29; within the second half (slice(1, 16, 4), slice(4, 8)).
-    """
-    end = width if end is None else end
+def sampled_columns(width: int, turn: int) -> slice:
+    """The columns of a matrix that are sampled whole. Example: of 32 columns at turn 1 these are 1, 5, 9, ... 29."""
     stride = max(1, width // COLUMNS)
-    first = turn % stride
-    before = max(0, -(-(begin - first) // stride))
-    start = first + before * stride - begin
-    inside = range(start, end - begin, stride)
-    return slice(start, end - begin, stride), slice(before, before + len(inside))
+    return slice(turn % stride, width, stride)

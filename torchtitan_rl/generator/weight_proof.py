@@ -48,14 +48,15 @@ class WeightProof:
         self._tp_rank, self._tp_size = tp_rank, tp_size
         self.turn = -1
         self._sent: dict[str, Tensor] = {}  # [rows, block] of each tensor
-        self._sent_columns: dict[str, Tensor] = {}  # [rows, columns] of those that are read back
         self._shapes: dict[str, tuple[int, int]] = {}
-        self._whole: dict[tuple[int, int], Part] = {}
+        self._wholes: dict[str, Part] = {}
         self._shares: dict[str, Part] = {}
         self._arrived: list[Compared] = []
+        self._read_back: list[nn.Module] = []
         # Matrices that a CPU engine has packed, by layer: those that it dropped, and all that it multiplies with.
         self._dropped: dict[nn.Module, list[str]] = {}
         self._packed: dict[nn.Module, list[str]] = {}
+        self._columns: dict[nn.Module, Tensor] = {}  # [rows, columns] of those whose packed copy is read back
         for name, piece in self._pieces.items():
             if piece.parameter == "weight" and hasattr(piece.layer, "cpu_linear"):
                 self._packed.setdefault(piece.layer, []).append(name)
@@ -71,6 +72,8 @@ class WeightProof:
 
         def look_and_pack(layer: nn.Module) -> None:
             self._look(names)
+            if layer in self._read_back:
+                self._columns[layer] = layer.weight[:, sampled_columns(layer.weight.shape[1], self.turn)].clone()
             pack(layer)
 
         method.process_weights_after_loading = look_and_pack
@@ -79,44 +82,46 @@ class WeightProof:
         """Pass `weights` on, noting what is sent."""
         self.turn += 1
         self._sent.clear()
-        self._sent_columns.clear()
         self._arrived.clear()
-        read_back = {name for layer in self._read_back() for name in self._packed[layer]}
+        self._columns.clear()
+        self._read_back = self._layers_to_read_back()
         for name, tensor in weights:
-            matrix = _matrix(tensor)
-            self._shapes[name] = height, width = matrix.shape
-            self._sent[name] = self._whole_of(height, width, matrix.device).sample(matrix, self.turn)[1]
-            if name in read_back:
-                self._sent_columns[name] = matrix[:, sampled_columns(width, self.turn)[0]].clone()
+            whole = self._wholes.get(name) or self._whole_of(name, tensor)
+            sample = whole.sample(tensor, self.turn)[1]
+            self._sent[name] = sample.clone() if whole.vector else sample
             yield name, tensor
 
-    def _whole_of(self, height: int, width: int, device: torch.device) -> Part:
-        if (height, width) not in self._whole:
-            rows = torch.arange(height, device=device)
-            self._whole[height, width] = part_of(rows, height, width, slice(0, width), rows)
-        return self._whole[height, width]
+    def _whole_of(self, name: str, tensor: Tensor) -> Part:
+        height, width = self._shapes[name] = _matrix_shape(tensor.shape)
+        rows = torch.arange(height, device=tensor.device)
+        whole = self._wholes[name] = part_of(rows, height, width, slice(0, width), rows)
+        return whole
 
     def _look(self, names: Iterable[str]) -> None:
         """Note the sampled elements that the engine has of these beside those that were sent."""
-        for name in names:
-            if name in self._sent:
-                piece = self._pieces[name]
-                owned = _matrix(getattr(piece.layer, piece.parameter))[piece.rows]  # [rows, width] of this rank
-                rows, values = self._share(name, owned).sample(owned, self.turn)
-                self._arrived.append((name, values, self._sent_rows(name, rows)))
+        # Each operation on vLLM's own kind of parameter takes three times as long otherwise.
+        with torch._C.DisableTorchFunctionSubclass():
+            for name in names:
+                if name in self._sent:
+                    piece = self._pieces[name]
+                    parameter = getattr(piece.layer, piece.parameter)
+                    share = self._shares.get(name) or self._share(name, parameter)
+                    rows, values = share.sample(parameter, self.turn)
+                    self._arrived.append((name, values, self._sent_rows(name, rows)))
 
     def _sent_rows(self, name: str, rows: Tensor | None) -> Tensor:
-        return self._sent[name] if rows is None else self._sent[name][rows]
+        sent = self._sent[name]
+        return sent if rows is None else sent.view(-1, self._wholes[name].block)[rows].flatten()
 
-    def _share(self, name: str, owned: Tensor) -> Part:
-        """Of the tensor, what `owned`, [rows, width], should be."""
-        if name not in self._shares:
-            height, width = self._shapes[name]
-            begin, end = self._range(len(owned), height)
-            rows = torch.arange(height, device=owned.device)[begin:end]
-            columns = slice(*self._range(owned.shape[1], width))
-            self._shares[name] = part_of(rows, height, width, columns, rows - begin)
-        return self._shares[name]
+    def _share(self, name: str, parameter: Tensor) -> Part:
+        """What the engine's `parameter` should have of the tensor, and where."""
+        height, width = self._shapes[name]
+        piece_rows = self._pieces[name].rows
+        begin, end = self._range(piece_rows.stop - piece_rows.start, height)
+        rows = torch.arange(begin, end, device=parameter.device)
+        columns = slice(*self._range(_matrix_shape(parameter.shape)[1], width))
+        share = self._shares[name] = part_of(rows, height, width, columns, rows - begin + piece_rows.start)
+        return share
 
     def _range(self, size: int, full: int) -> tuple[int, int]:
         """Where this rank's share of `size` begins and ends in the full tensor, by nothing but these two.
@@ -127,51 +132,55 @@ class WeightProof:
         begin = self._tp_rank // replicas * size
         return begin, min(begin + size, full)  # a vocabulary is padded at its end
 
-    def _read_back(self) -> list[nn.Module]:
+    def _layers_to_read_back(self) -> list[nn.Module]:
         """The packed layers whose turn it is: some, so that after READ_BACK_ONE_IN pushes all were."""
-        stride = min(READ_BACK_ONE_IN, len(self._packed)) if self.turn else 1
-        return list(self._packed)[self.turn % stride :: stride] if self._packed else []
+        stride = READ_BACK_ONE_IN if self.turn else 1
+        return list(self._packed)[self.turn % stride :: stride]
 
     def _look_into_packed(self) -> None:
-        """As `_look`, by the products of these layers."""
-        for layer in self._read_back():
-            local_width = layer.input_size_per_partition
-            for name in self._packed[layer]:
-                if name in self._sent:
-                    height, width = self._shapes[name]
-                    where, columns = sampled_columns(width, self.turn, *self._range(local_width, width))
+        """Compare columns of the packed copies, which only a product returns, with what was packed."""
+        for layer in self._read_back:
+            width = layer.input_size_per_partition
+            where = sampled_columns(width, self.turn)
+            expected = self._columns.get(layer) if layer in self._dropped else layer.weight[:, where]
+            if expected is not None:  # else it was not loaded
+                units = expected.new_zeros(expected.shape[1], width)
+                units[:, where].fill_diagonal_(1)  # [columns, width]
+                product = layer.quant_method.apply(layer, units).t()  # [rows, columns]
+                for name in self._packed[layer]:
                     rows = self._pieces[name].rows
-                    share = slice(*self._range(rows.stop - rows.start, height))
-                    expected = self._sent_columns[name][share, columns]
-                    ones = torch.arange(local_width)[where]
-                    units = nn.functional.one_hot(ones, local_width).to(expected.dtype)  # [columns, width]
-                    product = layer.quant_method.apply(layer, units).t()  # [all rows, columns]
-                    self._arrived.append((name, product[rows][: len(expected)], expected))
+                    self._arrived.append((name, product[rows].flatten(), expected[rows].flatten()))
 
     def faults(self, held: Iterable["HeldSample"]) -> list[str]:
         """What of the last push is not as it should be, in words that begin with the tensor's name.
 
         Args:
-            held: of the turn that `turn` says.
+            held: of the turn that `turn` says, in the policy's own dtype.
         """
         self._look(self._kept)
         self._look_into_packed()
-        held = [(one.name, self._sent_rows(one.name, one.rows), one.values) for one in held if one.name in self._sent]
+        held = [(name, values, self._sent_rows(name, rows)) for name, rows, values in held if name in self._sent]
         found = dict.fromkeys(self._pieces.keys() - {name for name, *_ in self._arrived}, "was sent, but not loaded")
-        found |= dict.fromkeys(
-            _differing(self._arrived), "did not arrive: the engine computes with other values than were sent"
-        )
-        found |= dict.fromkeys(_differing(held), "was sent with other values than the policy holds")
+        if not _equal([*self._arrived, *held]):  # all at once: each comparison asks a GPU to come to rest
+            not_arrived = "did not arrive: the engine computes with other values than were sent"
+            found |= dict.fromkeys(_differing(self._arrived), not_arrived)
+            found |= dict.fromkeys(_differing(held), "was sent with other values than the policy holds")
         found |= dict.fromkeys(self._pieces.keys() - self._sent.keys(), "was not sent")
+        self._sent.clear()  # a load that is not watched is not looked at
         return [f"{name} {found[name]}" for name in self._pieces if name in found]
+
+
+def _equal(compared: list[Compared]) -> bool:
+    if not compared:
+        return True
+    _, values, expected = (list(column) for column in zip(*compared, strict=True))
+    whole = torch.cat(expected)
+    return torch.equal(torch.cat(values).to(whole.dtype), whole)
 
 
 def _differing(compared: list[Compared]) -> list[str]:
     """The names of those that differ."""
-    found, expected = (torch.cat([one[i].flatten() for one in compared]) for i in (1, 2))
-    if torch.equal(found, expected):  # at once: each comparison asks a GPU to come to rest
-        return []
-    return [name for name, values, expected in compared if not torch.equal(values.to(expected.dtype), expected)]
+    return [one[0] for one in compared if not _equal([one])]
 
 
 def _pieces(model: nn.Module) -> Iterator[tuple[str, Piece]]:
@@ -192,6 +201,6 @@ def _pieces(model: nn.Module) -> Iterator[tuple[str, Piece]]:
                 begin += size
 
 
-def _matrix(tensor: Tensor) -> Tensor:
-    """[rows, width]; a vector's width is 1."""
-    return tensor if tensor.ndim > 1 else tensor[:, None]
+def _matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """(rows, width); a vector's width is 1."""
+    return (*shape, 1)[:2]

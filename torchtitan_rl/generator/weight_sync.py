@@ -94,18 +94,18 @@ class WeightSync(Configurable):
         return sum(sizes)
 
     def _check_arrival(self, generator: Generator, held: "HeldWeights") -> None:
-        faults = self._proof.faults(held.samples(self._proof.turn, generator.dtype))
+        faults = self._proof.faults(held.samples(self._proof.turn))
         if cached := generator.num_cached_blocks():
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
-        faults = list(
-            dict.fromkeys(comm.all_gather_lists(faults))
-        )  # a rank that stopped alone would leave the others waiting
-        if faults:
-            more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-            raise WeightSyncError(
-                f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: "
-                f"{'; '.join(faults[:3])}{more}. Nothing was sampled with them."
-            )
+        if not comm.largest(len(faults)):
+            return
+        # On all ranks: one that stopped alone would leave the others waiting.
+        faults = list(dict.fromkeys(comm.all_gather_lists(faults)))
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise WeightSyncError(
+            f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: "
+            f"{'; '.join(faults[:3])}{more}. Nothing was sampled with them."
+        )
 
     def _check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
         """Both [L - 1]."""

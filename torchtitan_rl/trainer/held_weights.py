@@ -1,10 +1,8 @@
 """What the optimizer holds of every weight, read from its own shards, so that a copy of it elsewhere can be proven."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -23,11 +21,10 @@ class HeldSample(NamedTuple):
     rows: Tensor | None
     """Which of its rows that are looked at they are of; None: all."""
     values: Tensor
-    """[rows, block], as weight_samples.py says."""
+    """[rows * block], as weight_samples.py says; in the dtype of the policy's own weights."""
 
 
-@dataclass(frozen=True)
-class _Shard:
+class _Shard(NamedTuple):
     name: str
     parameter: Tensor
     part: Part
@@ -44,12 +41,11 @@ class HeldWeights:
             for name, rows in exported.items()
         ]
 
-    @torch.no_grad()
-    def samples(self, turn: int, dtype: torch.dtype) -> Iterator[HeldSample]:
-        """This rank's part of the samples of every weight, as the engine should have them: in `dtype`."""
-        for shard in self._shards:
-            rows, values = shard.part.sample(_local(shard.parameter), turn)
-            yield HeldSample(shard.name, rows, values.to(dtype))
+    def samples(self, turn: int) -> Iterator[HeldSample]:
+        """This rank's part of the samples of every weight."""
+        for name, parameter, part in self._shards:
+            rows, values = part.sample(_local(parameter), turn)
+            yield HeldSample(name, rows, values)
 
 
 def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:
@@ -69,4 +65,5 @@ def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    """Without the record for a gradient that `to_local` makes, which costs more than the look."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter.detach()
