@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.trainer.held_weights import HeldSample
 
 READ_BACK_ONE_IN = 32
-"""Of the packed layers, at each push but the first."""
+"""Pushes in which every packed layer is read back once; at the first push all are."""
 
 Compared = tuple[str, Tensor, Tensor]
 """(Hugging Face name, values, what they should be)"""

@@ -139,6 +139,11 @@ def test_a_tensor_that_is_left_out_is_named(pair):
         pair.sync(without_head)
 
 
+def test_a_push_of_nothing_is_named(pair):
+    with pytest.raises(WeightSyncError, match="model.embed_tokens.weight was not sent; .* and .* more"):
+        pair.sync([])
+
+
 def test_rows_in_another_order_are_seen(pair):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
     matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
