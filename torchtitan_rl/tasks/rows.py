@@ -80,8 +80,9 @@ class Rows(Task):
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
         self._held_out = self._held_out_parts()
-        remedy = "Give more rows, or a file of its own to hold out (task.held_out_path)."
-        expect(len(self._train.kept) > 0, "task.path", config.path, "rows for training and held-out ones", remedy)
+        there = f"rows for training and held-out ones, but: {self._train.describe('for training')}"
+        remedy = "Give more rows with prompts of their own, or a file to hold out (task.held_out_path)."
+        expect(len(self._train.kept) > 0, "task.path", config.path, there, remedy)
 
     @property
     def has_answers(self) -> bool:

@@ -222,6 +222,10 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
         (lines(*sums(1)), "task.path = .*expected rows for training and held-out ones"),
+        (
+            lines(*sums(1) * 3),
+            r"held-out ones, but: data.jsonl: 0 rows for training; left out: 2 with the prompt of an earlier",
+        ),
         (b"", "task.path = .*expected at least one row, but it is empty"),
     ],
 )
