@@ -1,6 +1,7 @@
 """A whole GRPO step (generate, reward, update, sync, log) against TRL's GRPOTrainer with the same model, prompts and lengths.
 
     .venv/bin/python scripts/bench/step_vs_trl.py --new-tokens 32
+    OMP_WAIT_POLICY=ACTIVE .venv/bin/python scripts/bench/step_vs_trl.py        on a machine with nothing else to do
     .venv/bin/python scripts/bench/step_vs_trl.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --one-after-another \\
         --warm-up 0 --steps 1 --ours compute=bfloat16 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
 
@@ -127,7 +128,8 @@ def main() -> None:
     }
     job["trl"]["sequences_at_once"] = min(job["trl"]["sequences_at_once"], args.prompts * args.n)
     (folder / "job.json").write_text(json.dumps(job))
-    os.environ |= {"OMP_NUM_THREADS": str(args.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # as the launcher sets it
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher does
     pythons = {"ours": Path(sys.executable), "trl": trl_python()}
     found = run(pythons, folder / "job.json", steps=steps, together=not args.one_after_another)
     report(job, {name: answers[args.warm_up :] for name, answers in found.items()})
@@ -149,7 +151,8 @@ def run(pythons: dict[str, Path], job: Path, *, steps: int, together: bool) -> d
 
 def report(job: dict, found: dict[str, list[dict]]) -> None:
     """Medians of the steps and of their phases, and the ratio."""
-    print(machine_line().replace(f"{torch.get_num_threads()} threads", f"{job['threads']} threads"))
+    threads = f"{job['threads']} threads that wait {os.environ['OMP_WAIT_POLICY']}"
+    print(machine_line().replace(f"{torch.get_num_threads()} threads", threads))
     print(
         f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {job['new_tokens']} tokens"
     )
