@@ -1,8 +1,8 @@
 """Which elements of a weight are looked at when a copy of it is proven.
 
-Of one row in eight one block of neighbouring columns, in each of these rows another one: so each tensor-parallel share has some,
-and a row costs one cache line. Rows and blocks move on at each look; after (width) looks every element was seen. Vectors are looked at
-whole.
+Of one row in 8, and in up to 64 where a matrix has many, one block of neighbouring columns, in each of these rows another one: so each
+tensor-parallel share has some, and a row costs one cache line. Rows and blocks move on at each look, until every element was seen.
+Vectors are looked at whole.
 
 Example: of a [32, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to 47 of row 9, 16 to 23 of row 17, 56 to 63 of row 25.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 BLOCK = 8
 """Columns. Shares of a width that is a multiple of 64 are whole blocks; of another width single elements are looked at."""
 
-ROWS_ONE_IN = 8
-"""Of a matrix, at each look."""
+ROWS = 32
+"""Of a large matrix, at each look; more than these where they would be less than one in 64, and one in 8 of a small one."""
 
 COLUMNS = 8
 """Whole columns, where only those can be had, spread evenly."""
@@ -38,9 +38,9 @@ class Part:
     """The first block of this part."""
     end: int
     block: int
-    classes: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    classes: tuple[tuple[Tensor, ...], ...]
     """For each class of rows that is looked at together, each [n]: (their numbers in this class; which of its blocks a row's
-    first look is at; where the owner has the row's block 0, in blocks; the width)."""
+    first look is at; where the owner has the row's block 0, in blocks; the width; the number of classes)."""
 
     def sample(self, owned: Tensor, turn: int) -> tuple[Tensor | None, Tensor]:
         """(which of the rows that the whole matrix is looked at in have a block here, None for all; those blocks, [rows * block];
@@ -68,13 +68,19 @@ def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: T
         whole, owned = (torch.equal(t.cpu(), torch.arange(height)) for t in (rows, local_rows))
         whole = whole and columns == slice(0, width)
         blocks, begin, end = width // block, columns.start // block, columns.stop // block
-        one_in = ROWS_ONE_IN if width > 1 else 1  # all rows of a vector are in each class
+        one_in = rows_one_in(height) if width > 1 else 1
         numbers, starts = rows // one_in, local_rows * (end - begin) - begin
-        of_rows = (numbers, numbers * _step(blocks) % blocks, starts, torch.full_like(rows, blocks))
-        classes = tuple(tuple(t[rows % one_in == i % one_in] for t in of_rows) for i in range(ROWS_ONE_IN))
+        sizes = (torch.full_like(rows, size) for size in (blocks, one_in))
+        of_rows = (numbers, numbers * _step(blocks) % blocks, starts, *sizes)
+        classes = tuple(tuple(t[rows % one_in == i] for t in of_rows) for i in range(one_in))
         vector = height if whole and owned and width == 1 else None
         _parts[key] = Part(whole, vector, blocks, begin, end, block, classes)
     return _parts[key]
+
+
+def rows_one_in(height: int) -> int:
+    """Of how many rows of a matrix one is looked at: after so many looks all were."""
+    return min(max(height // ROWS, 8), 64)
 
 
 def _step(width: int) -> int:
@@ -89,10 +95,11 @@ def _all_places(turn: int, num_parts: int) -> dict[Part, tuple[Tensor | None, Te
 
     For all at once: three operations take as long for a hundred rows as for all rows of a model.
     """
-    look, which = divmod(turn, ROWS_ONE_IN)
-    of_class = [part.classes[which] for part in _parts.values()]
-    rows, first, starts, widths = (torch.cat(tensors) for tensors in zip(*of_class, strict=True))  # each [all n]
-    at = (first + look) % widths
+    of_class = [part.classes[turn % len(part.classes)] for part in _parts.values()]
+    rows, first, starts, widths, one_in = (
+        torch.cat(tensors) for tensors in zip(*of_class, strict=True)
+    )  # each [all n]
+    at = (first + turn // one_in) % widths
     sizes = [len(rows) for rows, *_ in of_class]
     each = zip(_parts.values(), rows.split(sizes), at.split(sizes), (starts + at).split(sizes), strict=True)
     return {part: _own(part, rows, at, places) for part, rows, at, places in each}

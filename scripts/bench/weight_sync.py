@@ -2,7 +2,7 @@
 
     .venv/bin/python -m torchtitan_rl.launch --standalone --nproc_per_node=1 -m scripts.bench.weight_sync [--dtype bfloat16]
 
-The model is debug's (2.4M parameters), or with --size 67M a larger one. Random weights; medians of `--repeats` turns.
+The model is debug's (2.4M parameters), or with --size one of 67M or 600M. Random weights; medians of `--repeats` turns.
 Processor time is not lengthened by other work that wants the cores.
 """
 
@@ -25,15 +25,16 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.trainer.policy import build_policy  # noqa: E402
 
 SIZES = {
-    "debug": {"vocab_size": 320},
-    "67M": {"vocab_size": 8192, "dim": 768, "n_layers": 8, "n_heads": 12, "n_kv_heads": 4, "hidden_dim": 2304},
+    "debug": lambda: small_qwen3(vocab_size=320),
+    "67M": lambda: small_qwen3(vocab_size=8192, dim=768, n_layers=8, n_heads=12, n_kv_heads=4, hidden_dim=2304),
+    "0.6B": lambda: qwen3("0.6B"),
 }
 
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=61)
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
-    spec = small_qwen3(**SIZES[args.size])
+    spec = SIZES[args.size]()
     folder = comm.broadcast(tempfile.mkdtemp())
     tokenizer = make_small_tokenizer(["1 + 1"], vocab_size=260)
     if dist.get_rank() == 0:

@@ -24,7 +24,7 @@ from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.policy import build_policy, score
 from torchtitan_rl.types import Completion, Prompt, flat
-from torchtitan_rl.weight_samples import BLOCK, ROWS_ONE_IN
+from torchtitan_rl.weight_samples import BLOCK, rows_one_in
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -149,16 +149,16 @@ def test_rows_in_another_order_are_seen(pair):
     matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
     matrix[[3, 70]] = matrix[[70, 3]]
     name, faults = "policy's: model.layers.1.mlp.gate_proj.weight was sent with other values", []
-    for _ in range(ROWS_ONE_IN):
+    for _ in range(rows_one_in(len(matrix))):
         with suppress_but_keep(WeightSyncError, faults):
             pair.sync([(n, t.clone()) for n, t in swapped])
     assert sum(name in str(fault) for fault in faults) == 2  # a row each; the probe sees it at the other pushes
 
 
 def test_after_a_width_of_pushes_every_element_was_compared(pair):
-    width, name = 64, "model.layers.0.mlp.up_proj.weight"
-    faults = []
-    for _ in range(ROWS_ONE_IN * width // BLOCK):
+    name, faults = "model.layers.0.mlp.up_proj.weight", []
+    height, width = dict(pair.weights())[name].shape
+    for _ in range(rows_one_in(height) * width // BLOCK):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
         dict(wrong)[name][5, 11] += 1e-6
         with suppress_but_keep(WeightSyncError, faults):
