@@ -9,7 +9,7 @@ import torch
 from torchtitan_rl import device
 from torchtitan_rl.generator import engine_options as options_module
 from torchtitan_rl.generator.cpu_engine import NORM_PRIORITY
-from torchtitan_rl.generator.engine_options import engine_options
+from torchtitan_rl.generator.engine_options import CPU_BLOCK, engine_options
 from torchtitan_rl.run.errors import UserError
 
 GIB = 2**30
@@ -116,7 +116,12 @@ def test_growing_segments_are_found_where_pytorch_reads_them(monkeypatch, settin
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
-OF_A_CPU = {"enable_chunked_prefill": False, "ir_op_priority": NORM_PRIORITY}
+OF_A_CPU = {
+    "block_size": CPU_BLOCK,
+    "enable_chunked_prefill": False,
+    "ir_op_priority": NORM_PRIORITY,
+    "scheduler_cls": "torchtitan_rl.generator.cpu_scheduler.CPUScheduler",
+}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
 
 
