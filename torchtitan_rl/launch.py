@@ -47,6 +47,7 @@ class Launcher:
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._tells_wait_at = WAIT_TOLD_S
         self._known: dict[int, Place] = {}
+        self._peak_bytes: dict[int, int] = {}  # the most memory of each process while it lived
         self._died_at: dict[int, float] = {}
         self._former: set[int] = set()
         processes.start_guard(self.mark)
@@ -108,6 +109,7 @@ class Launcher:
         self._tell_restart(here)
         for place in here:
             self._known[place.pid] = place
+            self._peak_bytes[place.pid] = processes.peak_bytes(place.pid) or self._peak_bytes.get(place.pid, 0)
             if place.pid not in self._died_at and processes.state(place.pid) in ("", "Z"):
                 self._died_at[place.pid] = now
                 if not place.outcome:
@@ -182,7 +184,7 @@ class Launcher:
         who = f"{named([place])} in {place.phase}" if place else f"process {pid}"
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
-        known = {"phase": place.phase if place else "", "peak_bytes": self.watchdog.peak_bytes.get(pid, 0)}
+        known = {"phase": place.phase if place else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
         return f"{who} was {self.witness.explain(pid, -code, **known)}"
 
 

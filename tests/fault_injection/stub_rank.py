@@ -35,6 +35,7 @@ def main() -> None:
         if step == 3 and bad and act == "exit":
             os._exit(0)
         if step == 3 and bad and act == "killed":
+            time.sleep(0.5)  # until the launcher has looked
             os.kill(os.getpid(), 9)
         if step == 3 and bad and act in ("hang", "late"):
             hang_here()

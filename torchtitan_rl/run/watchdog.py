@@ -52,8 +52,6 @@ class Watchdog:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
         self.say = say
-        self.peak_bytes: dict[int, int] = {}
-        """The most memory of each local process so far, by its id."""
         self._longest: dict[str, float] = {}
         self._seen: dict[int, Place] = {}
         self._said: dict[tuple[int, int], float] = {}
@@ -69,8 +67,6 @@ class Watchdog:
         """Say what is late. Returns why the job must end, or "" while it may go on."""
         # Of the dead the launcher tells, and those that were started again are in place of them soon.
         local = [place for place in places(self.folder) if processes.state(place.pid) not in ("", "Z")]
-        for place in local:
-            self.peak_bytes[place.pid] = max(self.peak_bytes.get(place.pid, 0), processes.peak_bytes(place.pid))
         ranks = local + self._of_other_nodes(local, now)
         for place in ranks:
             self._learn(place)
