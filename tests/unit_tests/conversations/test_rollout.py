@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder, made):
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29671")
-    dist.init_process_group("gloo")
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     generator = engine(folder, made)
     yield generator
     generator.close()  # ends the process group too

@@ -94,14 +94,9 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29612",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-    }
-    dist.init_process_group("gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl")
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    backend = "gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     made = Pair(tmp_path_factory.mktemp("tiny"))
     yield made
     made.generator.close()
