@@ -4,7 +4,8 @@
     .venv/bin/python scripts/evaluate.py /models/Qwen3-0.6B --config qwen3 --evaluation.num-prompts 500
 
 A run is evaluated with its own command line, a model with the config that is named; further options are overrides of the
-config, as of run_train.sh. The results are printed and written to OUTPUT/evaluation/step-0.json.
+config, as of run_train.sh. Relative paths in a run's options, and in those added to them, start where the run was started.
+The results are printed and written to OUTPUT/evaluation/step-0.json.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import torch  # noqa: E402
 
 from scripts.export_hf import export  # noqa: E402
 from torchtitan_rl.run.errors import UserError  # noqa: E402
+from torchtitan_rl.run.references import CALLER_FOLDER  # noqa: E402
 from torchtitan_rl.run.secrets import HIDDEN  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,12 +41,12 @@ def main() -> None:
         "--nproc", type=int, default=torch.cuda.device_count() or 1, help="ranks; default the GPUs, or 1"
     )
     args, overrides = parser.parse_known_args()
-    output = args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
+    output = Path.cwd() / (args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}")
     run = Path(args.model_or_run)
     with tempfile.TemporaryDirectory() as folder:
-        model, command = args.model_or_run, []
+        model, command, caller = args.model_or_run, [], str(Path.cwd())
         if (run / "environment.json").is_file():
-            model, command = f"{folder}/model", command_of(run)
+            model, (command, caller) = f"{folder}/model", command_of(run)
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
                 parser.error(
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: give it again"
@@ -53,23 +55,24 @@ def main() -> None:
                 export(run, Path(model), args.step, "float32")
             except UserError as error:
                 parser.error(str(error))
-        command += [*overrides, "--hf-assets-path", model, "--dump-folder", output, "--eval-only"]
+        command += [*overrides, "--hf-assets-path", model, "--dump-folder", str(output), "--eval-only"]
         launch = ["-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
-        environment = {"TORCHTITAN_RL_CALLER_FOLDER": str(Path.cwd()), **os.environ}
+        environment = {**os.environ, CALLER_FOLDER: caller}
         launch = [sys.executable, *launch, "-m", "torchtitan_rl.train", *command]
         sys.exit(subprocess.run(launch, cwd=ROOT, env=environment).returncode)
 
 
-def command_of(run: Path) -> list[str]:
-    """The options that the run was started with, but for where it started and wrote."""
-    _, *options = json.loads((run / "config.json").read_text())["command"]
+def command_of(run: Path) -> tuple[list[str], str]:
+    """The options that the run was started with, but for where it started and wrote; and the folder that it was called from."""
+    described = json.loads((run / "config.json").read_text())
+    _, *options = described["command"]
     kept, skip = [], False
     for option in options:
         name = option.partition("=")[0].replace("_", "-")
         if not skip and name not in NOT_OF_AN_EVALUATION:
             kept.append(option)
         skip = name in NOT_OF_AN_EVALUATION and "=" not in option
-    return kept
+    return kept, described.get("folder_of_command", str(Path.cwd()))
 
 
 def hidden_options(options: list[str]) -> set[str]:

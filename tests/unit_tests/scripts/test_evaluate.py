@@ -8,8 +8,9 @@ from scripts.evaluate import command_of, hidden_options
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
     command = ["train.py", "--config", "debug", "--dump-folder", "out", "--task.max-integers", "3", "--resume=auto"]
     command += ["--hf_assets_path", "start", "--evaluation.every", "5"]
-    (tmp_path / "config.json").write_text(json.dumps({"command": command}))
-    assert command_of(tmp_path) == ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
+    (tmp_path / "config.json").write_text(json.dumps({"command": command, "folder_of_command": "/of/the/run"}))
+    options = ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
+    assert command_of(tmp_path) == (options, "/of/the/run")
 
 
 def test_an_option_whose_secret_was_not_written_down_is_named():
