@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtitan_rl import device  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
+from torchtitan_rl.observability.printed import keep_streams
 from torchtitan_rl.run.board import Board, heartbeat_text
 from torchtitan_rl.run.errors import TrainingStopped, UserError
 from torchtitan_rl.run.processes import die_with_parent
@@ -37,6 +38,7 @@ def main(args: Sequence[str] | None = None) -> None:
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a step to finish: an end, not a traceback
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
+    keep_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.run.registry import parse_args

@@ -1,70 +1,103 @@
-"""What other people's code prints: its beginning on the terminal, more of it in the rank's log, and an end to it."""
+"""What a rank's streams get: other people's code is bounded, whenever it prints, and a stream that nobody takes ends nothing."""
 
 import io
 import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from torchtitan_rl.observability.progress import HEARTBEAT_THREAD
 
 logger = logging.getLogger(__name__)
 
-SHOWN, KEPT = 4_000, 1_000_000
-"""Characters of one step, on each stream: on the terminal, and in logs/rank_N.log after those."""
+SHOWN, KEPT, KEPT_OF_RUN = 4_000, 1_000_000, 100_000_000
+"""Characters of one step, on each stream: on the terminal, and in logs/rank_N.log after those; and of the whole run there."""
+
+OVERDUE = "threads that went on after their call"
+_OWN_THREADS = ("MainThread", HEARTBEAT_THREAD, "sink ")
+
+
+def keep_streams() -> list["_Kept"]:
+    """Put streams that bound and outlast in the place of stdout and stderr, where they are not; returns them."""
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), _Kept):
+            setattr(sys, name, _Kept(name, getattr(sys, name)))
+    return [sys.stdout, sys.stderr]
 
 
 @contextmanager
 def bounded_output(whose: str) -> Iterator[None]:
-    """Bound what is printed inside, by any thread but the heartbeat's; say how much of it is not shown.
+    """Bound what is printed inside, by the main thread too; say how much of it is not shown.
+
+    Calls that were given up go on in their threads, and are bounded from then on, inside or not.
 
     Args:
         whose: for people. Example: "reward functions"
     """
-    with (
-        _bounded(sys.stdout, whose) as out,
-        redirect_stdout(out),
-        _bounded(sys.stderr, whose) as err,
-        redirect_stderr(err),
-    ):
-        yield
-
-
-@contextmanager
-def _bounded(stream: TextIO, whose: str) -> Iterator["_Bounded"]:
-    bounded = _Bounded(stream, whose)
+    streams = keep_streams()
+    for stream in streams:
+        stream.begin(whose)
     try:
-        yield bounded
+        yield
     finally:
-        bounded.conclude()
+        sys.stdout, sys.stderr = streams  # whatever was put in their place
+        for stream in streams:
+            stream.begin(OVERDUE)
 
 
-class _Bounded(io.TextIOBase):
+class _Kept(io.TextIOBase):
     """A stream in place of another."""
 
-    def __init__(self, stream: TextIO, whose: str) -> None:
-        self._stream, self._whose, self._count, self._rest = stream, whose, 0, io.StringIO()
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name, self._stream, self._whose = name, stream, OVERDUE
+        self._count, self._rest, self._left = 0, io.StringIO(), KEPT_OF_RUN
+        self._refused = False
+
+    def begin(self, whose: str) -> None:
+        """From here on it is `whose` output; say what of the output until now is not shown."""
+        if self._count > SHOWN:
+            said = f"{self._whose} printed {self._count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
+            self._show(f"\n... {said}\n")
+            logger.info("%s printed more: %s", self._whose, self._rest.getvalue())  # in the rank's log alone
+        self._whose, self._count, self._rest = whose, 0, io.StringIO()
 
     def write(self, text: str) -> int:
-        if threading.current_thread().name == HEARTBEAT_THREAD:
-            return self._stream.write(text)
+        thread = threading.current_thread()
+        if thread.name.startswith(_OWN_THREADS) and (self._whose == OVERDUE or thread is not threading.main_thread()):
+            self._show(text)
+            return len(text)
         shown, kept = (max(0, most - self._count) for most in (SHOWN, SHOWN + KEPT))
-        self._stream.write(text[:shown])
-        self._rest.write(text[shown:kept])
+        self._show(text[:shown])
+        self._left -= self._rest.write(text[shown : min(kept, shown + self._left)])
         self._count += len(text)
         return len(text)
 
+    def _show(self, text: str) -> None:
+        """Write it. What the other end does not take, as after `| head` or on a full disk, is lost, and training goes on."""
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError) as error:
+            if not self._refused:
+                self._refused = True
+                logger.warning(
+                    f"{self._name} takes no more lines ({error}): training goes on, and is in the run's folder"
+                )
+
     def flush(self) -> None:
-        self._stream.flush()
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Not by those who print."""
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def conclude(self) -> None:
-        if self._count > SHOWN:
-            said = f"{self._whose} printed {self._count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
-            with suppress(OSError, ValueError):
-                self._stream.write(f"\n... {said}\n")
-            logger.info("%s printed more: %s", self._whose, self._rest.getvalue())  # in the rank's log alone
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
