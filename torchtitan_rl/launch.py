@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.run import death, processes
 from torchtitan_rl.run.board import WATCH, Place, named, places
 from torchtitan_rl.run.checkpoints import CheckpointFolder
+from torchtitan_rl.run.errors import UserError, expect
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.watchdog import Watchdog
 
@@ -218,9 +220,16 @@ def _code_of_stop(number: int) -> int:
     return REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else 128 + number
 
 
+def check_threads(given: str) -> None:
+    """Raise UserError for a number of threads that OpenMP does not take: it says so in a line of its own and uses all cores."""
+    counts = all(part.strip().isdecimal() and int(part) > 0 for part in given.split(","))
+    expect(counts, "OMP_NUM_THREADS", given, "a number of threads for each rank, 1 or more", "Leave it out.")
+
+
 def say(text: str) -> None:
-    """A line on the terminal, from no rank."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on the terminal, from no rank. Where nobody reads it the job goes on all the same."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -228,6 +237,11 @@ def main() -> None:
     # A thread that has done its share of an operation sleeps. By default it spins, and where another process wants the cores
     # that keeps the very thread it waits for from running: small operations then take six times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        check_threads(os.environ.get("OMP_NUM_THREADS", "1"))
+    except UserError as error:
+        say(f"error: {error}")
+        sys.exit(2)
     launcher = Launcher(sys.argv[1:])
     try:
         code = launcher.run()

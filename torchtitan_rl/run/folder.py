@@ -22,7 +22,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.observability import progress
-from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.run.machine import measured_speeds
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.references import caller_folder
@@ -139,6 +139,9 @@ class FolderInUseError(UserError):
 
 
 def _lock(folder: Path) -> IO[str]:
+    name = str(folder.absolute())
+    is_text = name == name.encode(errors="replace").decode()
+    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others write there", "Pass another.")
     try:
         for needed in (folder, folder / "logs", folder / "checkpoint"):
             needed.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl.run.errors import expect
@@ -88,7 +89,8 @@ class RankOutput:
         elif self.rank != 0:
             time.sleep(5)
         prefix = f"rank {self.rank}: " if self.rank else ""
-        os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode())
+        with suppress(OSError):  # nobody reads it
+            os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
 
     @staticmethod

@@ -88,6 +88,14 @@ a reward function prints 5 MB
   reward functions printed 5,000,001 characters here: the first 4,000 are shown
   0 unit_tests/grading/test_printed.py::test_five_megabytes_are_cut_and_counted
 
+a reward or tool is given up and prints on
+  threads that went on after their call printed 5,000,001 characters here: the first 4,000 are shown
+  0 unit_tests/grading/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
+
+nobody reads its output any more (a closed terminal, head -1)
+  WARNING: stdout takes no more lines ([Errno 32] Broken pipe): training goes on, and is in the run's folder
+  0 unit_tests/grading/test_printed.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
+
 every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row
   3 unit_tests/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops

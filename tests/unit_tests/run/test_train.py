@@ -53,6 +53,11 @@ def test_wrong_input_ends_with_2_and_its_message_alone(run):
     assert run(None, ["--config", "debgu"])[0] == 2
 
 
+def test_a_folder_whose_name_is_no_utf8_can_be_named_in_a_message(run):
+    error = UserError(f"dump_folder: cannot write to {os.fsdecode(b'runs/caf' + bytes([0xE9]))}")
+    assert run(raising(error)) == (2, "error: dump_folder: cannot write to runs/caf\\udce9\n")
+
+
 def test_training_that_stops_itself_ends_with_3(run):
     assert run(raising(TrainingStopped("the loss is NaN"))) == (3, "stopped: the loss is NaN\n")
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 import configs
 from tests.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.grading import Grader
+from torchtitan_rl.launch import check_threads
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.run.agent import check_processes
 from torchtitan_rl.run.folder import _lock
@@ -153,11 +154,14 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _in_configs("def debug():\n    pass\n")),
         row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
         row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
+        row("OMP_NUM_THREADS=abc", "OMP_NUM_THREADS = 'abc': expected a number of threads for each rank, 1 or more",
+            lambda _: check_threads("abc")),
         row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
         row("VLLM_CPU_KVCACHE_SPACE=100000, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '100000': expected a whole", _cpu_cache("100000")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
         row("--dump-folder in a file", "Not a directory. Pass --dump-folder", _claimed("file/run")),
         row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
+        row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),
         row("--dump-folder of one whose checkpoint is a file", "cannot write to", _claimed("spoiled")),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
