@@ -18,10 +18,14 @@ from torchtitan_rl.conversations.environment import (
 )
 from torchtitan_rl.conversations.template import ChatTemplate
 from torchtitan_rl.conversations.threads import Outcome, Worker, settled
+from torchtitan_rl.observability.text import head_and_tail
 from torchtitan_rl.run.errors import TrainingStopped
 from torchtitan_rl.types import FinishReason, Prompt, TurnRecord
 
 logger = logging.getLogger(__name__)
+
+ERROR_CHARACTERS = 2000
+"""Of what an environment raises: some quote all that they were given."""
 
 
 class ConversationError(TrainingStopped):
@@ -195,7 +199,7 @@ class Host:
         """What went wrong, for people. Raises ConversationError where that ends the run."""
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
-        told = limit if overdue else f"{type(error).__name__}: {error}"
+        told = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
         guest = self._guests[place]
         self.dismiss(place, "env_error")
         described = f"{guest.name} failed: {told}."

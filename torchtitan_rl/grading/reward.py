@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from torchtitan_rl.grading.reward_log import LogError, RewardLog
 from torchtitan_rl.grading.time_limit import Expired, call_with_time_limit
+from torchtitan_rl.observability.text import head_and_tail
 from torchtitan_rl.run.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.run.references import load_function
 from torchtitan_rl.tasks import RewardFunction, Task
@@ -30,6 +31,9 @@ FAILURES = (Exception, SystemExit, KeyboardInterrupt)
 the user's is a signal that the run has taken for itself."""
 
 _REFERENCE = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
+
+ERROR_CHARACTERS = 2000
+"""Of what a function raises: some quote all that they were given."""
 
 
 class RewardError(TrainingStopped):
@@ -264,7 +268,7 @@ def described(error: BaseException) -> str:
         frame for frame in traceback.extract_tb(error.__traceback__) if "/torchtitan_rl/grading/" not in frame.filename
     ]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
 
 
 async def _awaited(output: Any) -> Any:

@@ -162,6 +162,16 @@ def test_failure_policies(function, said, caplog):
     assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
 
 
+def test_an_error_that_quotes_all_that_it_was_given_is_cut():
+    def quotes(completions, **_):
+        raise ValueError("y" * 5_000_000)
+
+    with pytest.raises(RewardError) as raised:
+        score(grader(quotes), "a")
+    assert len(str(raised.value)) < 3000
+    assert "[... 4,998,000 characters ...]" in str(raised.value)
+
+
 def test_a_nan_costs_only_its_own_completion():
     def one_bad(completions, **_):
         return [float("nan") if text == "bad" else 1.0 for text in completions]
