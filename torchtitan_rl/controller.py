@@ -205,6 +205,7 @@ class Controller(Configurable):
         stopped = 0
         while self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up:
             self.state.step += 1
+            stop.arm()
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
             stopped = comm.largest(stop.number)

@@ -58,7 +58,7 @@ class Launcher:
         command = [sys.executable, "-m", "torchtitan_rl.run.agent", *args]
         # In a session of its own: a terminal's Ctrl-C comes to the ranks once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
-        for number in processes.STOPS:
+        for number in processes.stops():
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:

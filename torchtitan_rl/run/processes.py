@@ -13,6 +13,11 @@ SAME_REQUEST_S = 1.0
 """Those closer together than this are one request: torchrun, a terminal and a batch system may each send it."""
 
 
+def stops() -> list[int]:
+    """Those that this process hears: under nohup it was told not to hear the end of its terminal."""
+    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+
+
 def die_with_parent() -> None:
     """Let the kernel kill this process when the one that started it dies, however it dies."""
     parent = os.getppid()

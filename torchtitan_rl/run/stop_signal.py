@@ -1,5 +1,6 @@
 """Ctrl-C, a scheduler's SIGTERM and a time limit's SIGUSR1 end a run between two steps, with a checkpoint."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -22,7 +23,12 @@ class StopSignal:
         """The signal that was received first, 0 before."""
         self._at = 0.0
         self._failure_marker = failure_marker
-        for number in processes.STOPS:
+        self.arm()
+        os.register_at_fork(after_in_child=_disarm)
+
+    def arm(self) -> None:
+        """Take the signals, again: other people's code may have taken them in the meantime."""
+        for number in processes.stops():
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -34,3 +40,9 @@ class StopSignal:
         if not self.number:
             progress(f"{signal.Signals(number).name}: saving a checkpoint after this step; once more stops at once")
             self.number, self._at = number, now
+
+
+def _disarm() -> None:
+    """In what a reward or tool forks there is no step to finish: a pool ends its processes by SIGTERM, and waits for their end."""
+    for number in processes.STOPS:
+        signal.signal(number, signal.SIG_DFL)

@@ -76,6 +76,10 @@ SIGUSR1 before a time limit
   SIGUSR1: saving a checkpoint after this step
   75 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
 
+the terminal is closed on a run under nohup
+  nothing: it goes on
+  0 unit_tests/run/test_stop_signal.py::test_under_nohup_the_end_of_the_terminal_is_not_heard
+
 a reward function calls sys.exit(0)
   stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0
   3 fault_injection/test_false_success.py::test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays
