@@ -55,7 +55,10 @@ class Launcher:
         processes.start_guard(self.mark)
         environment = {**os.environ, WATCH: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
-        command = [sys.executable, "-m", "torchtitan_rl.run.agent", *args]
+        alone = (
+            ["--local_addr=localhost"] if "--standalone" in args else []
+        )  # a node's name may be one that nobody knows
+        command = [sys.executable, "-m", "torchtitan_rl.run.agent", *alone, *args]
         # In a session of its own: a terminal's Ctrl-C comes to the ranks once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
         for number in processes.stops():
@@ -232,8 +235,18 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def open_streams() -> None:
+    """Where the one who started this has closed a standard stream, as some daemons do, the next file would get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def main() -> None:
     """Launch what torchrun's command line says, and exit with what came of it."""
+    open_streams()
     # A thread that has done its share of an operation sleeps. By default it spins, and where another process wants the cores
     # that keeps the very thread it waits for from running: small operations then take six times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

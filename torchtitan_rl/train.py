@@ -7,6 +7,7 @@ message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
 import logging
 import os
 import signal
+import socket
 import sys
 import traceback
 import warnings
@@ -29,8 +30,8 @@ WRONG_INPUT, STOPPED = 2, 3
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the training that the command line names, as one of torchrun's ranks or, without torchrun, as the only one."""
-    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name, value in single.items():
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**single, "MASTER_PORT": str(_free_port())}.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
@@ -58,6 +59,12 @@ def main(args: Sequence[str] | None = None) -> None:
     except BaseException as error:  # torch's CheckpointException and a reward's KeyboardInterrupt are no Exceptions
         output.fail(_last_words(error), 1)
     output.end(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _last_words(error: BaseException) -> str:

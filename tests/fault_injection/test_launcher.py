@@ -159,6 +159,15 @@ def test_what_a_rank_started_ends_with_the_job(tmp_path):
     assert job.left() == []
 
 
+def test_ranks_of_one_node_find_each_other_whatever_the_node_is_called(tmp_path):
+    job = Job(tmp_path, "run")
+    job.wait_for_step_3()
+    [rank] = open_rank(job, 1)
+    assert b"MASTER_ADDR=localhost" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+
+
 def test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what(tmp_path):
     code, said = Job(tmp_path, "killed", "--standalone", "--max-restarts=1").end()
     assert code == 0, said

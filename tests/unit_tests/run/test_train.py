@@ -48,6 +48,12 @@ def test_a_finished_run_ends_with_0(run):
     assert run(lambda name, config, output: print(name)) == (0, "debug\n")
 
 
+def test_two_runs_without_torchrun_do_not_meet_at_one_port(run, monkeypatch):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    ports = [run(lambda *_: print(os.environ["MASTER_PORT"]))[1] for _ in range(2)]
+    assert ports[0] != ports[1]
+
+
 def test_wrong_input_ends_with_2_and_its_message_alone(run):
     assert run(raising(UserError("sampling.n = 1: ..."))) == (2, "error: sampling.n = 1: ...\n")
     assert run(None, ["--config", "debgu"])[0] == 2
