@@ -43,6 +43,8 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     output = Path.cwd() / (args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}")
     run = Path(args.model_or_run)
+    if not run.exists() and run.parent != Path() and run.parent.is_dir():  # else it may be a name on the hub
+        parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model's, or a name on the hub")
     with tempfile.TemporaryDirectory() as folder:
         model, command, caller = args.model_or_run, [], str(Path.cwd())
         if (run / "environment.json").is_file():

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ class Launcher:
         self.hung = ""
         """Why the watchdog ended the job."""
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
+        self._args = args
         self._tells_wait_at = WAIT_TOLD_S
         self._known: dict[int, Place] = {}
         self._peak_bytes: dict[int, int] = {}  # the most memory of each process while it lived
@@ -128,7 +130,10 @@ class Launcher:
         """Say, more and more seldom, that torchrun starts no rank before the other nodes have come."""
         if self._waits_for_nodes and waited > self._tells_wait_at and not processes.children(self.agent.pid):
             self._tells_wait_at = 2 * waited
-            say(f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes")
+            waits = (
+                f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes"
+            )
+            say(waits + unknown_address(self._args))
 
     def _failures(self) -> list[tuple[int, int]]:
         """(process id, exit code, negative for a signal) of failed ranks as the agent reports them."""
@@ -227,6 +232,17 @@ def check_threads(given: str) -> None:
     """Raise UserError for a number of threads that OpenMP does not take: it says so in a line of its own and uses all cores."""
     counts = all(part.strip().isdecimal() and int(part) > 0 for part in given.split(","))
     expect(counts, "OMP_NUM_THREADS", given, "a number of threads for each rank, 1 or more", "Leave it out.")
+
+
+def unknown_address(args: list[str]) -> str:
+    """That this node cannot find node 0 by its name, for now; "" where it can."""
+    for name, _, address in (arg.partition("=") for arg in args):
+        if name in ("--master_addr", "--master-addr"):
+            try:
+                socket.getaddrinfo(address, None)
+            except OSError as error:
+                return f", and does not know the address {address!r} of node 0: {error.strerror}"
+    return ""
 
 
 def say(text: str) -> None:

@@ -39,6 +39,13 @@ def check_processes(given: str) -> None:
     expect(counts, "--nproc_per_node (NGPU)", given, "a number of processes, 1 or more", remedy)
 
 
+def check_nodes(rank: int, nodes: str) -> None:
+    """Raise UserError for a node's number that torchrun would wait for without an end. `nodes` is "2", or "1:4"."""
+    most = nodes.rpartition(":")[2]
+    holds = not most.isdecimal() or rank < int(most)
+    expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 up to, but not, NNODES {most}", "Correct it.")
+
+
 def _refuse(message: str) -> int:
     """Says it; the exit code of wrong input."""
     print(f"error: {message}", file=sys.stderr)
@@ -55,7 +62,9 @@ def main() -> None:
     # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
     try:
-        check_processes(parse_args(sys.argv[1:]).nproc_per_node)
+        given = parse_args(sys.argv[1:])
+        check_processes(given.nproc_per_node)
+        check_nodes(given.node_rank, given.nnodes)
         torchrun()
     except UserError as error:
         sys.exit(_refuse(str(error)))

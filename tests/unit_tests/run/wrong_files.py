@@ -15,7 +15,7 @@ from tests.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.grading import Grader
 from torchtitan_rl.launch import check_threads
 from torchtitan_rl.models import small_qwen3
-from torchtitan_rl.run.agent import check_processes
+from torchtitan_rl.run.agent import check_nodes, check_processes
 from torchtitan_rl.run.folder import _lock
 from torchtitan_rl.run.registry import load_config
 from torchtitan_rl.run.start import check_tokenizer, prepare_start
@@ -154,6 +154,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _in_configs("def debug():\n    pass\n")),
         row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
         row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
+        row("NNODES=2 NODE_RANK=2", "--node_rank (NODE_RANK) = 2: expected a number from 0 up to, but not, NNODES 2",
+            lambda _: check_nodes(2, "2")),
         row("OMP_NUM_THREADS=abc", "OMP_NUM_THREADS = 'abc': expected a number of threads for each rank, 1 or more",
             lambda _: check_threads("abc")),
         row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),

@@ -2,7 +2,9 @@
 
 import json
 
-from scripts.evaluate import command_of, hidden_options
+import pytest
+
+from scripts.evaluate import command_of, hidden_options, main
 
 
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
@@ -11,6 +13,16 @@ def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps({"command": command, "folder_of_command": "/of/the/run"}))
     options = ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
     assert command_of(tmp_path) == (options, "/of/the/run")
+
+
+def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch, capsys):
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "outputs/debug-typo"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "outputs has no debug-typo: expected a run's folder" in capsys.readouterr().err
 
 
 def test_an_option_whose_secret_was_not_written_down_is_named():
