@@ -80,7 +80,8 @@ def _last_words(error: BaseException) -> str:
 def _users_line(error: BaseException) -> list[str]:
     """Where the traceback was last in a file of the user's own: a config, a task or a reward function; [] for nowhere."""
     not_theirs = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(not_theirs)]
+    told = [trace for e in (error, error.__cause__) if e for trace in traceback.extract_tb(e.__traceback__)]
+    frames = [frame for frame in told if not frame.filename.startswith(not_theirs)]
     return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
 
 

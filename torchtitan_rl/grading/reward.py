@@ -182,7 +182,7 @@ class Judgement:
         """As `Reward.run`."""
 
         def judge() -> list[tuple[str | None, bool | None]]:
-            answers = [self.task.extract_answer(completion.text) for completion in group.samples]
+            answers = [_answer(self.task.extract_answer(completion.text)) for completion in group.samples]
             return [(answer, self.task.judge(answer, group.prompt)) for answer in answers]
 
         begin = time.perf_counter()
@@ -248,6 +248,13 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"returned a value that is no number: {error}") from error
+
+
+def _answer(given: Any) -> str | None:
+    """It is compared with a text, to which a number is never equal."""
+    if given is None or isinstance(given, str):
+        return given
+    raise TypeError(f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None")
 
 
 def is_failed(score: float | None) -> bool:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 SHOWN, KEPT, KEPT_OF_RUN = 4_000, 1_000_000, 100_000_000
 """Characters of one step, on each stream: on the terminal, and in logs/rank_N.log after those; and of the whole run there."""
 
-OVERDUE = "threads that went on after their call"
+OVERDUE = "other threads, such as those of calls that were given up,"
 _OWN_THREADS = ("MainThread", HEARTBEAT_THREAD, "sink ")
 
 

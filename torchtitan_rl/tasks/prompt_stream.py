@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.metrics.summary import same_everywhere
 from torchtitan_rl.observability import progress
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import UserError, expect
 from torchtitan_rl.tasks.renderer import PromptRenderer, Refused, TooLong
-from torchtitan_rl.tasks.task import Task
+from torchtitan_rl.tasks.task import Example, Task
 from torchtitan_rl.types import Metric, Prompt
 
 _NUM_CHECKED = 8
@@ -88,16 +88,23 @@ class PromptStream(Configurable):
             self.num_passed_over += 1
         raise prompt
 
-    def _at(self, index: int) -> Prompt | Exception:
-        """The prompt at a place of the stream. An error is handed on, to be raised by the step that asks for it."""
+    def _at(self, index: int) -> Prompt | BaseException:
+        """The prompt at a place of the stream. An error is handed on, to be raised by the step that asks for it; an exit too,
+        which would end the thread that reads ahead and leave the step waiting."""
         try:
-            return self._renderer.prompt(self.task.train_example(index, seed=self.seed))
-        except Exception as error:
+            return self._renderer.prompt(self._example(index))
+        except BaseException as error:
             return error
+
+    def _example(self, index: int) -> Example:
+        example = self.task.train_example(index, seed=self.seed)
+        place = f"{type(self.task).__name__}.train_example({index})"
+        expect(isinstance(example, Example), place, example, "an Example", "Return one for every index from 0 up.")
+        return example
 
     def _check_start(self) -> None:
         """Raise UserError when the tokenizer does not fit the task, or none of the first examples can be a prompt."""
-        examples = [self.task.train_example(index, seed=self.seed) for index in range(_NUM_CHECKED)]
+        examples = [self._example(index) for index in range(_NUM_CHECKED)]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
             self._renderer.check_represents(example.expected_answer)

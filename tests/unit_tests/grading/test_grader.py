@@ -261,6 +261,15 @@ def test_correct_is_the_tasks_own_judgement_and_not_the_sign_of_the_reward():
     assert rewards(scored) == [5.0, 5.0, 5.0]
 
 
+def test_an_answer_that_is_no_text_is_told_as_it_would_never_be_right():
+    class Counts(TaskOf):
+        def extract_answer(self, text):
+            return 46
+
+    with pytest.raises(RewardError, match="extract_answer returned int 46, expected a text or None"):
+        score(Grader.Config().build(task=Counts(constant(5.0))), "46")
+
+
 def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
     seen = {}
 

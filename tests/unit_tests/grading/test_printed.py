@@ -63,7 +63,7 @@ def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys)
     grader(quiet).score([group("a")])
     shown = capsys.readouterr().out
     assert shown.count("z") == SHOWN
-    assert "threads that went on after their call printed 5,000,001 characters here" in shown
+    assert "other threads, such as those of calls that were given up, printed 5,000,001 characters here" in shown
     assert "our own line\n" in shown
 
 

@@ -93,7 +93,7 @@ a reward function prints 5 MB
   0 unit_tests/grading/test_printed.py::test_five_megabytes_are_cut_and_counted
 
 a reward or tool is given up and prints on
-  threads that went on after their call printed 5,000,001 characters here: the first 4,000 are shown
+  other threads, such as those of calls that were given up, printed 5,000,001 characters here: the first 4,000 are shown
   0 unit_tests/grading/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
 
 nobody reads its output any more (a closed terminal, head -1)

@@ -11,6 +11,7 @@ import pytest
 
 from torchtitan_rl import train
 from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.references import load_function
 from torchtitan_rl.run.registry import config_functions
 
 
@@ -98,6 +99,14 @@ def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
     code, said = run(raising(SystemExit(request_)))
     assert code == 1
     assert f"something called sys.exit({request_}) in the middle of the run" in said
+
+
+def test_an_exit_of_the_users_code_is_told_with_its_line(run, tmp_path):
+    (tmp_path / "mine.py").write_text("import sys\n\n\ndef quits():\n    sys.exit(0)\n")
+    quits = load_function(f"{tmp_path}/mine.py:quits", "grader.rewards")
+    code, said = run(lambda *_: quits())
+    assert code == 1
+    assert said.endswith(f"The last line of your own code in it: {tmp_path}/mine.py, line 5\n")
 
 
 @pytest.mark.parametrize("shown", ["1", "none"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -232,3 +233,19 @@ def test_columns_reach_the_prompt_as_they_are(tokenizer):
     assert first.columns == {"number": 0, "nested": {"a": [1, 2.5]}}
     assert second.columns["number"] == 1
     assert type(second.columns["number"]) is int
+
+
+class _Ends(SumDigits):
+    """From the 40th example on it does as `act` says."""
+
+    def train_example(self, index, *, seed):
+        return self.act() if index >= 40 else super().train_example(index, seed=seed)
+
+
+@pytest.mark.parametrize(("act", "error"), [(sys.exit, SystemExit), (lambda: None, UserError)])
+def test_a_task_that_exits_or_gives_no_example_while_reading_ahead_leaves_no_step_waiting(tokenizer, act, error):
+    task = _Ends(SumDigits.Config(max_integers=2, instruction=""))
+    task.act = act
+    prompts = stream(tokenizer, task=task, read_ahead=16)
+    with pytest.raises(error):
+        prompts.next_batch(64)
