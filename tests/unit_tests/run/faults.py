@@ -121,6 +121,14 @@ the run folder is deleted
   stopped: the run folder RUN has vanished, with all that was saved.
   3 fault_injection/test_false_success.py::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3
 
+the run folder is moved, and another run begun in its place
+  stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
+  3 unit_tests/run/test_run_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
+
+the disk is full at the start
+  error: dump_folder: cannot write to RUN: No space left on device. Pass --dump-folder with a folder you may write to.
+  2 unit_tests/observability/test_disk.py::test_a_full_disk_at_the_start_is_wrong_input
+
 a checkpoint's file is flipped, torn or lost
   skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written
   0 fault_injection/test_checkpoint_files.py::test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same

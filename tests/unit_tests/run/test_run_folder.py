@@ -5,8 +5,15 @@ import subprocess
 
 import pytest
 
-from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.run.folder import _check_shared, _lock, _lock_new, code_version
+from torchtitan_rl.run.errors import TrainingStopped, UserError
+from torchtitan_rl.run.folder import (
+    _check_shared,
+    _lock,
+    _lock_new,
+    check_still_there,
+    code_version,
+    holder,
+)
 
 
 def hold(folder, ready, release):
@@ -44,6 +51,21 @@ def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="dump_folder: cannot write to .*--dump-folder"):
         _lock(tmp_path / "file" / "run")
+
+
+def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.lock").write_text("this run")
+    mine = holder(run)
+    check_still_there(run, mine)
+    run.rename(tmp_path / "moved")
+    with pytest.raises(TrainingStopped, match="has vanished"):
+        check_still_there(run, mine)
+    run.mkdir()
+    (run / "run.lock").write_text("another run")
+    with pytest.raises(TrainingStopped, match="is another run's now: it was moved away, or"):
+        check_still_there(run, mine)
 
 
 def test_a_node_that_sees_another_folder_is_named(tmp_path):
