@@ -205,8 +205,11 @@ class Recorder(Configurable):
 
             write_report([self._run_folder], path)
             progress(f"report: {path}")
-        except Exception:
-            logger.warning("the report could not be written; python -m torchtitan_rl.report tries again", exc_info=True)
+        except Exception as error:
+            logger.warning(
+                f"the report could not be written ({error}); python -m torchtitan_rl.report tries again",
+                exc_info=None if isinstance(error, OSError) else error,  # a full disk, a deleted folder
+            )
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
         """Builds this rank's sinks, each behind a guard."""

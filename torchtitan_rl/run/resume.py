@@ -14,7 +14,7 @@ from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.observability import progress
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoints import CheckpointFolder, Resume, find_resume
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.run.errors import UserError, expect
 from torchtitan_rl.run.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ def was_restarted() -> bool:
 def _accept(found: Resume, config: "Controller.Config", run_folder: Path) -> None:
     for reason in found.skipped:
         progress(f"skipped {reason}")
+    done = f"at least {found.step}, the steps that {found.checkpoint.name} has behind it"
+    expect(
+        config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
+    )
     then, now = manifest.read(found.checkpoint)["config"], described(config)
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in then.keys() & now.keys() if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}

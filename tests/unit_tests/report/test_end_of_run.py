@@ -44,3 +44,13 @@ def test_a_report_that_fails_costs_a_line_in_the_log(finished, monkeypatch, capl
     assert not finished().exists()
     assert "the report could not be written" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_folder_that_is_gone_costs_one_line_and_no_traceback(finished, monkeypatch, caplog):
+    def gone(*_):
+        raise FileNotFoundError("outputs/a holds neither metrics.jsonl nor samples.jsonl")
+
+    monkeypatch.setattr(page, "load_run", gone)
+    assert not finished().exists()
+    assert "the report could not be written (outputs/a holds neither" in caplog.text
+    assert "Traceback" not in caplog.text

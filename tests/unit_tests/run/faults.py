@@ -145,6 +145,10 @@ another seed, model, task or batch on resume
   this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
   2 fault_injection/test_checkpoint_files.py::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted
 
+fewer steps on resume than are done
+  num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it, or --resume an earlier step.
+  2 unit_tests/run/test_resume.py::test_fewer_steps_than_are_done_are_refused_before_anything_starts
+
 --resume 77, which is not there
   resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
   2 unit_tests/run/test_checkpoints.py::test_a_step_that_is_not_there_is_named_with_those_that_are

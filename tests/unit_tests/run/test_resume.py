@@ -67,6 +67,16 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
     assert "seed 0 -> 4" in capsys.readouterr().out
 
 
+def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, config):
+    config.num_steps = 20
+    accept()
+    config.num_steps = 19
+    with pytest.raises(
+        UserError, match="num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it"
+    ):
+        accept()
+
+
 def test_going_back_keeps_the_later_steps_under_another_name(accept, config, tmp_path, capsys):
     config.resume = "10"
     accept()
