@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -134,6 +135,23 @@ def _driver_state() -> str:
     )
 
 
+class _ReduceScatterOfOne:
+    """FSDP2's reduce-scatter where one rank has everything: the sum is given the memory of what is summed, so nothing is copied.
+
+    A reduction asks for two buffers of one size, the packed gradients and then their sum, which become the gradients' memory.
+    """
+
+    def __init__(self) -> None:
+        self._packed: torch.Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """[elements], the same for the two calls of a reduction."""
+        packed, self._packed = self._packed, None
+        if packed is None:
+            packed = self._packed = torch.empty(*size, dtype=dtype, device=device)
+        return packed
+
+
 def adapt_fsdp(model: nn.Module) -> None:
     """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum, and let one rank's gradients be.
 
@@ -145,6 +163,7 @@ def adapt_fsdp(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(ON_CPU)
             if dist.get_world_size() == 1:
                 module.set_gradient_divide_factor(None)
+                module.set_custom_reduce_scatter(_ReduceScatterOfOne())
 
 
 def expandable_segments() -> bool:

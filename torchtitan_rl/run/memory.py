@@ -71,10 +71,13 @@ def memory_need(config: "Controller.Config", *, world_size: int, gpu_bytes: int)
     tokens, rows = trainer.max_tokens_per_microbatch, shape.vocabulary / tp
     chunk = min(trainer.logprob_chunk_tokens, tokens)
     kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.within)
+    gathered = 2 * shape.layer + shape.heads * shape.embedding, largest  # weights and gradients that exist at once
+    if p.fsdp_reshard_after_forward == "never":
+        gathered = shape.parameters, shape.parameters
     updating = {
         "weights, moments and gradients": 16 * state + reference,
-        "gathered weights": (2 * shape.layer + shape.heads * shape.embedding) * width / tp,
-        "gathered gradients": largest * (width + 4) / tp,
+        "gathered weights": gathered[0] * width / tp,
+        "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
         "activations": tokens * (kept + shape.within) * width / tp,
         "log-probabilities": chunk * min(rows, 8192) * (8 + width) + 8 * (tokens + 8192) * shape.dim,
         "CUDA": CONTEXT_BYTES,

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
@@ -55,6 +56,8 @@ def build_policy(
         model = config.build()
     if ON_CPU and not compile_config.enable:
         use_cpu_norms(model)
+    if keeps_weights(parallelism):
+        parallelism = dataclasses.replace(parallelism, fsdp_reshard_after_forward="never")
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
@@ -72,6 +75,24 @@ def build_policy(
         model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
     model.train()
     return model
+
+
+def keeps_weights(parallelism: ParallelismConfig) -> bool:
+    """Whether a step's micro-batches share gathered weights, and their gradients are reduced once.
+
+    So it is where the user never wants weights to be sharded again, and on a CPU where nothing is sharded: FSDP2 makes each
+    micro-batch copies of all weights and gradients there too, in memory that the system has to hand out anew.
+    """
+    alone = ON_CPU and dist.get_world_size() == 1
+    return parallelism.fsdp_reshard_after_forward in ("never", "default" if alone else "never")
+
+
+def keep_weights(model: Decoder, keep: bool) -> None:
+    """Whether the next backward leaves weights gathered and adds to gradients that a later one reduces."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_backward(not keep, recurse=False)
+            module.set_requires_gradient_sync(not keep, recurse=False)
 
 
 def meta_model(model_spec: ModelSpec) -> Decoder:

@@ -27,7 +27,7 @@ from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.trainer.norms import update_and_weight_norm
 from torchtitan_rl.trainer.optimizer import AdamW, UpdateReport
 from torchtitan_rl.trainer.packing import Atom, atoms_of, num_packed, num_tokens, pack, plan_microbatches, split_groups
-from torchtitan_rl.trainer.policy import build_policy, score, score_only
+from torchtitan_rl.trainer.policy import build_policy, keep_weights, keeps_weights, score, score_only
 from torchtitan_rl.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
 
 Plan = list[list[list[Member]]]
@@ -139,6 +139,7 @@ class Trainer(Configurable):
         self.gate = config.logprob_gate.build()
         self.model = self._load_policy()
         self._shares_prompts = shares_prompts(self.model)
+        self._keeps_weights = keeps_weights(config.parallelism)
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
@@ -243,6 +244,7 @@ class Trainer(Configurable):
                 )  # [T] each
                 out = self.algorithm.loss(batch, logprobs, entropy)
             if learns:
+                keep_weights(self.model, self._keeps_weights and batch is not work.batches[-1])
                 out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)

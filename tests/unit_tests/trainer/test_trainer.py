@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
@@ -29,8 +30,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def build(folder):
-    def trainer(algorithm: Algorithm.Config | None = None, **config) -> Trainer:
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    def trainer(algorithm: Algorithm.Config | None = None, reshard: str = "default", **config) -> Trainer:
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
         set_spmd_backend(parallelism.spmd_backend)
         settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
         return Trainer.Config(parallelism=parallelism, **settings).build(
@@ -141,6 +142,33 @@ def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, 
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     assert reports[0].rank_tokens > reports[1].rank_tokens  # nobody to share a prompt with
     assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_batches_that_share_gathered_weights_give_the_bits_of_those_that_gather_their_own(
+    build, monkeypatch, dtype
+):
+    gathers = []
+    to_unsharded = FSDPParamGroup._to_unsharded
+
+    def gathered(group: FSDPParamGroup) -> None:
+        gathers.append(group)
+        to_unsharded(group)
+
+    monkeypatch.setattr(FSDPParamGroup, "_to_unsharded", gathered)
+
+    def updated(reshard: str) -> tuple[int, torch.Tensor]:
+        trainer = build(reshard=reshard, mixed_precision_param=dtype, max_tokens_per_microbatch=40)
+        groups = credited(trainer)
+        trainer.update(groups)
+        gathers.clear()
+        trainer.update(groups)  # with the weights of the first
+        return len(gathers), weights(trainer)
+
+    (shared, found), (own, expected) = updated("default"), updated("always")
+    assert torch.equal(found, expected)
+    assert shared == len(tiny_spec().model.layers) + 1  # each layer, and embedding, norm and head together
+    assert own >= 3 * shared
 
 
 def test_more_mini_batches_than_groups_and_several_passes(build):
