@@ -201,15 +201,14 @@ class Controller(Configurable):
         if self.config.eval_only:
             self._evaluate_only()
             return 0
-        stop = StopSignal(failure_marker=failure_marker(self.run_folder))
+        self.stop_signal = StopSignal(failure_marker=failure_marker(self.run_folder))
         self._begin()
         stopped = 0
         while self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up:
             self.state.step += 1
-            stop.arm()
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
-            stopped = comm.largest(stop.number)
+            stopped = comm.largest(self.stop_signal.number)
         if self.evaluation.gives_up:
             best_by = self.config.evaluation.best_by
             progress(f"evaluation.stop_after: {best_by} is no longer becoming better; raise it to go on")
@@ -242,6 +241,7 @@ class Controller(Configurable):
         step = self.state.step
         with timed("step"):
             groups = self._collect_episodes()
+            self.stop_signal.arm()
             with _part("train"):
                 update = self.trainer.update(groups)
             with _part("sync"):

@@ -27,7 +27,7 @@ class StopSignal:
         os.register_at_fork(after_in_child=_disarm)
 
     def arm(self) -> None:
-        """Take the signals, again: other people's code may have taken them in the meantime."""
+        """Take the signals, again: rewards and tools may have taken them in the meantime."""
         for number in processes.stops():
             signal.signal(number, self._handle)
 

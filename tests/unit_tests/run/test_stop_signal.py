@@ -30,7 +30,7 @@ def test_a_process_that_a_reward_forks_ends_by_sigterm_as_pools_end_theirs(stop)
     assert stop.number == 0
 
 
-def test_a_handler_that_a_reward_has_set_is_taken_back_at_the_next_step(stop):
+def test_a_handler_that_a_reward_has_set_is_taken_back(stop):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stop.arm()
     signal.raise_signal(signal.SIGTERM)
