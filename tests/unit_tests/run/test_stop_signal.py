@@ -38,6 +38,7 @@ def test_a_handler_that_a_reward_has_set_is_taken_back(stop):
 
 
 def test_under_nohup_the_end_of_the_terminal_is_not_heard(stop):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests, too, may run under nohup
     assert signal.SIGHUP in processes.stops()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop.arm()

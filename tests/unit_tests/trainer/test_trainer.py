@@ -111,7 +111,7 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
     assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
     assert reports[0].rank_tokens >= reports[1].rank_tokens  # a prompt is shared within a micro-batch
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
-    torch.testing.assert_close(weights(split), weights(whole), rtol=0, atol=1e-9)
+    torch.testing.assert_close(weights(split), weights(whole), rtol=1.2e-7, atol=1e-9)  # a float32's last digit
     for ours, theirs in zip(*map(flat, steps), strict=True):
         np.testing.assert_allclose(ours.logprob_diff, theirs.logprob_diff, atol=1e-5)
     sums = [
