@@ -57,9 +57,8 @@ class Launcher:
         processes.start_guard(self.mark)
         environment = {**os.environ, WATCH: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
-        alone = (
-            ["--local_addr=localhost"] if "--standalone" in args else []
-        )  # a node's name may be one that nobody knows
+        # Its own name, which torchrun would take, may be one that nobody knows.
+        alone = ["--local_addr=localhost"] if "--standalone" in args else []
         command = [sys.executable, "-m", "torchtitan_rl.run.agent", *alone, *args]
         # In a session of its own: a terminal's Ctrl-C comes to the ranks once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)

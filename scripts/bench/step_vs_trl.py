@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/step_vs_trl.py --new-tokens 32
     .venv/bin/python scripts/bench/step_vs_trl.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --one-after-another \\
-        --warm-up 1 --steps 1 --ours compute=bfloat16 tokens_at_once=1024 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
+        --warm-up 2 --steps 2 --ours compute=bfloat16 tokens_at_once=2048 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
 
 Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. No completion may
 end early, every completion has an advantage and a backward, and weights are random. TRL generates with transformers, the way it

@@ -130,8 +130,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
     The backward takes peak and log-sum from the forward, and each tile's exponentials where they were saved; else it makes the
-    logits again. It goes through the vocabulary
-    block by block, so that a block's part of the weight is widened once, and its gradient is whole when the block is done.
+    logits again. It goes through the vocabulary block by block, so that a block's part of the weight is widened once, and its
+    gradient is whole when the block is done.
     With a sharded vocabulary each rank holds rows [first, first + Vs) of W; the returned values are the same on every rank,
     and the gradient to `hidden` is this rank's part of a sum over ranks.
     """
@@ -165,9 +165,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group) / constants.temperature - log_total
         )
         logprobs, entropy = logprobs.to(dtype), entropy.to(dtype)
-        share = (
-            (own[0, : len(saved)] - peak) / constants.temperature - log_total
-        ).exp()  # [saved blocks, T], of the total
+        drop = (own[0, : len(saved)] - peak) / constants.temperature  # [saved blocks, T]
+        share = (drop - log_total).exp()  # [saved blocks, T], what makes a block's exponentials probabilities
         ctx.save_for_backward(
             hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy, share.to(dtype), *saved
         )
