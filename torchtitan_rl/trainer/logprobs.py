@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.trainer.kept_gradients import KeptGradient, kept_gradient
 
 LOG2_E = math.log2(math.e)
 
@@ -96,6 +97,8 @@ class _Constants(NamedTuple):
     compile: bool
     saved_rows: int
     """Of the vocabulary, whose exponentials are kept for the backward."""
+    kept: KeptGradient | None
+    """Where the weight's gradient is added up; None: it is returned."""
 
     @property
     def sharpness(self) -> float:
@@ -188,7 +191,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         scale = -g_logprobs * share  # [saved blocks, T]
         operand = _wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
-        grad_weight = torch.empty_like(weight)  # [Vs, D]
+        kept = constants.kept
+        grad_weight = torch.empty_like(weight) if kept is None else kept.sum()  # [Vs, D]
         for i, rows in enumerate(_blocks(len(weight), constants.rows)):
             block = _wide(weight[rows]) if i >= len(saved) else None  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
@@ -202,8 +206,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 dz = dz.to(hidden.dtype)
                 grad_hidden[tile.tokens] += _partial(dz, weight[rows])  # [C, D]
                 grad_block += _partial(dz.T, hidden[tile.tokens])  # [R, D]
-            grad_weight[rows] = _scaled(grad_block, constants.temperature)
-        return _scaled(grad_hidden, constants.temperature).to(hidden.dtype), grad_weight, None, None
+            grad_block = _scaled(grad_block, constants.temperature)
+            grad_weight[rows] = grad_block if kept is None else grad_block.add_(grad_weight[rows])
+        grad_hidden = _scaled(grad_hidden, constants.temperature).to(hidden.dtype)
+        return grad_hidden, grad_weight if kept is None else None, None, None
 
 
 def _partial(a: Tensor, b: Tensor) -> Tensor:
@@ -250,6 +256,7 @@ def chunked_logprobs(
     first_row: int = 0,
     compile: bool = False,
     saved_bytes: int = SAVED_BYTES,
+    kept: KeptGradient | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(label) and the entropy of p = softmax(hidden weight^T / temperature), both [T], differentiable.
 
@@ -260,11 +267,12 @@ def chunked_logprobs(
         group: the tensor-parallel ranks that hold the other rows; None when weight is the whole vocabulary.
         compile: one compiled pass over each tile of logits; the same values to rounding.
         saved_bytes: what the forward may leave for a backward; 0: it makes all logits twice.
+        kept: where the gradient of `weight` is added up instead of being returned.
     """
     rows = chunk_rows or (8192 if hidden.is_cuda else 1024)
     saved_rows = saved_bytes // (hidden.element_size() * len(hidden)) if torch.is_grad_enabled() and len(hidden) else 0
     return _ChunkedLogprobs.apply(
-        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile, saved_rows)
+        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile, saved_rows, kept)
     )
 
 
@@ -324,6 +332,7 @@ class LogprobHead(Linear):
             group=group,
             first_row=first,
             compile=self.compile_chunks,
+            kept=kept_gradient(self.weight),
         )
         return scores if at is None else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L]
 

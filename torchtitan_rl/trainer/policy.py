@@ -19,6 +19,7 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
 from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.trainer.attention import attention_config, attention_layout, describe_attention
+from torchtitan_rl.trainer.kept_gradients import keep_gradients
 from torchtitan_rl.trainer.logprobs import LogprobHead
 from torchtitan_rl.trainer.rms_norm import use_cpu_norms
 
@@ -74,6 +75,8 @@ def build_policy(
     with torch.no_grad():
         model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
     model.train()
+    if ON_CPU and dist.get_world_size() == 1:
+        keep_gradients(model)
     return model
 
 
