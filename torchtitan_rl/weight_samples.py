@@ -80,7 +80,7 @@ def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: T
 
 def rows_one_in(height: int) -> int:
     """Of how many rows of a matrix one is looked at: after so many looks all were."""
-    return min(max(height // ROWS, 8), 64)
+    return min(max(height // ROWS, 8), 64, height)
 
 
 def _step(width: int) -> int:

@@ -32,6 +32,12 @@ def test_the_first_looks_have_some_of_every_row_and_all_looks_together_every_ele
     assert torch.cat(seen).sort().values.tolist() == values.flatten().tolist()
 
 
+@pytest.mark.parametrize("height", [1, 2, 5, 8])
+def test_each_look_has_some_of_a_matrix_of_few_rows(height):
+    one, values = whole(height, 64), matrix(height, 64)
+    assert all(one.sample(values, turn)[1].numel() for turn in range(9))
+
+
 @pytest.mark.parametrize(("width", "degree"), [(64, 2), (128, 4), (512, 8), (100, 2)])
 def test_the_shares_of_columns_have_together_what_the_whole_has_and_each_has_some(width, degree):
     height, turn, size = 100, 3, width // degree
