@@ -1,6 +1,6 @@
 """The one loop that samples: every conversation goes on by itself, and what ends makes room for what waits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torchtitan_rl.conversations.conversation import Answer, Conversation, Sampled
@@ -32,8 +32,8 @@ def roll_out(
     *,
     wait_for_answers: bool,
     seeded: bool = False,
-) -> None:
-    """Bring all conversations to their end. One without an environment ends with its first turn.
+) -> Iterator[int]:
+    """Bring all conversations to their end; the place of each as it ends. One without an environment ends with its first turn.
 
     Args:
         host: with the environments begun, on the engine's first rank; None on its other ranks, and where there are none.
@@ -50,6 +50,8 @@ def roll_out(
     for place, conversation in enumerate(conversations):
         if conversation.finish_reason is None:
             engine.add(place, conversation, seeded=seeded)
+        else:
+            yield place
     asked = 0
     while engine.busy or asked:
         for sampled in engine.step() if engine.busy else ():
@@ -59,6 +61,8 @@ def roll_out(
                 asked += 1
                 if host is not None:
                     host.tell(sampled.place)
+            else:
+                yield sampled.place
         if not asked:
             continue
         with timed("generate/environments"):
@@ -68,6 +72,8 @@ def roll_out(
             conversations[answer.place].hear_environment(answer)
             if answer.end is None:
                 engine.add(answer.place, conversations[answer.place], seeded=seeded)
+            else:
+                yield answer.place
 
 
 def _open(place: int, conversation: Conversation, opening: Opening, host: Host | None) -> None:

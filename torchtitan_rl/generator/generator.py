@@ -1,7 +1,7 @@
 """The colocated vLLM engine: one replica for each `tensor_parallel_degree` ranks, in the trainer's own processes."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -134,6 +134,7 @@ class Generator(Configurable):
         round: int = 0,
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
+        finished: Callable[[Group[Completion]], None] | None = None,
     ) -> list[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th, n completions each, in one turn or several.
 
@@ -144,6 +145,7 @@ class Generator(Configurable):
             round: tells several calls of one step apart.
             sampling_config: instead of the prompt's own and the configured one, for evaluation.
             seeded: each sample has a seed of its own, so that the number of replicas changes nothing. It costs more.
+            finished: called with each group as its last completion ends, while others are still being sampled.
         """
         if self.policy_version < 0:
             raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
@@ -161,6 +163,7 @@ class Generator(Configurable):
             for prompt, sampling in zip(mine, samplings, strict=True)
         ]
         conversations = [one for group in groups for one in group]
+        whole: dict[int, Group[Completion]] = {}
         engine = TurnEngine(
             self.llm, self.tokenizer, self.end_token_ids,
             seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
@@ -169,13 +172,27 @@ class Generator(Configurable):
         with closing(engine), bounded_output("tools and environments"):
             host = self.conversations.host(conversations) if self.conversations and self.rank_in_replica == 0 else None
             waits = self.conversations is not None and self.conversations.config.wait_for_answers
-            roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
+            ended = roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
+            for place, group in self._as_they_end(groups, ended):
+                whole[place] = group
+                if finished is not None:
+                    finished(group)
         if self.rank_in_replica == 0:
             record_metrics(self.stats.metrics(engine.outputs))
-        return [
-            Group(prompt=group[0].prompt, samples=[one.completion(self.policy_version) for one in group])
-            for group in groups
-        ]
+        return [whole[place] for place in range(len(groups))]
+
+    def _as_they_end(
+        self, groups: list[list[Conversation]], ended: Iterable[int]
+    ) -> Iterator[tuple[int, Group[Completion]]]:
+        """Each group with its place, when the last of its conversations is among those that have ended."""
+        place_of = [place for place, group in enumerate(groups) for _ in group]  # [conversations]
+        going = [len(group) for group in groups]
+        for conversation in ended:
+            place = place_of[conversation]
+            going[place] -= 1
+            if not going[place]:
+                samples = [one.completion(self.policy_version) for one in groups[place]]
+                yield place, Group(prompt=groups[place][0].prompt, samples=samples)
 
     def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig) -> Conversation:
         limits = self.conversations.config if self.conversations else Conversations.Config()

@@ -11,6 +11,9 @@ from torchtitan_rl.grading.time_limit import call_with_time_limit
 from torchtitan_rl.grading.worker import WorkerPool
 from torchtitan_rl.types import Completion, Group
 
+WHOSE = "reward functions"
+"""Output that is bounded together, printed here or in workers. See `observability.printed`."""
+
 _BLOCKED_SECONDS = 5.0
 """After the longest limit: how long coroutines may hold up each other before the one that runs is ended."""
 
@@ -29,16 +32,25 @@ class Calls:
         """With `workers`, fork the pool that the scorers run in, but those that are async or named by `in_process`."""
         self._places = {id(scorer): place for place, scorer in enumerate(scorers)}
         self._in_process = set(in_process)
-        self._pool = WorkerPool([scorer.run for scorer in scorers], workers) if workers else None
+        self._pool = WorkerPool([scorer.run for scorer in scorers], workers, whose=WHOSE) if workers else None
+        self._begun: dict[tuple[int, int], _Begun] = {}
+
+    def begin(self, calls: Sequence[Call], state: TrainerState) -> None:
+        """Hand those that have workers to them, and return; `run` collects what they answer."""
+        for call in calls:
+            if self._has_worker(call) and _key(call) not in self._begun:
+                self._begun[_key(call)] = _Begun(call, self._submit(call, state))
 
     def run(self, calls: Sequence[Call], state: TrainerState) -> list[Outcome]:
-        """Their outcomes, in their order."""
+        """Their outcomes, in their order. What was begun and is not among them is given up."""
+        self._give_up_all_but(calls)
+        self.begin(calls, state)
         waiting = [i for i, call in enumerate(calls) if call.scorer.is_async]
-        here = [i for i, call in enumerate(calls) if not call.scorer.is_async and not self._has_worker(call)]
-        futures = {i: self._submit(call, state) for i, call in enumerate(calls) if i not in {*waiting, *here}}
+        away = [i for i, call in enumerate(calls) if self._has_worker(call)]
+        here = [i for i in range(len(calls)) if i not in {*waiting, *away}]
         outcomes = dict(zip(waiting, _together([calls[i] for i in waiting], state), strict=True))
         outcomes |= {i: calls[i].scorer.run(calls[i].group, state) for i in here}
-        outcomes |= {i: _result(calls[i], future) for i, future in futures.items()}
+        outcomes |= {i: self._begun.pop(_key(calls[i])).outcome() for i in away}
         return [outcomes[i] for i in range(len(calls))]
 
     def close(self) -> None:
@@ -47,19 +59,36 @@ class Calls:
             self._pool.close()
 
     def _has_worker(self, call: Call) -> bool:
-        return self._pool is not None and call.scorer.name not in self._in_process
+        return self._pool is not None and not call.scorer.is_async and call.scorer.name not in self._in_process
 
     def _submit(self, call: Call, state: TrainerState) -> "Future[Outcome]":
         place, seconds = self._places[id(call.scorer)], call.scorer.time_limit_seconds
         return self._pool.submit(place, call.group, state, False, seconds=seconds)
 
+    def _give_up_all_but(self, calls: Sequence[Call]) -> None:
+        """What nobody collects, as the groups of a sampling that failed: no worker starts on it any more."""
+        for key in self._begun.keys() - set(map(_key, calls)):
+            self._begun.pop(key).future.cancel()
 
-def _result(call: Call, future: "Future[Outcome]") -> Outcome:
-    """What a worker made of it, or why none could."""
-    try:
-        return future.result()
-    except FAILURES as error:
-        return Outcome.failed(len(call.group.samples), described(error))
+
+class _Begun(NamedTuple):
+    """A call that a worker has, or will have."""
+
+    call: Call
+    """Kept, so that no other scorer or group has its identity meanwhile."""
+    future: "Future[Outcome]"
+
+    def outcome(self) -> Outcome:
+        """What the worker made of it, or why none could."""
+        try:
+            return self.future.result()
+        except FAILURES as error:
+            return Outcome.failed(len(self.call.group.samples), described(error))
+
+
+def _key(call: Call) -> tuple[int, int]:
+    """Scorers and groups are told apart by identity: they need not be hashable, and an evaluation asks prompts again."""
+    return id(call.scorer), id(call.group)
 
 
 def _together(calls: Sequence[Call], state: TrainerState) -> list[Outcome]:

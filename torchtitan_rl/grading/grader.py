@@ -9,7 +9,7 @@ from typing import Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.conversations import environment_reward
-from torchtitan_rl.grading.calls import Call, Calls
+from torchtitan_rl.grading.calls import WHOSE, Call, Calls
 from torchtitan_rl.grading.reward import (
     FailurePolicy,
     Judgement,
@@ -95,6 +95,10 @@ class Grader(Configurable):
         self._warned: set[str] = set()
         self._failed_steps = 0
 
+    def begin(self, group: Group[Completion], *, state: TrainerState | None = None) -> None:
+        """Let the workers, where there are any, start on a group while others are still sampled; `score` collects it."""
+        self._calls.begin(self._calls_about(group), state or TrainerState())
+
     def score(
         self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
     ) -> list[Group[ScoredCompletion]]:
@@ -104,20 +108,12 @@ class Grader(Configurable):
         failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
         Raises RewardError when a function fails whose policy is "raise", or all have failed several times in a row.
         """
-        members = [self._members[group.prompt.task] for group in groups]
-        calls = [
-            Call(scorer, group)
-            for group, member in zip(groups, members, strict=True)
-            for scorer in (*member.rewards, member.judgement)
-            if group.samples
-        ]
-        with bounded_output("reward functions"):
-            outcomes = iter(self._calls.run(calls, state or TrainerState()))
+        calls = [self._calls_about(group) for group in groups]
+        with bounded_output(WHOSE):
+            outcomes = iter(self._calls.run([call for about in calls for call in about], state or TrainerState()))
         scored = [
-            self._scored(
-                group, member, [next(outcomes) for _ in (*member.rewards, member.judgement)] if group.samples else []
-            )
-            for group, member in zip(groups, members, strict=True)
+            self._scored(group, self._members[group.prompt.task], [next(outcomes) for _ in about])
+            for group, about in zip(groups, calls, strict=True)
         ]
         self._stop_if_all_fail(scored)
         return scored
@@ -129,6 +125,11 @@ class Grader(Configurable):
     def drain_metrics(self) -> dict[str, Metric]:
         """What this rank's reward functions logged since the last call, and how many scores failed."""
         return self._metrics.drain()
+
+    def _calls_about(self, group: Group[Completion]) -> list[Call]:
+        """Of its task's rewards, in order, and of the judgement; none where there is nothing to score."""
+        member = self._members[group.prompt.task]
+        return [Call(scorer, group) for scorer in (*member.rewards, member.judgement)] if group.samples else []
 
     def _scored(self, group: Group[Completion], member: _Member, outcomes: list[Outcome]) -> Group[ScoredCompletion]:
         """Put a group's outcomes together: those of its member's rewards, in order, and of the judgement."""

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchtitan_rl.observability.printed import print_as
 from torchtitan_rl.run import processes
 from torchtitan_rl.run.death import Witness
 
@@ -41,14 +42,17 @@ class WorkerDied(RuntimeError):
 class WorkerPool:
     """Up to `size` processes at a time, each with one call; a call that takes too long is killed and its process replaced."""
 
-    def __init__(self, functions: Sequence[Callable], size: int) -> None:
+    def __init__(self, functions: Sequence[Callable], size: int, *, whose: str | None = None) -> None:
         """Fork the nursery, which has `functions` as they are now: they need not be picklable, arguments and results must.
 
         Call it from the main thread, and early: the fewer threads there are, the less a fork can go wrong.
+
+        Args:
+            whose: what workers print counts as its output; None: as that of whatever the main thread is at.
         """
         self._nursery = _Nursery(functions)
         self._witness = Witness()
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker", initializer=print_as, initargs=(whose,))
         self._mine = threading.local()
         self._closing = threading.Event()
 

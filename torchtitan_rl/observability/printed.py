@@ -4,8 +4,10 @@ import io
 import logging
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from torchtitan_rl.observability.progress import HEARTBEAT_THREAD
@@ -25,6 +27,14 @@ def keep_streams() -> list["_Kept"]:
         if not isinstance(getattr(sys, name), _Kept):
             setattr(sys, name, _Kept(name, getattr(sys, name)))
     return [sys.stdout, sys.stderr]
+
+
+_of_this_thread = threading.local()
+
+
+def print_as(whose: str | None) -> None:
+    """From now on what this thread prints counts as `whose`, also before a `bounded_output(whose)`, which says the sum."""
+    _of_this_thread.whose = whose
 
 
 @contextmanager
@@ -47,31 +57,42 @@ def bounded_output(whose: str) -> Iterator[None]:
             stream.begin(OVERDUE)
 
 
+@dataclass(slots=True)
+class _Output:
+    """What was printed as somebody's since it was last said."""
+
+    count: int = 0
+    rest: io.StringIO = field(default_factory=io.StringIO)
+    """What of it is for the log alone."""
+
+
 class _Kept(io.TextIOBase):
     """A stream in place of another."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name, self._stream, self._whose = name, stream, OVERDUE
-        self._count, self._rest, self._left = 0, io.StringIO(), KEPT_OF_RUN
-        self._refused = False
+        self._outputs: defaultdict[str, _Output] = defaultdict(_Output)
+        self._left, self._refused = KEPT_OF_RUN, False
 
     def begin(self, whose: str) -> None:
         """From here on it is `whose` output; say what of the output until now is not shown."""
-        if self._count > SHOWN:
-            said = f"{self._whose} printed {self._count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
+        output = self._outputs.pop(self._whose, _Output())
+        if output.count > SHOWN:
+            said = f"{self._whose} printed {output.count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
             self._show(f"\n... {said}\n")
-            logger.info("%s printed more: %s", self._whose, self._rest.getvalue())  # in the rank's log alone
-        self._whose, self._count, self._rest = whose, 0, io.StringIO()
+            logger.info("%s printed more: %s", self._whose, output.rest.getvalue())  # in the rank's log alone
+        self._whose = whose
 
     def write(self, text: str) -> int:
         thread = threading.current_thread()
         if thread.name.startswith(_OWN_THREADS) and (self._whose == OVERDUE or thread is not threading.main_thread()):
             self._show(text)
             return len(text)
-        shown, kept = (max(0, most - self._count) for most in (SHOWN, SHOWN + KEPT))
+        output = self._outputs[getattr(_of_this_thread, "whose", None) or self._whose]
+        shown, kept = (max(0, most - output.count) for most in (SHOWN, SHOWN + KEPT))
         self._show(text[:shown])
-        self._left -= self._rest.write(text[shown : min(kept, shown + self._left)])
-        self._count += len(text)
+        self._left -= output.rest.write(text[shown : min(kept, shown + self._left)])
+        output.count += len(text)
         return len(text)
 
     def _show(self, text: str) -> None:

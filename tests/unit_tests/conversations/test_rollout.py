@@ -4,6 +4,8 @@ import asyncio
 import os
 import re
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +22,12 @@ from tests.unit_tests.conversations.parts import (
     prompts,
     said,
 )
+from tests.unit_tests.grading.helpers import TaskOf
+from torchtitan_rl.controller import Controller
 from torchtitan_rl.conversations import Environment, Turn
 from torchtitan_rl.conversations.host import ConversationError
 from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.grading import Grader
 from torchtitan_rl.observability.printed import SHOWN
 from torchtitan_rl.types import Prompt, flat
 
@@ -257,6 +262,58 @@ def test_a_broken_environment_ends_the_run_by_default(talk):
     with pytest.raises(ConversationError, match=r"Raises of prompt .*turn 1, failed: ValueError: the dice are lost"):
         talk(lambda prompt: Raises())
     assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
+
+
+def handed_over(generator, asked, **options):
+    """[(place of the group, whether the engine still samples)], a call of `finished` each."""
+    seen = []
+    engine = generator.llm.llm_engine
+    groups = generator.generate(
+        asked, step=1, finished=lambda group: seen.append((group, engine.has_unfinished_requests())), **options
+    )
+    return [(next(i for i, group in enumerate(groups) if group is one), going) for one, going in seen]
+
+
+def test_a_group_is_handed_over_as_it_ends_while_others_are_sampled(generator, made):
+    generator.conversations = None
+    long, short = prompts(made, 2)
+    short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
+    assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
+
+
+def test_a_group_ends_with_its_last_conversation_whatever_ends_that(generator, made):
+    def make(prompt):
+        return [Says("higher", "lower", "right"), FailsToReset(), Says("right")][prompt.prompt_idx]
+
+    generator.conversations = conversations(make, made, on_failure="none", max_turn_tokens=4)
+    order = [place for place, _ in handed_over(generator, prompts(made))]
+    assert order[0] == 1  # before anything is sampled
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made):
+    """The controller's own way from prompts to rewards: the function that runs here is called when all is sampled."""
+
+    class Late(Says):
+        def step(self, message):
+            time.sleep(0.5)
+            return super().step(message)
+
+    def away(completions, **_):
+        return [time.time()] * len(completions)
+
+    def here(completions, **_):
+        return [time.time()] * len(completions)
+
+    generator.conversations = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
+    graded = Grader.Config(workers=1, in_process=["here"]).build(task=TaskOf(away, here))
+    run = SimpleNamespace(
+        generator=generator, grader=graded, state=SimpleNamespace(step=1), config=SimpleNamespace(num_steps=1)
+    )
+    first, _ = Controller._sample(run, prompts(made, 2))
+    graded.close()
+    began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
+    assert all_sampled - began > 0.2
 
 
 def test_what_is_said_at_reset_belongs_to_the_prompt(talk, made):

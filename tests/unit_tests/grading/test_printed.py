@@ -5,11 +5,12 @@ import logging
 import os
 import sys
 import threading
+import time
 
 import pytest
 
 from tests.unit_tests.grading.helpers import grader, group, rewards
-from torchtitan_rl.observability.printed import KEPT, SHOWN
+from torchtitan_rl.observability.printed import KEPT, SHOWN, bounded_output
 
 
 def chatty(completions, **_):
@@ -33,6 +34,20 @@ def test_five_megabytes_are_cut_and_counted(workers, capfd):
         assert text.rstrip().endswith(
             "printed 5,000,001 characters here: the first 4,000 are shown, more are in the run's logs/"
         )
+
+
+def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_reward_functions(capsys):
+    one, a = grader(chatty, workers=1), group("a")
+    with bounded_output("tools and environments"):
+        one.begin(a)
+        while "x" not in (shown := capsys.readouterr().out):
+            time.sleep(0.01)
+    one.score([a])
+    one.close()
+    shown += capsys.readouterr().out
+    assert shown.count("x") == SHOWN
+    assert "tools and environments printed" not in shown
+    assert "reward functions printed 5,000,001 characters here" in shown
 
 
 def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
