@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -63,10 +64,10 @@ class Talk(SumDigits):
         return SlowTool(str(self.made), self.most_seconds)
 
 
-def lock_step(conversations, engine, host, share, *, wait_for_answers) -> None:
+def lock_step(conversations, engine, host, share, *, wait_for_answers, seeded) -> Iterator[int]:
     """In place of `roll_out`: one turn of all conversations after the other."""
     host.openings()
-    going = range(len(conversations))
+    places = going = range(len(conversations))
     while going:
         for place in going:
             conversations[place].in_turns = True
@@ -80,6 +81,7 @@ def lock_step(conversations, engine, host, share, *, wait_for_answers) -> None:
         for answer in answers:
             conversations[answer.place].hear_environment(answer)
         going = [answer.place for answer in answers if answer.end is None]
+    yield from places
 
 
 def make_generator(folder: Path, *, max_model_len: int = 512):
