@@ -1,0 +1,95 @@
+"""A step whose rewards wait, in worker processes: begun as groups end, against begun when all is sampled, in turn in one process.
+
+    .venv/bin/python scripts/bench/rewards.py
+    .venv/bin/python scripts/bench/rewards.py --new-tokens 128
+
+debug, but every completion of a group has the same length, drawn evenly up to --new-tokens, so that groups end at different times.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher sets it, before torch is imported
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
+import torch  # noqa: E402
+
+from configs.debug import debug  # noqa: E402
+from scripts.bench.measure import machine_line  # noqa: E402
+from scripts.bench.side_ours import start  # noqa: E402
+from torchtitan_rl.controller import Controller  # noqa: E402
+
+
+def waits(completions, trainer_state, operands, **_):
+    """0.05 to 0.2 s, always the same for a prompt, as a sandbox or a server would."""
+    time.sleep(random.Random(str(operands[0])).uniform(0.05, 0.2))
+    return [float(len(completion) % 3) for completion in completions]
+
+
+def make_controller(new_tokens: int, workers: int) -> Controller:
+    """debug with the reward, without evaluation and checkpoints."""
+    config = debug()
+    config.dump_folder = tempfile.mkdtemp()
+    config.num_steps = 100_000
+    config.sampling.max_tokens = new_tokens
+    config.generator.max_model_len = config.prompts.max_prompt_tokens + new_tokens
+    config.grader.rewards, config.grader.workers = [f"{Path(__file__).resolve()}:waits"], workers
+    config.evaluation.every = 0
+    config.checkpoint.enable = False
+    config.metrics.console_every = 0
+    return start(config)
+
+
+def give_lengths(controller: Controller) -> None:
+    """Each prompt a length of its own, and no other end."""
+    next_batch, generator, drawn = controller.prompts.next_batch, controller.generator, random.Random(0)
+    generator.end_token_ids = []
+
+    def with_lengths(num: int) -> list:
+        most = controller.config.sampling.max_tokens
+        samplings = [replace(controller.config.sampling, max_tokens=drawn.randint(most // 8, most)) for _ in range(num)]
+        return [replace(p, sampling=s) for p, s in zip(next_batch(num), samplings, strict=True)]
+
+    controller.prompts.next_batch = with_lengths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--new-tokens", type=int, default=32, help="of the longest completion")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10, help="of each side")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    controller = make_controller(args.new_tokens, args.workers)
+    give_lengths(controller)
+    flush, values = controller.recorder.flush, {}
+    controller.recorder.flush = lambda step: values.update(flush(step))
+    ways = {"when all is sampled": lambda group, state: None, "as groups end": controller.grader.begin}
+    found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for step in range(1, 2 * args.steps + 3):
+        name = list(ways)[step % 2]
+        controller.grader.begin, controller.state.step = ways[name], step
+        controller._train_step()
+        if step > 2:
+            found[name].append(tuple(values[f"time/{part}"] for part in ("step", "generate", "grade", "train")))
+    print(machine_line())
+    for name, seconds in found.items():
+        step, generate, grade, train = map(median, zip(*seconds, strict=True))
+        print(f"{name}: step {step:.3f} s: generate {generate:.3f}, grade {grade:.3f}, train {train:.3f}")
+    controller.recorder.close()
+    controller.close()
+
+
+if __name__ == "__main__":
+    main()
