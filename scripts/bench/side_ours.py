@@ -20,7 +20,9 @@ from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.controller import Controller  # noqa: E402
 from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.run.rank_output import failure_marker  # noqa: E402
 from torchtitan_rl.run.start import prepare_start  # noqa: E402
+from torchtitan_rl.run.stop_signal import StopSignal  # noqa: E402
 from torchtitan_rl.run.validation import check_model, validate  # noqa: E402
 
 
@@ -55,7 +57,10 @@ def start(config: Controller.Config) -> Controller:
     prepare_start(config)
     check_model(config, world_size=world_size)
     comm.init_process_group(config.comm)
-    return Controller(config, run_folder=Path(config.dump_folder), run_name="bench")
+    folder = Path(config.dump_folder)
+    controller = Controller(config, run_folder=folder, run_name="bench")
+    controller.stop_signal = StopSignal(failure_marker=failure_marker(folder))  # of `run`, for its steps alone
+    return controller
 
 
 def main() -> None:
