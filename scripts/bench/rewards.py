@@ -3,7 +3,8 @@
     .venv/bin/python scripts/bench/rewards.py
     .venv/bin/python scripts/bench/rewards.py --new-tokens 128
 
-debug, but every completion of a group has the same length, drawn evenly up to --new-tokens, so that groups end at different times.
+debug's shape and random weights, the same 16 prompts with 8 completions in every step. Each prompt's completions are of one length,
+1/8 to all of --new-tokens, drawn evenly, so that groups end at different times.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 # isort: split
 import torch  # noqa: E402
 
-from configs.debug import debug  # noqa: E402
 from scripts.bench.measure import machine_line  # noqa: E402
-from scripts.bench.side_ours import start  # noqa: E402
+from scripts.bench.side_ours import config_of, start  # noqa: E402
+from scripts.bench.step_vs_trl import checkpoint  # noqa: E402
 from torchtitan_rl.controller import Controller  # noqa: E402
 
 
@@ -37,30 +38,27 @@ def waits(completions, trainer_state, operands, **_):
 
 
 def make_controller(new_tokens: int, workers: int) -> Controller:
-    """debug with the reward, without evaluation and checkpoints."""
-    config = debug()
-    config.dump_folder = tempfile.mkdtemp()
-    config.num_steps = 100_000
-    config.sampling.max_tokens = new_tokens
-    config.generator.max_model_len = config.prompts.max_prompt_tokens + new_tokens
+    """debug's shape with the reward."""
+    job = {
+        "model": str(checkpoint("tiny")), "folder": tempfile.mkdtemp(), "prompts_per_step": 16, "n": 8,
+        "new_tokens": new_tokens, "ours": {"compute": "float32", "tokens_at_once": 8192},
+    }  # fmt: skip
+    config = config_of(job)
     config.grader.rewards, config.grader.workers = [f"{Path(__file__).resolve()}:waits"], workers
-    config.evaluation.every = 0
-    config.checkpoint.enable = False
-    config.metrics.console_every = 0
     return start(config)
 
 
-def give_lengths(controller: Controller) -> None:
-    """Each prompt a length of its own, and no other end."""
-    next_batch, generator, drawn = controller.prompts.next_batch, controller.generator, random.Random(0)
-    generator.end_token_ids = []
-
-    def with_lengths(num: int) -> list:
-        most = controller.config.sampling.max_tokens
-        samplings = [replace(controller.config.sampling, max_tokens=drawn.randint(most // 8, most)) for _ in range(num)]
-        return [replace(p, sampling=s) for p, s in zip(next_batch(num), samplings, strict=True)]
-
-    controller.prompts.next_batch = with_lengths
+def fix_prompts(controller: Controller) -> None:
+    """The same ones in every step, each with a length of its own, and no other end."""
+    sampling, drawn = controller.config.sampling, random.Random(0)
+    controller.generator.end_token_ids = []
+    prompts = [
+        replace(
+            prompt, sampling=replace(sampling, max_tokens=drawn.randint(sampling.max_tokens // 8, sampling.max_tokens))
+        )
+        for prompt in controller.prompts.next_batch(controller.config.num_prompts_per_step)
+    ]
+    controller.prompts.next_batch = lambda num: prompts
 
 
 def main() -> None:
@@ -72,7 +70,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     controller = make_controller(args.new_tokens, args.workers)
-    give_lengths(controller)
+    fix_prompts(controller)
     flush, values = controller.recorder.flush, {}
     controller.recorder.flush = lambda step: values.update(flush(step))
     ways = {"when all is sampled": lambda group, state: None, "as groups end": controller.grader.begin}

@@ -76,8 +76,8 @@ class Grader(Configurable):
 
         workers: int = 0
         """Processes, on each generator replica, in which reward functions and the task's judgement run, several groups at
-        once; there a call that takes too long is killed, native code too. Async functions need none: they wait together.
-        0: in the training process, one after another."""
+        once and while others are still sampled; there a call that takes too long is killed, native code too. Async functions
+        need none: they wait together. 0: in the training process, one after another, when all is sampled."""
 
         in_process: list[str] = field(default_factory=list)
         """Reward functions, by name, that stay in the training process in spite of `workers`: they hold a model on the GPU,
