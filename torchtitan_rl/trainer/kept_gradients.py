@@ -4,6 +4,8 @@ FSDP2 would make bfloat16 ones of all weights, copies of them in float32 and one
 On a CPU the system hands out such memory anew each time, page by page, which takes longer than the arithmetic with it.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,9 +28,10 @@ class KeptGradient:
         return self._memory.to_local()
 
     def take(self, gathered: nn.Parameter) -> None:
-        """Add what a backward has left at the parameter that the forward used, and free it."""
-        self.sum().add_(gathered.grad)
-        gathered.grad = None
+        """Add what a backward has left at the parameter that the forward used, if anything, and free it."""
+        if gathered.grad is not None:
+            self.sum().add_(gathered.grad)
+            gathered.grad = None
 
 
 def kept_gradient(weight: Tensor) -> KeptGradient | None:
@@ -47,31 +50,35 @@ def keep_gradients(model: nn.Module) -> None:
         gathered.register_post_accumulate_grad_hook(gathered.kept_gradient.take)
     for unit in units:
         unit.reshard()
-    for module in model.modules():
-        if type(module) is Embedding:
-            module.__class__ = _Embedding
 
 
 class _Rows(torch.autograd.Function):
     """Rows of a table whose gradient is only added to in those rows, where PyTorch makes one of mostly zeros."""
 
     @staticmethod
-    def forward(ctx, table: Tensor, rows: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, table: Tensor, rows: Tensor, kept: KeptGradient) -> Tensor:  # noqa: ANN001
         """table [V, D], rows [...] -> [..., D]"""
         ctx.save_for_backward(rows)
-        ctx.kept = kept_gradient(table)
+        ctx.kept = kept
         return F.embedding(rows, table)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, None]:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> tuple[None, None, None]:  # noqa: ANN001
         """grad [..., D]"""
         (rows,) = ctx.saved_tensors
         total = ctx.kept.sum()  # [V, D]
         total.index_add_(0, rows.flatten(), grad.flatten(0, -2).to(total.dtype))
-        return None, None
+        return None, None, None
 
 
-class _Embedding(Embedding):
+class RowEmbedding(Embedding):
+    """torchtitan's embedding, which adds to a kept gradient only what it has used."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Embedding.Config):
+        pass
+
     def forward(self, input: Tensor) -> Tensor:
         """[...] token ids -> [..., D]"""
-        return _Rows.apply(self.weight, input)
+        kept = kept_gradient(self.weight)
+        return super().forward(input) if kept is None else _Rows.apply(self.weight, input, kept)

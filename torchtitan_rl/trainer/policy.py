@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,14 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
 from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.trainer.attention import attention_config, attention_layout, describe_attention
-from torchtitan_rl.trainer.kept_gradients import keep_gradients
+from torchtitan_rl.trainer.kept_gradients import RowEmbedding, keep_gradients
 from torchtitan_rl.trainer.logprobs import LogprobHead
 from torchtitan_rl.trainer.rms_norm import use_cpu_norms
 
@@ -121,8 +123,10 @@ def _model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-    head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
-    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
+    config.tok_embeddings = RowEmbedding.Config(**_fields(config.tok_embeddings))
+    config.lm_head = LogprobHead.Config(
+        **_fields(config.lm_head), chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    )
     config.update_from_config(config=_ModelRuntime(parallelism, training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
@@ -132,6 +136,10 @@ def _model_config(
         in_dst_shardings=sharding.in_dst_shardings,
     )
     return config
+
+
+def _fields(config: Module.Config) -> dict[str, Any]:
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
 def score(
