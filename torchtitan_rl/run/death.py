@@ -12,7 +12,7 @@ V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 TO_LOWER = {
-    "generate": "generator.max_num_seqs or, on a CPU, VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
+    "generate": "generator.max_num_seqs, grader.workers or, on a CPU, VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
     "grade": "what the reward functions keep, or grader.workers",
     "train": "trainer.max_tokens_per_microbatch",
     "start the vLLM engine": "on a CPU VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
