@@ -50,15 +50,16 @@ if ON_CPU:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc hand out freed memory again, whatever its size, and never give it back to the system.
+    """Let glibc hand out freed memory again instead of giving the free end of its heap back to the system.
 
-    By default a block of more than 32 MB and the free end of the heap go back, and the system hands out pages anew in the next
-    layer, micro-batch and step: a quarter of a large update's time on a virtual machine. The most that is in use is the same.
+    The system hands pages out anew in the next layer, micro-batch and step: a quarter of a large update's processor time on a
+    virtual machine. The most that is in use stays what it was. Larger blocks do go back, as they do by default: in the heap, a
+    hole of a tensor's exact size is too small for the next aligned one, and a heap of large holes grows without end.
     """
     trim_threshold, mmap_threshold, never = -1, -3, -1
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # another C library, or macOS, has none
         libc.mallopt(trim_threshold, never)
-        libc.mallopt(mmap_threshold, 2**31 - 1)  # bytes
+        libc.mallopt(mmap_threshold, 2**25)  # bytes, the highest that glibc chooses by itself
 
 
 if ON_CPU:
