@@ -4,6 +4,7 @@ Every ratio comes from two things timed in turn in one process, so that a machin
 system time of this process, which waiting for a core does not lengthen; on a GPU "wall" is the one to read.
 """
 
+import ctypes
 import os
 import random
 import re
@@ -63,10 +64,18 @@ def extra_peak_bytes(function: Callable[[], object]) -> int:
         before = torch.cuda.memory_allocated()
         function()
         return torch.cuda.max_memory_allocated() - before
+    before = in_use_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # the kernel counts the peak from here
-    before = _status_bytes("VmRSS")
     function()
     return _status_bytes("VmHWM") - before
+
+
+def in_use_bytes() -> int:
+    """Of the GPU, or of this process after it has given back what it has freed and keeps (see `device.py`)."""
+    if not ON_CPU:
+        return torch.cuda.memory_allocated()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident_bytes()
 
 
 def resident_bytes() -> int:

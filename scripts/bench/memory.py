@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from scripts.bench.measure import build_trainer, extra_peak_bytes, machine_line, random_step, resident_bytes, start  # noqa: E402
+from scripts.bench.measure import build_trainer, extra_peak_bytes, in_use_bytes, machine_line, random_step, start  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -77,11 +77,11 @@ def engine_bytes(config: Controller.Config) -> int:
         tokenizer = make_small_tokenizer(["1 + 1"], vocab_size=260)
         new_hf_model(config.model_spec).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        before = resident_bytes()
+        before = in_use_bytes()
         generator = config.generator.build(
             hf_assets_path=folder, tokenizer=tokenizer, sampling=SamplingConfig(n=1, max_tokens=4), seed=0
         )
-        risen = resident_bytes() - before
+        risen = in_use_bytes() - before
         generator.close()
     return risen
 
@@ -105,6 +105,7 @@ def main() -> None:
         [args.sequence_tokens - prompt] * (args.tokens // args.sequence_tokens),
         prompt_tokens=prompt, group_size=4, vocabulary=config.model_spec.model.vocab_size,
     )  # fmt: skip
+    at_first = in_use_bytes()
     trainer = build_trainer(
         config.model_spec, dtype=args.dtype, max_len=args.sequence_tokens, max_tokens_per_microbatch=args.tokens
     )
@@ -118,7 +119,7 @@ def main() -> None:
         "activations": kept_for_backward(trainer, groups),
         "log-probabilities": head_peak(config, args.tokens, getattr(torch, args.dtype)),
     }
-    rise = extra_peak_bytes(lambda: trainer.update(groups))
+    whole = in_use_bytes() - at_first + extra_peak_bytes(lambda: trainer.update(groups))
     print(machine_line())
     print(
         f"{args.model} {args.dtype}, a micro-batch of {args.tokens} tokens in sequences of {args.sequence_tokens}; GiB"
@@ -126,8 +127,7 @@ def main() -> None:
     for name, expected in predicted.items():
         found = f"{measured[name] / GIB:8.3f}" if name in measured else "       -"
         print(f"{name:32s} {found} measured {expected / GIB:8.3f} predicted")
-    whole = (weights + num_bytes(state) + rise) / GIB
-    print(f"{'the whole at its peak':32s} {whole:8.3f} measured {sum(predicted.values()) / GIB:8.3f} predicted")
+    print(f"{'the whole at its peak':32s} {whole / GIB:8.3f} measured {sum(predicted.values()) / GIB:8.3f} predicted")
     engine = engine_bytes(config) / GIB
     need = weights / 4 * (4 if args.dtype == "float32" else 2) / GIB
     print(
