@@ -21,7 +21,11 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+
+# isort: split
+import numpy as np  # noqa: E402
 
 LIMIT_MS = 150.0
 
