@@ -37,6 +37,11 @@ def group(*texts: str, prompt: Prompt | None = None, **fields) -> Group[Completi
     return Group(prompt=prompt or Prompt(**{**defaults, **fields}), samples=samples)
 
 
+def groups(number: int) -> list[Group[Completion]]:
+    """Of one completion each: its prompt's number."""
+    return [group(str(i), prompt_idx=i) for i in range(number)]
+
+
 def score(grader: Grader, *texts: str, **fields) -> list[ScoredCompletion]:
     """The grader's view of one group."""
     [scored] = grader.score([group(*texts, **fields)])

@@ -4,26 +4,8 @@ import time
 
 import pytest
 
-from tests.unit_tests.grading.helpers import grader, group, logged, rewards
+from tests.unit_tests.grading.helpers import group, groups, logged, rewards
 from torchtitan_rl.grading import RewardError
-
-
-@pytest.fixture
-def build():
-    """Graders whose processes end with the test."""
-    graders = []
-
-    def built(*functions, **config):
-        graders.append(grader(*functions, **config))
-        return graders[-1]
-
-    yield built
-    for one in graders:
-        one.close()
-
-
-def groups(number):
-    return [group(str(i), prompt_idx=i) for i in range(number)]
 
 
 def wait_for(path):

@@ -10,28 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit_tests.grading.helpers import TaskOf, constant, grader, group, logged, rewards, score
+from tests.unit_tests.grading.helpers import TaskOf, constant, group, groups, logged, rewards, score
 from torchtitan_rl.grading import Grader, RewardError
 from torchtitan_rl.grading.worker import WorkerDied, WorkerPool
 from torchtitan_rl.run.errors import UserError
-
-
-@pytest.fixture
-def build():
-    """Graders whose processes end with the test."""
-    graders = []
-
-    def built(*functions, **config):
-        graders.append(grader(*functions, **config))
-        return graders[-1]
-
-    yield built
-    for one in graders:
-        one.close()
-
-
-def groups(number):
-    return [group(str(i), prompt_idx=i) for i in range(number)]
 
 
 async def later_the_earlier(completions, log_extra, **_):
