@@ -9,7 +9,6 @@ Example: of a [32, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,23 +23,31 @@ COLUMNS = 8
 """Whole columns, where only those can be had, spread evenly."""
 
 
-@dataclass(frozen=True, eq=False)
 class Part:
-    """What one owner holds of a matrix: some rows of a range of columns. Made by `part_of`: equal ones are the same."""
+    """What one owner holds of a matrix: some rows of a range of columns. Made by `part_of`, which makes equal ones once."""
 
-    is_whole: bool
-    """Whether it is all of the matrix, in order."""
-    vector: int | None
-    """The length of an owner's vector that is all of it; None of a matrix."""
-    width: int
-    """Of the whole matrix, in blocks."""
-    begin: int
-    """The first block of this part."""
-    end: int
-    block: int
-    classes: tuple[tuple[Tensor, ...], ...]
-    """For each class of rows that is looked at together, each [n]: (their numbers in this class; which of its blocks a row's
-    first look is at; where the owner has the row's block 0, in blocks; the width; the number of classes)."""
+    def __init__(self, rows: Tensor, height: int, width: int, columns: slice, local_rows: Tensor) -> None:
+        self.height, self.width = height, width
+        self.block = BLOCK if width % (8 * BLOCK) == 0 else 1
+        assert columns.start % self.block == columns.stop % self.block == 0, (
+            "a tensor-parallel share that is no multiple of 8"
+        )
+        in_order = (torch.equal(t.cpu(), torch.arange(height)) for t in (rows, local_rows))
+        whole, owned = (one and columns == slice(0, width) for one in in_order)
+        self.is_whole = whole
+        """Whether it is all of the matrix, in order."""
+        self.vector = height if whole and owned and width == 1 else 0
+        """The length of an owner's that is all of it; 0 of a matrix."""
+        self._blocks = width // self.block  # in blocks, as all that follows
+        self._begin, self._end = columns.start // self.block, columns.stop // self.block
+        self._one_in = rows_one_in(height) if width > 1 else 1
+        order = (rows % self._one_in).argsort(stable=True)  # those together that are looked at together
+        self._rows = rows[order] // self._one_in  # [n]
+        self._group = rows[order] % self._one_in  # [n]
+        self._first = self._rows * _step(self._blocks) % self._blocks  # [n] the block that a row's first look is at
+        self._start = local_rows[order] * (self._end - self._begin) - self._begin  # [n] where the owner has its block 0
+        self._step, self._looks = -1, []
+        self._turn, self._look = -1, None
 
     def sample(self, owned: Tensor, turn: int) -> tuple[Tensor | None, Tensor]:
         """(which of the rows that the whole matrix is looked at in have a block here, None for all; those blocks, [rows * block];
@@ -49,10 +56,37 @@ class Part:
         Args:
             owned: what the owner has, [rows of its own, columns of this part] or a vector.
         """
-        if owned.numel() == self.vector:
-            return None, owned.flatten()
-        rows, places = _all_places(turn, len(_parts))[self]
-        return rows, owned.reshape(-1, self.block).index_select(0, places).view(-1)
+        if self.vector and owned.numel() == self.vector:
+            return None, owned
+        rows, elements = self.look(turn)
+        return rows, owned.take(elements)
+
+    def look(self, turn: int) -> tuple[Tensor | None, Tensor]:
+        """As `sample`, which of the owner's elements these are."""
+        if turn != self._turn:
+            step, group = divmod(turn, self._one_in)
+            step %= self._blocks
+            if step != self._step:
+                self._step, self._looks = step, self._looks_of(step)
+            self._turn, self._look = turn, self._looks[group]
+        return self._look
+
+    def _looks_of(self, step: int) -> list[tuple[Tensor | None, Tensor]]:
+        """The looks that together see every row once.
+
+        Args:
+            step: by how many blocks they are further than the first.
+        """
+        at = (self._first + step) % self._blocks  # [n]
+        here = slice(None)
+        if self._end - self._begin < self._blocks:
+            here = (at >= self._begin) & (at < self._end)
+        sizes = self._group[here].bincount(minlength=self._one_in)
+        places = (self._start + at)[here, None] * self.block + torch.arange(
+            self.block, device=at.device
+        )  # [n here, block]
+        rows = [None] * self._one_in if self.is_whole else self._rows[here].split(sizes.tolist())
+        return list(zip(rows, places.view(-1).split((sizes * self.block).tolist()), strict=True))
 
 
 _parts: dict[tuple, Part] = {}
@@ -60,22 +94,27 @@ _parts: dict[tuple, Part] = {}
 
 def part_of(rows: Tensor, height: int, width: int, columns: slice, local_rows: Tensor) -> Part:
     """The part of a [height, width] matrix that has these `columns` of these `rows`, which its owner has at `local_rows`."""
-    block = BLOCK if width % (8 * BLOCK) == 0 else 1
-    assert columns.start % block == columns.stop % block == 0, "a tensor-parallel share that is no multiple of 8"
     numbers = (t.cpu().numpy().tobytes() for t in (rows, local_rows))
     key = (*numbers, height, width, columns.start, columns.stop, rows.device)
     if key not in _parts:
-        whole, owned = (torch.equal(t.cpu(), torch.arange(height)) for t in (rows, local_rows))
-        whole = whole and columns == slice(0, width)
-        blocks, begin, end = width // block, columns.start // block, columns.stop // block
-        one_in = rows_one_in(height) if width > 1 else 1
-        numbers, starts = rows // one_in, local_rows * (end - begin) - begin
-        sizes = (torch.full_like(rows, size) for size in (blocks, one_in))
-        of_rows = (numbers, numbers * _step(blocks) % blocks, starts, *sizes)
-        classes = tuple(tuple(t[rows % one_in == i] for t in of_rows) for i in range(one_in))
-        vector = height if whole and owned and width == 1 else None
-        _parts[key] = Part(whole, vector, blocks, begin, end, block, classes)
+        _parts[key] = Part(rows, height, width, columns, local_rows)
     return _parts[key]
+
+
+def sample_together(parts: tuple[Part, ...], owned: Tensor, turn: int) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """Of several matrices that lie in one: (for each part the rows, as `Part.sample`; all values, one part's after another's)."""
+    if len(parts) == 1:
+        rows, values = parts[0].sample(owned, turn)
+        return (rows,), values
+    rows, elements = _look_together(parts, turn)
+    return rows, owned.take(elements)
+
+
+@functools.lru_cache(8)
+def _look_together(parts: tuple[Part, ...], turn: int) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """Once for the layers of a model, which are alike."""
+    rows, elements = zip(*(part.look(turn) for part in parts), strict=True)
+    return rows, torch.cat(elements)
 
 
 def rows_one_in(height: int) -> int:
@@ -87,30 +126,6 @@ def _step(width: int) -> int:
     """By how many of `width` blocks one row's is further than that of the row before: few rows, too, come to all regions."""
     near = round(0.618 * width)  # the golden section
     return next(step for step in range(near, near + width + 1) if math.gcd(step, width) == 1)
-
-
-@functools.lru_cache(2)
-def _all_places(turn: int, num_parts: int) -> dict[Part, tuple[Tensor | None, Tensor]]:
-    """For each of all parts (as `Part.sample`, which of the owner's blocks these are, counted through all its rows).
-
-    For all at once: three operations take as long for a hundred rows as for all rows of a model.
-    """
-    of_class = [part.classes[turn % len(part.classes)] for part in _parts.values()]
-    rows, first, starts, widths, one_in = (
-        torch.cat(tensors) for tensors in zip(*of_class, strict=True)
-    )  # each [all n]
-    at = (first + turn // one_in) % widths
-    sizes = [len(rows) for rows, *_ in of_class]
-    each = zip(_parts.values(), rows.split(sizes), at.split(sizes), (starts + at).split(sizes), strict=True)
-    return {part: _own(part, rows, at, places) for part, rows, at, places in each}
-
-
-def _own(part: Part, rows: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Those that fall into the part's columns. All [n]."""
-    if part.begin == 0 and part.end == part.width:
-        return (None if part.is_whole else rows), places
-    here = ((at >= part.begin) & (at < part.end)).nonzero()[:, 0]
-    return rows[here], places[here]
 
 
 def sampled_columns(width: int, turn: int) -> slice:

@@ -1,14 +1,17 @@
-"""Proof that a weight sync arrived: what the policy holds, what was sent, and what the engine now computes with, compared.
+"""Proof that a weight sync arrived: what the policy holds and what the engine now computes with, compared.
 
 Exact, and independent of how two implementations round. Of every tensor some elements are compared, other ones at
 each push (see weight_samples.py); vectors are compared whole:
 
-- held = sent: each rank's own shard of the policy with what was yielded to the engine.
 - all sent: the engine has no parameter that was not sent in this push.
-- sent = arrived: with this rank's tensor-parallel share, in the engine's own layout. A GPU computes with just that. A CPU
-  engine replaces the matrix of a linear layer by a packed copy that only its product can read: there each matrix is compared
-  right before it is packed, and one in 32 of the packed copies as well (at the first push all), by the columns that the product
-  returns for unit vectors.
+- held = arrived, of a tensor that this rank holds whole.
+- held = sent = arrived, of one that it holds a shard of: the shard with what was yielded to the engine, and that with the
+  engine's.
+
+What arrived is this rank's tensor-parallel share, in the engine's own layout. A GPU computes with just that. A CPU
+engine replaces the matrix of a linear layer by a packed copy that only its product can read: there each matrix is looked at
+right before it is packed, and one in 64 of the packed copies as well (at the first push all), by the columns that the product
+returns for unit vectors.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,110 +21,106 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.weight_samples import Part, part_of, sampled_columns
+from torchtitan_rl.weight_samples import Part, part_of, sample_together, sampled_columns
 
 if TYPE_CHECKING:
-    from torchtitan_rl.trainer.held_weights import HeldSample
+    from torchtitan_rl.trainer.held_weights import HeldWeights
 
-READ_BACK_ONE_IN = 32
+READ_BACK_ONE_IN = 64
 """Pushes in which every packed layer is read back once; at the first push all are."""
 
-Compared = tuple[str, Tensor, Tensor]
-"""(Hugging Face name, values, what they should be)"""
+Compared = tuple[Iterable[str], Tensor, list[Tensor]]
+"""(Hugging Face names, their values one after another in the engine's dtype, what each should be)"""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Where the engine keeps this rank's share of one Hugging Face tensor."""
+@dataclass(frozen=True, eq=False)
+class EngineParameter:
+    """Holds this rank's share of one Hugging Face tensor, or of several, one under another."""
 
     layer: nn.Module
-    parameter: str
-    rows: slice
-    """Of the layer's parameter, which may hold several tensors one under another."""
+    name: str
+    """In its layer."""
+    rows: dict[str, slice]
+    """Of each tensor, by its name."""
 
 
 class WeightProof:
     """Follows one push after another on this rank's part of the engine."""
 
     def __init__(self, model: nn.Module, *, tp_rank: int, tp_size: int) -> None:
-        self._pieces = dict(_pieces(model))
+        self.parameters = list(_parameters(model))
+        self._names = [name for parameter in self.parameters for name in parameter.rows]
         self._tp_rank, self._tp_size = tp_rank, tp_size
-        self.turn = -1
-        self._sent: dict[str, Tensor] = {}  # [rows, block] of each tensor
-        self._shapes: dict[str, tuple[int, int]] = {}
+        self._turn = -1
+        self._held: HeldWeights | None = None
+        self._sent: dict[str, Tensor | None] = {}  # [rows * block] of each tensor; None of one that is held whole
+        self._arrived: list[
+            tuple[Iterable[str], tuple[Tensor | None, ...], Tensor]
+        ] = []  # names, as of sample_together
         self._wholes: dict[str, Part] = {}
-        self._shares: dict[str, Part] = {}
-        self._arrived: list[Compared] = []
-        self._read_back: list[nn.Module] = []
-        # Matrices that a CPU engine has packed, by layer: those that it dropped, and all that it multiplies with.
-        self._dropped: dict[nn.Module, list[str]] = {}
-        self._packed: dict[nn.Module, list[str]] = {}
-        self._columns: dict[nn.Module, Tensor] = {}  # [rows, columns] of those whose packed copy is read back
-        for name, piece in self._pieces.items():
-            if piece.parameter == "weight" and hasattr(piece.layer, "cpu_linear"):
-                self._packed.setdefault(piece.layer, []).append(name)
-                if not piece.layer.weight.numel():
-                    self._dropped.setdefault(piece.layer, []).append(name)
-        self._kept = self._pieces.keys() - {name for names in self._dropped.values() for name in names}
-        for layer, names in self._dropped.items():
-            self._look_before_packing(layer, names)
+        self._shares: dict[EngineParameter, tuple[Part, ...]] = {}
+        # Matrices that a CPU engine has packed, and of these the ones that it dropped.
+        self._packed = [p for p in self.parameters if p.name == "weight" and hasattr(p.layer, "cpu_linear")]
+        self._dropped = [p for p in self._packed if not p.layer.weight.numel()]
+        self._kept = [p for p in self.parameters if p not in self._dropped]
+        self._read_back: list[EngineParameter] = []
+        self._columns: dict[EngineParameter, Tensor] = {}  # [rows, columns] of those whose packed copy is read back
+        for parameter in self._dropped:
+            self._look_before_packing(parameter)
 
-    def _look_before_packing(self, layer: nn.Module, names: list[str]) -> None:
-        method = layer.quant_method  # each layer has its own
+    def _look_before_packing(self, parameter: EngineParameter) -> None:
+        method = parameter.layer.quant_method  # each layer has its own
         pack = method.process_weights_after_loading
 
         def look_and_pack(layer: nn.Module) -> None:
-            self._look(names)
-            if layer in self._read_back:
-                self._columns[layer] = layer.weight[:, sampled_columns(layer.weight.shape[1], self.turn)].clone()
+            self._look([parameter])
+            if parameter in self._read_back:
+                self._columns[parameter] = layer.weight[:, sampled_columns(layer.weight.shape[1], self._turn)].clone()
             pack(layer)
 
         method.process_weights_after_loading = look_and_pack
 
-    def watch(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass `weights` on, noting what is sent."""
-        self.turn += 1
+    def watch(self, weights: Iterable[tuple[str, Tensor]], held: "HeldWeights") -> Iterator[tuple[str, Tensor]]:
+        """Pass `weights` on, noting what is sent of those that this rank does not hold whole."""
+        self._turn += 1
+        self._held = held
         self._sent.clear()
         self._arrived.clear()
         self._columns.clear()
-        self._read_back = self._layers_to_read_back()
+        stride = READ_BACK_ONE_IN if self._turn else 1
+        self._read_back = self._packed[self._turn % stride :: stride]
         for name, tensor in weights:
             whole = self._wholes.get(name) or self._whole_of(name, tensor)
-            sample = whole.sample(tensor, self.turn)[1]
-            self._sent[name] = sample.clone() if whole.vector else sample
+            self._sent[name] = None if name in held.whole else whole.sample(tensor, self._turn)[1].clone()
             yield name, tensor
 
     def _whole_of(self, name: str, tensor: Tensor) -> Part:
-        height, width = self._shapes[name] = _matrix_shape(tensor.shape)
+        height, width = _matrix_shape(tensor.shape)
         rows = torch.arange(height, device=tensor.device)
         whole = self._wholes[name] = part_of(rows, height, width, slice(0, width), rows)
         return whole
 
-    def _look(self, names: Iterable[str]) -> None:
-        """Note the sampled elements that the engine has of these beside those that were sent."""
+    def _look(self, parameters: Iterable[EngineParameter]) -> None:
+        """Note the sampled elements that the engine has of these."""
         # Each operation on vLLM's own kind of parameter takes three times as long otherwise.
         with torch._C.DisableTorchFunctionSubclass():
-            for name in names:
-                if name in self._sent:
-                    piece = self._pieces[name]
-                    parameter = getattr(piece.layer, piece.parameter)
-                    share = self._shares.get(name) or self._share(name, parameter)
-                    rows, values = share.sample(parameter, self.turn)
-                    self._arrived.append((name, values, self._sent_rows(name, rows)))
+            for parameter in parameters:
+                if self._sent.keys() >= parameter.rows.keys():
+                    tensor = getattr(parameter.layer, parameter.name)
+                    shares = self._shares.get(parameter) or self._shares_of(parameter, tensor)
+                    self._arrived.append((parameter.rows, *sample_together(shares, tensor, self._turn)))
 
-    def _sent_rows(self, name: str, rows: Tensor | None) -> Tensor:
-        sent = self._sent[name]
-        return sent if rows is None else sent.view(-1, self._wholes[name].block)[rows].flatten()
-
-    def _share(self, name: str, parameter: Tensor) -> Part:
-        """What the engine's `parameter` should have of the tensor, and where."""
-        height, width = self._shapes[name]
-        piece_rows = self._pieces[name].rows
-        begin, end = self._range(piece_rows.stop - piece_rows.start, height)
-        rows = torch.arange(begin, end, device=parameter.device)
-        columns = slice(*self._range(_matrix_shape(parameter.shape)[1], width))
-        share = self._shares[name] = part_of(rows, height, width, columns, rows - begin + piece_rows.start)
-        return share
+    def _shares_of(self, parameter: EngineParameter, tensor: Tensor) -> tuple[Part, ...]:
+        """What the engine's `tensor` should have of each Hugging Face tensor, and where."""
+        shares = []
+        for name, local in parameter.rows.items():
+            whole = self._wholes[name]
+            begin, end = self._range(local.stop - local.start, whole.height)
+            rows = torch.arange(begin, end, device=tensor.device)
+            columns = slice(*self._range(_matrix_shape(tensor.shape)[1], whole.width))
+            shares.append(part_of(rows, whole.height, whole.width, columns, rows - begin + local.start))
+        self._shares[parameter] = tuple(shares)
+        return self._shares[parameter]
 
     def _range(self, size: int, full: int) -> tuple[int, int]:
         """Where this rank's share of `size` begins and ends in the full tensor, by nothing but these two.
@@ -132,59 +131,73 @@ class WeightProof:
         begin = self._tp_rank // replicas * size
         return begin, min(begin + size, full)  # a vocabulary is padded at its end
 
-    def _layers_to_read_back(self) -> list[nn.Module]:
-        """The packed layers whose turn it is: some, so that after READ_BACK_ONE_IN pushes all were."""
-        stride = READ_BACK_ONE_IN if self.turn else 1
-        return list(self._packed)[self.turn % stride :: stride]
-
-    def _look_into_packed(self) -> None:
-        """Compare columns of the packed copies, which only a product returns, with what was packed."""
-        for layer in self._read_back:
+    def _look_into_packed(self) -> Iterator[Compared]:
+        """Columns of the packed copies, which only a product returns, beside those of what was packed."""
+        for parameter in self._read_back:
+            layer = parameter.layer
             width = layer.input_size_per_partition
-            where = sampled_columns(width, self.turn)
-            expected = self._columns.get(layer) if layer in self._dropped else layer.weight[:, where]
+            where = sampled_columns(width, self._turn)
+            expected = self._columns.get(parameter) if parameter in self._dropped else layer.weight[:, where]
             if expected is not None:  # else it was not loaded
                 units = expected.new_zeros(expected.shape[1], width)
                 units[:, where].fill_diagonal_(1)  # [columns, width]
                 product = layer.quant_method.apply(layer, units).t()  # [rows, columns]
-                for name in self._packed[layer]:
-                    rows = self._pieces[name].rows
-                    self._arrived.append((name, product[rows].flatten(), expected[rows].flatten()))
+                for name, rows in parameter.rows.items():
+                    yield (name,), product[rows].flatten(), [expected[rows].flatten()]
 
-    def faults(self, held: Iterable["HeldSample"]) -> list[str]:
-        """What of the last push is not as it should be, in words that begin with the tensor's name.
-
-        Args:
-            held: of the turn that `turn` says, in the policy's own dtype.
-        """
+    def faults(self) -> list[str]:
+        """What of the last push is not as it should be, in words that begin with the tensor's name."""
         self._look(self._kept)
-        self._look_into_packed()
-        held = [(name, values, self._sent_rows(name, rows)) for name, rows, values in held if name in self._sent]
-        found = dict.fromkeys(self._pieces.keys() - {name for name, *_ in self._arrived}, "was sent, but not loaded")
-        if not _equal([*self._arrived, *held]):  # all at once: each comparison asks a GPU to come to rest
-            not_arrived = "did not arrive: the engine computes with other values than were sent"
-            found |= dict.fromkeys(_differing(self._arrived), not_arrived)
-            found |= dict.fromkeys(_differing(held), "was sent with other values than the policy holds")
-        found |= dict.fromkeys(self._pieces.keys() - self._sent.keys(), "was not sent")
+        wanted, shards = dict(self._sent), []
+        for name, rows, values in self._held.samples(self._turn):
+            if name in self._held.whole:
+                wanted[name] = values
+            elif name in wanted:
+                shards.append(((name,), self._rows_of(wanted, name, rows), [values]))
+        arrived = [
+            (names, values, [self._rows_of(wanted, *one) for one in zip(names, rows, strict=True)])
+            for names, rows, values in self._arrived
+        ]
+        arrived += self._look_into_packed()
+        # All at once: each comparison asks a GPU to come to rest.
+        whole = len(self._arrived) == len(self.parameters) and _equal([*arrived, *shards])
+        faults = {} if whole else self._named(arrived, shards)
         self._sent.clear()  # a load that is not watched is not looked at
-        return [f"{name} {found[name]}" for name in self._pieces if name in found]
+        return [f"{name} {faults[name]}" for name in self._names if name in faults]
+
+    def _named(self, arrived: list[Compared], shards: list[Compared]) -> dict[str, str]:
+        """What is wrong, by the name of the tensor."""
+        not_loaded = set(self._names).difference(*(names for names, *_ in self._arrived))
+        return (
+            dict.fromkeys(not_loaded, "was sent, but not loaded")
+            | dict.fromkeys(
+                _differing(arrived), "did not arrive: the engine computes with other values than the policy holds"
+            )
+            | dict.fromkeys(_differing(shards), "was sent with other values than the policy holds")
+            | dict.fromkeys(set(self._names).difference(self._sent), "was not sent")
+        )
+
+    def _rows_of(self, wanted: dict[str, Tensor], name: str, rows: Tensor | None) -> Tensor:
+        """[rows * block] of what should be there."""
+        return wanted[name] if rows is None else wanted[name].view(-1, self._wholes[name].block)[rows].flatten()
 
 
 def _equal(compared: list[Compared]) -> bool:
-    if not compared:
-        return True
-    _, values, expected = (list(column) for column in zip(*compared, strict=True))
-    whole = torch.cat(expected)
-    return torch.equal(torch.cat(values).to(whole.dtype), whole)
+    found = torch.cat([values for _, values, _ in compared])
+    return torch.equal(found, torch.cat([one for *_, expected in compared for one in expected]).to(found.dtype))
 
 
-def _differing(compared: list[Compared]) -> list[str]:
+def _differing(compared: list[Compared]) -> Iterator[str]:
     """The names of those that differ."""
-    return [one[0] for one in compared if not _equal([one])]
+    for names, values, expected in compared:
+        of_each = values.split([len(one) for one in expected])
+        for name, mine, one in zip(names, of_each, expected, strict=True):
+            if not _equal([((name,), mine, [one])]):
+                yield name
 
 
-def _pieces(model: nn.Module) -> Iterator[tuple[str, Piece]]:
-    """(Hugging Face name, piece) of every parameter, through vLLM's fused layers."""
+def _parameters(model: nn.Module) -> Iterator[EngineParameter]:
+    """Every parameter of the engine, through vLLM's fused layers."""
     fused = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
         parent, _, last = path.rpartition(".")
@@ -192,13 +205,11 @@ def _pieces(model: nn.Module) -> Iterator[tuple[str, Piece]]:
             names = fused.get(last, [last])
             # A packed matrix has no rows of its own any more.
             sizes = layer.output_partition_sizes if len(names) > 1 or not len(tensor) else [len(tensor)]
-            begin = 0
+            rows, begin = {}, 0
             for name, size in zip(names, sizes, strict=True):
-                yield (
-                    ".".join(filter(None, (parent, name, parameter))),
-                    Piece(layer, parameter, slice(begin, begin + size)),
-                )
+                rows[".".join(filter(None, (parent, name, parameter)))] = slice(begin, begin + size)
                 begin += size
+            yield EngineParameter(layer, parameter, rows)
 
 
 def _matrix_shape(shape: torch.Size) -> tuple[int, int]:

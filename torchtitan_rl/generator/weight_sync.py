@@ -85,16 +85,16 @@ class WeightSync(Configurable):
         if self._proof is None:
             self._proof = generator.weight_proof()
         sizes: list[int] = []  # bytes of each
-        generator.load_weights(_counted(self._proof.watch(weights), sizes), policy_version=policy_version)
-        self._check_arrival(generator, held)
+        generator.load_weights(_counted(self._proof.watch(weights, held), sizes), policy_version=policy_version)
+        self._check_arrival(generator)
         interval = self.config.check_interval
         if self._num_pushes == 0 or (interval and self._num_pushes % interval == 0):
             self._check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
         self._num_pushes += 1
         return sum(sizes)
 
-    def _check_arrival(self, generator: Generator, held: "HeldWeights") -> None:
-        faults = self._proof.faults(held.samples(self._proof.turn))
+    def _check_arrival(self, generator: Generator) -> None:
+        faults = self._proof.faults()
         if cached := generator.num_cached_blocks():
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
         if not comm.largest(len(faults)):

@@ -1,8 +1,10 @@
 """What the optimizer holds of every weight, read from its own shards, so that a copy of it elsewhere can be proven."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -12,16 +14,9 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan_rl.trainer.hf import exported_rows
 from torchtitan_rl.weight_samples import Part, part_of
 
-
-class HeldSample(NamedTuple):
-    """Some elements of this rank's shard of a weight."""
-
-    name: str
-    """Hugging Face's."""
-    rows: Tensor | None
-    """Which of its rows that are looked at they are of; None: all."""
-    values: Tensor
-    """[rows * block], as weight_samples.py says; in the dtype of the policy's own weights."""
+HeldSample = tuple[str, Tensor | None, Tensor]
+"""(Hugging Face name, which of its rows that are looked at this rank's shard has, None for all; their values, [rows * block], as
+weight_samples.py says, in the dtype of the policy's own weights)"""
 
 
 class _Shard(NamedTuple):
@@ -35,17 +30,23 @@ class HeldWeights:
     """Reads shards: nothing is gathered, no rank waits for another, and what gathers for the engine is not used."""
 
     def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
-        self._shards = [
+        shards = [
             _shard(name, parameter, rows)
             for parameter, exported in exported_rows(model, adapter)
             for name, rows in exported.items()
         ]
+        self.whole = frozenset(shard.name for shard in shards if shard.part.is_whole)
+        """The weights that this rank has all of."""
+        self._vectors = [shard for shard in shards if shard.part.vector]
+        self._others = [shard for shard in shards if not shard.part.vector]
 
     def samples(self, turn: int) -> Iterator[HeldSample]:
         """This rank's part of the samples of every weight."""
-        for name, parameter, part in self._shards:
-            rows, values = part.sample(_local(parameter), turn)
-            yield HeldSample(name, rows, values)
+        vectors = ((name, None, _local(parameter)) for name, parameter, _ in self._vectors)
+        names, parameters, parts = zip(*self._others, strict=True)
+        rows, elements = zip(*(part.look(turn) for part in parts), strict=True)
+        # No Python between the looks: in it most of their time would go.
+        return chain(vectors, zip(names, rows, map(torch.take, map(_local, parameters), elements), strict=True))
 
 
 def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:

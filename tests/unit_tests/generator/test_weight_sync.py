@@ -118,13 +118,35 @@ def test_a_changed_policy_arrives_whole(pair):
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
-def test_other_weights_than_the_policys_are_named(pair):
+@pytest.fixture(params=["whole", "shards"])
+def holds(request, pair, monkeypatch):
+    """Whether the rank compares what arrived with what it holds, or both with what was sent."""
+    if request.param == "shards":
+        monkeypatch.setattr(pair.held, "whole", frozenset())
+    return request.param
+
+
+def test_other_weights_than_the_policys_are_named(pair, holds):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
-    with pytest.raises(
-        WeightSyncError, match="model.embed_tokens.weight was sent with other values than the policy holds"
-    ):
+    how = {"whole": "did not arrive: the engine computes with", "shards": "was sent with"}[holds]
+    with pytest.raises(WeightSyncError, match=f"model.embed_tokens.weight {how} other values than the policy holds"):
         pair.sync(old)
+
+
+def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, holds):
+    layer = next(p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.up_proj" in name for name in p.rows))
+    pack = layer.quant_method.process_weights_after_loading
+
+    def change_and_pack(layer) -> None:
+        layer.weight.data[len(layer.weight) // 2 :] *= 1.01  # the lower half is up_proj's
+        pack(layer)
+
+    layer.quant_method.process_weights_after_loading = change_and_pack
+    says = "policy's: model.layers.1.mlp.up_proj.weight did not arrive: the engine computes with other values [^;]*$"
+    with pytest.raises(WeightSyncError, match=says):
+        pair.sync()
+    layer.quant_method.process_weights_after_loading = pack
 
 
 def test_a_tensor_that_is_left_out_is_named(pair):
@@ -139,11 +161,11 @@ def test_a_push_of_nothing_is_named(pair):
         pair.sync([])
 
 
-def test_rows_in_another_order_are_seen(pair):
+def test_rows_in_another_order_are_seen(pair, holds):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
     matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
     matrix[[3, 70]] = matrix[[70, 3]]
-    name, faults = "policy's: model.layers.1.mlp.gate_proj.weight was sent with other values", []
+    name, faults = "policy's: model.layers.1.mlp.gate_proj.weight ", []
     for _ in range(rows_one_in(len(matrix))):
         with suppress_but_keep(WeightSyncError, faults):
             pair.sync([(n, t.clone()) for n, t in swapped])
