@@ -16,7 +16,7 @@ from torch import Tensor
 BLOCK = 8
 """Columns. Shares of a width that is a multiple of 64 are whole blocks; of another width single elements are looked at."""
 
-ROWS = 32
+ROWS = 16
 """Of a large matrix, at each look; more than these where they would be less than one in 64, and one in 8 of a small one."""
 
 COLUMNS = 8
@@ -45,7 +45,11 @@ class Part:
         self._rows = rows[order] // self._one_in  # [n]
         self._group = rows[order] % self._one_in  # [n]
         self._first = self._rows * _step(self._blocks) % self._blocks  # [n] the block that a row's first look is at
-        self._start = local_rows[order] * (self._end - self._begin) - self._begin  # [n] where the owner has its block 0
+        start = local_rows[order] * (self._end - self._begin) - self._begin  # [n] where the owner has a row's block 0
+        self._elements = start[:, None] * self.block + torch.arange(
+            self.block, device=rows.device
+        )  # [n, block] of block 0
+        self._sizes = self._sizes_of(self._group)
         self._step, self._looks = -1, []
         self._turn, self._look = -1, None
 
@@ -78,15 +82,16 @@ class Part:
             step: by how many blocks they are further than the first.
         """
         at = (self._first + step) % self._blocks  # [n]
-        here = slice(None)
+        rows, elements, sizes = self._rows, self._elements + (at * self.block)[:, None], self._sizes
         if self._end - self._begin < self._blocks:
             here = (at >= self._begin) & (at < self._end)
-        sizes = self._group[here].bincount(minlength=self._one_in)
-        places = (self._start + at)[here, None] * self.block + torch.arange(
-            self.block, device=at.device
-        )  # [n here, block]
-        rows = [None] * self._one_in if self.is_whole else self._rows[here].split(sizes.tolist())
-        return list(zip(rows, places.view(-1).split((sizes * self.block).tolist()), strict=True))
+            rows, elements, sizes = rows[here], elements[here], self._sizes_of(self._group[here])
+        of_each = [None] * self._one_in if self.is_whole else rows.split(sizes)
+        return list(zip(of_each, elements.view(-1).split([n * self.block for n in sizes]), strict=True))
+
+    def _sizes_of(self, groups: Tensor) -> list[int]:
+        """How many rows of each group there are."""
+        return groups.bincount(minlength=self._one_in).tolist()
 
 
 _parts: dict[tuple, Part] = {}

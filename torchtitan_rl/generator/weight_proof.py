@@ -57,7 +57,7 @@ class WeightProof:
         self._arrived: list[
             tuple[Iterable[str], tuple[Tensor | None, ...], Tensor]
         ] = []  # names, as of sample_together
-        self._wholes: dict[str, Part] = {}
+        self._sent_parts: dict[str, Part] = {}
         self._shares: dict[EngineParameter, tuple[Part, ...]] = {}
         # Matrices that a CPU engine has packed, and of these the ones that it dropped.
         self._packed = [p for p in self.parameters if p.name == "weight" and hasattr(p.layer, "cpu_linear")]
@@ -90,15 +90,18 @@ class WeightProof:
         stride = READ_BACK_ONE_IN if self._turn else 1
         self._read_back = self._packed[self._turn % stride :: stride]
         for name, tensor in weights:
-            whole = self._wholes.get(name) or self._whole_of(name, tensor)
-            self._sent[name] = None if name in held.whole else whole.sample(tensor, self._turn)[1].clone()
+            self._sent[name] = None if name in held.whole else self._sample(name, tensor)
             yield name, tensor
 
-    def _whole_of(self, name: str, tensor: Tensor) -> Part:
-        height, width = _matrix_shape(tensor.shape)
-        rows = torch.arange(height, device=tensor.device)
-        whole = self._wholes[name] = part_of(rows, height, width, slice(0, width), rows)
-        return whole
+    def _sample(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._sent_parts:
+            height, width = _matrix_shape(tensor.shape)
+            rows = torch.arange(height, device=tensor.device)
+            self._sent_parts[name] = part_of(rows, height, width, slice(0, width), rows)
+        return self._sent_parts[name].sample(tensor, self._turn)[1].clone()
+
+    def _whole(self, name: str) -> Part:
+        return self._held.whole.get(name) or self._sent_parts[name]
 
     def _look(self, parameters: Iterable[EngineParameter]) -> None:
         """Note the sampled elements that the engine has of these."""
@@ -114,7 +117,7 @@ class WeightProof:
         """What the engine's `tensor` should have of each Hugging Face tensor, and where."""
         shares = []
         for name, local in parameter.rows.items():
-            whole = self._wholes[name]
+            whole = self._whole(name)
             begin, end = self._range(local.stop - local.start, whole.height)
             rows = torch.arange(begin, end, device=tensor.device)
             columns = slice(*self._range(_matrix_shape(tensor.shape)[1], whole.width))
@@ -145,6 +148,7 @@ class WeightProof:
                 for name, rows in parameter.rows.items():
                     yield (name,), product[rows].flatten(), [expected[rows].flatten()]
 
+    @torch.inference_mode()
     def faults(self) -> list[str]:
         """What of the last push is not as it should be, in words that begin with the tensor's name."""
         self._look(self._kept)
@@ -153,9 +157,10 @@ class WeightProof:
             if name in self._held.whole:
                 wanted[name] = values
             elif name in wanted:
-                shards.append(((name,), self._rows_of(wanted, name, rows), [values]))
+                sent = wanted[name] if rows is None else self._rows_of(wanted, name, rows)
+                shards.append(((name,), sent, [values]))
         arrived = [
-            (names, values, [self._rows_of(wanted, *one) for one in zip(names, rows, strict=True)])
+            (names, values, [wanted[n] if at is None else self._rows_of(wanted, n, at) for n, at in zip(names, rows)])
             for names, rows, values in self._arrived
         ]
         arrived += self._look_into_packed()
@@ -177,9 +182,9 @@ class WeightProof:
             | dict.fromkeys(set(self._names).difference(self._sent), "was not sent")
         )
 
-    def _rows_of(self, wanted: dict[str, Tensor], name: str, rows: Tensor | None) -> Tensor:
+    def _rows_of(self, wanted: dict[str, Tensor], name: str, rows: Tensor) -> Tensor:
         """[rows * block] of what should be there."""
-        return wanted[name] if rows is None else wanted[name].view(-1, self._wholes[name].block)[rows].flatten()
+        return wanted[name].view(-1, self._whole(name).block)[rows].flatten()
 
 
 def _equal(compared: list[Compared]) -> bool:

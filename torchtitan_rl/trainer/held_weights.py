@@ -35,18 +35,19 @@ class HeldWeights:
             for parameter, exported in exported_rows(model, adapter)
             for name, rows in exported.items()
         ]
-        self.whole = frozenset(shard.name for shard in shards if shard.part.is_whole)
-        """The weights that this rank has all of."""
-        self._vectors = [shard for shard in shards if shard.part.vector]
-        self._others = [shard for shard in shards if not shard.part.vector]
+        self.whole = {shard.name: shard.part for shard in shards if shard.part.is_whole}
+        """The weights that this rank has all of, by name."""
+        self._vectors = [(shard.name, shard.parameter) for shard in shards if shard.part.vector]
+        others = [shard for shard in shards if not shard.part.vector]
+        self._names, self._parameters, self._parts = zip(*others, strict=True)
 
     def samples(self, turn: int) -> Iterator[HeldSample]:
         """This rank's part of the samples of every weight."""
-        vectors = ((name, None, _local(parameter)) for name, parameter, _ in self._vectors)
-        names, parameters, parts = zip(*self._others, strict=True)
-        rows, elements = zip(*(part.look(turn) for part in parts), strict=True)
+        vectors = ((name, None, _local(parameter)) for name, parameter in self._vectors)
+        rows, elements = zip(*(part.look(turn) for part in self._parts), strict=True)
         # No Python between the looks: in it most of their time would go.
-        return chain(vectors, zip(names, rows, map(torch.take, map(_local, parameters), elements), strict=True))
+        samples = map(torch.take, map(_local, self._parameters), elements)
+        return chain(vectors, zip(self._names, rows, samples, strict=True))
 
 
 def _shard(name: str, parameter: Tensor, rows: Tensor) -> _Shard:

@@ -122,7 +122,7 @@ def test_a_changed_policy_arrives_whole(pair):
 def holds(request, pair, monkeypatch):
     """Whether the rank compares what arrived with what it holds, or both with what was sent."""
     if request.param == "shards":
-        monkeypatch.setattr(pair.held, "whole", frozenset())
+        monkeypatch.setattr(pair.held, "whole", {})
     return request.param
 
 
