@@ -18,7 +18,7 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.engine_stats import tail_seconds
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.weight_proof import WeightProof
+from torchtitan_rl.generator.weight_proof import READ_BACK_ONE_IN, WeightProof
 from torchtitan_rl.generator.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.held_weights import HeldWeights
 from torchtitan_rl.trainer.hf import hf_weights, load_hf_weights
@@ -159,6 +159,30 @@ def test_a_tensor_that_is_left_out_is_named(pair):
 def test_a_push_of_nothing_is_named(pair):
     with pytest.raises(WeightSyncError, match="model.embed_tokens.weight was not sent; .* and .* more"):
         pair.sync([])
+
+
+@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine packs nothing")
+def test_a_packed_copy_that_stays_old_is_named_when_its_turn_comes(pair, monkeypatch):
+    layer = next(
+        p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.down_proj" in name for name in p.rows)
+    )
+    pack, old, faults = layer.quant_method.process_weights_after_loading, layer.cpu_linear, []
+
+    def pack_but_keep_the_old(layer) -> None:
+        pack(layer)
+        layer.cpu_linear = old
+
+    pair.change()
+    layer.quant_method.process_weights_after_loading = pack_but_keep_the_old
+    monkeypatch.setattr(pair.weight_sync, "_check_probe", lambda *args: None)  # which would see it at once
+    for _ in range(READ_BACK_ONE_IN):
+        with suppress_but_keep(WeightSyncError, faults):
+            pair.sync()
+    layer.quant_method.process_weights_after_loading = pack
+    assert [str(fault).split("policy's: ")[1] for fault in faults] == [
+        "model.layers.1.mlp.down_proj.weight did not arrive: the engine computes with other values than the policy holds. "
+        "Nothing was sampled with them."
+    ]
 
 
 def test_rows_in_another_order_are_seen(pair, holds):
