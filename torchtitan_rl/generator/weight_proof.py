@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 READ_BACK_ONE_IN = 64
 """Pushes in which every packed layer is read back once; at the first push all are."""
 
+Arrived = tuple[Iterable[str], tuple[Tensor | None, ...], Tensor]
+"""(Hugging Face names of a parameter of the engine, and as `sample_together` the rows of each and all values)"""
+
 Compared = tuple[Iterable[str], Tensor, list[Tensor]]
 """(Hugging Face names, their values one after another in the engine's dtype, what each should be)"""
 
@@ -54,10 +57,8 @@ class WeightProof:
         self._turn = -1
         self._held: HeldWeights | None = None
         self._sent: dict[str, Tensor | None] = {}  # [rows * block] of each tensor; None of one that is held whole
-        self._arrived: list[
-            tuple[Iterable[str], tuple[Tensor | None, ...], Tensor]
-        ] = []  # names, as of sample_together
-        self._sent_parts: dict[str, Part] = {}
+        self._arrived: list[Arrived] = []
+        self._sent_parts: dict[str, Part] = {}  # all of each tensor that was sent and is not held whole
         self._shares: dict[EngineParameter, tuple[Part, ...]] = {}
         # Matrices that a CPU engine has packed, and of these the ones that it dropped.
         self._packed = [p for p in self.parameters if p.name == "weight" and hasattr(p.layer, "cpu_linear")]
@@ -94,6 +95,7 @@ class WeightProof:
             yield name, tensor
 
     def _sample(self, name: str, tensor: Tensor) -> Tensor:
+        """[rows * block], of all that is sent."""
         if name not in self._sent_parts:
             height, width = _matrix_shape(tensor.shape)
             rows = torch.arange(height, device=tensor.device)
@@ -101,6 +103,7 @@ class WeightProof:
         return self._sent_parts[name].sample(tensor, self._turn)[1].clone()
 
     def _whole(self, name: str) -> Part:
+        """Says the tensor's shape, and the block that it is looked at in."""
         return self._held.whole.get(name) or self._sent_parts[name]
 
     def _look(self, parameters: Iterable[EngineParameter]) -> None:
@@ -148,7 +151,6 @@ class WeightProof:
                 for name, rows in parameter.rows.items():
                     yield (name,), product[rows].flatten(), [expected[rows].flatten()]
 
-    @torch.inference_mode()
     def faults(self) -> list[str]:
         """What of the last push is not as it should be, in words that begin with the tensor's name."""
         self._look(self._kept)
@@ -183,7 +185,7 @@ class WeightProof:
         )
 
     def _rows_of(self, wanted: dict[str, Tensor], name: str, rows: Tensor) -> Tensor:
-        """[rows * block] of what should be there."""
+        """[rows * block], those of what should be there."""
         return wanted[name].view(-1, self._whole(name).block)[rows].flatten()
 
 
