@@ -1,7 +1,7 @@
 """Which elements of a weight are looked at when a copy of it is proven.
 
 Of one row in 8, and in up to 64 where a matrix has many, one block of neighbouring columns, in each of these rows another one: so each
-tensor-parallel share has some, and a row costs one cache line. Rows and blocks move on at each look, until every element was seen.
+tensor-parallel share of up to 8 has some, and a row costs one cache line. Rows and blocks move on at each look, until every element was seen.
 Vectors are looked at whole.
 
 Example: of a [32, 64] matrix at look 1 these are columns 0 to 7 of row 1, 40 to 47 of row 9, 16 to 23 of row 17, 56 to 63 of row 25.

@@ -50,6 +50,13 @@ def test_the_shares_of_columns_have_together_what_the_whole_has_and_each_has_som
         assert torch.equal(found, rows_of(sent, width)[here].flatten())
 
 
+@pytest.mark.parametrize(("height", "width"), [(128, 128), (384, 1024), (1024, 3072), (2048, 11008)])
+def test_each_of_eight_shares_of_columns_is_seen_at_each_look(height, width):
+    rows, size = torch.arange(height), width // 8
+    shares = [part_of(rows, height, width, slice(i * size, (i + 1) * size), rows) for i in range(8)]
+    assert all(len(share.look(turn)[1]) for share in shares for turn in [*range(64), 511, 1003])
+
+
 def test_rows_of_a_fused_parameter_are_found_where_they_lie():
     """Such as keys: rows 2, 3 of each four of the parameter, on the second of two ranks, which has its rows 8 to 15."""
     values = matrix(8, 64)
