@@ -32,4 +32,4 @@ if ((NNODES > 1)); then
 else
   RENDEZVOUS=(--standalone)
 fi
-exec .venv/bin/python -m torchtitan_rl.launch "${RENDEZVOUS[@]}" --nproc_per_node="$NGPU" -m torchtitan_rl.train "$@"
+exec .venv/bin/python -m torchtitan_rl.resilience.launch "${RENDEZVOUS[@]}" --nproc_per_node="$NGPU" -m torchtitan_rl.train "$@"

@@ -1,1 +1,1 @@
-"""The registry: every public function in a module here returns a `Controller.Config` and is a `--config` name."""
+"""The registry: every public function in a module here returns a `RunConfig` and is a `--config` name."""

@@ -2,26 +2,26 @@
 
 from torchtitan.components.optimizer import LRSchedulersContainer
 
-from torchtitan_rl.algorithm import Algorithm, GroupMean
-from torchtitan_rl.controller import Controller
-from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.trainer.gate import LogprobGate
+from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
+from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.observability import Recorder
-from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.tasks.prompt_stream import PromptStream
-from torchtitan_rl.trainer.gate import LogprobGate
-from torchtitan_rl.trainer.trainer import AdamW, Trainer
+from torchtitan_rl.setup.config import RunConfig
 
 
-def debug() -> Controller.Config:
+def debug() -> RunConfig:
     """Adds two integers on one CPU process, in about 2 minutes with its own warm start; needs nothing.
 
     The policy starts with a habit, the forgotten carry, that reinforcement learning removes. Everything is float32, on a
     GPU too, and the run stops should trainer and sampler differ by 1e-3 on any token.
     """
-    config = Controller.Config(
+    config = RunConfig(
         model_spec=small_qwen3(vocab_size=320),
         num_steps=50,
         num_prompts_per_step=16,
@@ -50,7 +50,7 @@ def debug() -> Controller.Config:
     return config
 
 
-def debug_bf16() -> Controller.Config:
+def debug_bf16() -> RunConfig:
     """debug in bfloat16, as larger models are trained; the output heads alone stay in float32."""
     config = debug()
     config.generator.dtype = "bfloat16"
@@ -60,12 +60,12 @@ def debug_bf16() -> Controller.Config:
     return config
 
 
-def debug_fsdp2() -> Controller.Config:
+def debug_fsdp2() -> RunConfig:
     """debug with the policy sharded over every process: NGPU=2 or more."""
     return debug()
 
 
-def debug_tp2() -> Controller.Config:
+def debug_tp2() -> RunConfig:
     """debug with tensor parallelism of 2 in trainer and generator: NGPU=2."""
     config = debug()
     config.trainer.parallelism.tensor_parallel_degree = 2
@@ -73,7 +73,7 @@ def debug_tp2() -> Controller.Config:
     return config
 
 
-def debug_fsdp2_tp2() -> Controller.Config:
+def debug_fsdp2_tp2() -> RunConfig:
     """debug with FSDP 2 x TP 2 in the trainer and engines on 2 ranks each: NGPU=4."""
     config = debug_tp2()
     config.trainer.parallelism.data_parallel_shard_degree = 2

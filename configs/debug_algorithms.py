@@ -5,7 +5,7 @@ steps a batch.
 """
 
 from configs.debug import debug
-from torchtitan_rl.algorithm import (
+from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
     Cispo,
@@ -13,26 +13,25 @@ from torchtitan_rl.algorithm import (
     GroupMean,
     Grpo,
     Gspo,
-    MaxEnt,
     Rloo,
-    SeedGrpo,
     SeqMeanTokenMean,
     SeqSumConst,
-    TauController,
     TokenMean,
     Truncation,
 )
-from torchtitan_rl.controller import Controller
+from torchtitan_rl.library.maxent import MaxEnt, TauController
+from torchtitan_rl.library.seed_grpo import SeedGrpo
+from torchtitan_rl.setup.config import RunConfig
 
 
-def _debug_with(algorithm: Algorithm.Config, *, num_minibatches: int = 1) -> Controller.Config:
+def _debug_with(algorithm: Algorithm.Config, *, num_minibatches: int = 1) -> RunConfig:
     config = debug()
     config.algorithm = algorithm
     config.trainer.num_minibatches = num_minibatches
     return config
 
 
-def debug_dapo() -> Controller.Config:
+def debug_dapo() -> RunConfig:
     """DAPO: clip-higher, token mean, soft length penalty, groups without preference replaced; 2 optimizer steps a batch."""
     return _debug_with(
         Algorithm.Config(
@@ -46,17 +45,17 @@ def debug_dapo() -> Controller.Config:
     )
 
 
-def debug_dr_grpo() -> Controller.Config:
+def debug_dr_grpo() -> RunConfig:
     """Dr.GRPO: advantages without the division by the std, losses summed over tokens with a constant divisor."""
     return _debug_with(Algorithm.Config(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config()))
 
 
-def debug_rloo() -> Controller.Config:
+def debug_rloo() -> RunConfig:
     """RLOO: each completion against the mean of the others in its group."""
     return _debug_with(Algorithm.Config(advantage=Rloo.Config()))
 
 
-def debug_gspo() -> Controller.Config:
+def debug_gspo() -> RunConfig:
     """GSPO: one ratio a sequence, clipped tightly; 4 optimizer steps a batch, so that the ratio leaves 1."""
     return _debug_with(
         Algorithm.Config(advantage=Grpo.Config(), loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config()),
@@ -64,23 +63,23 @@ def debug_gspo() -> Controller.Config:
     )
 
 
-def debug_cispo() -> Controller.Config:
+def debug_cispo() -> RunConfig:
     """CISPO: the clipped ratio is a weight without gradient, so that no token drops out; 4 optimizer steps a batch."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), loss=Cispo.Config()), num_minibatches=4)
 
 
-def debug_maxent() -> Controller.Config:
+def debug_maxent() -> RunConfig:
     """MaxEnt-GRPO: the policy's distribution over each group is pulled to reward-tempered weights of controlled entropy."""
     return _debug_with(
         Algorithm.Config(loss=MaxEnt.Config(tau=0.5, beta=0.05, tau_controller=TauController.Config(target=1.5)))
     )
 
 
-def debug_seed_grpo() -> Controller.Config:
+def debug_seed_grpo() -> RunConfig:
     """SEED-GRPO: advantages scaled down where a group's answers disagree most."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), seed_grpo=SeedGrpo.Config()))
 
 
-def debug_kl() -> Controller.Config:
+def debug_kl() -> RunConfig:
     """GRPO with a k3 penalty towards the frozen start, which is sharded like the policy."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), kl=KL.Config(coef=0.02)))

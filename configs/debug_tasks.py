@@ -1,12 +1,12 @@
 """debug on other work: a generated task and a file of rows, each with a small start of its own that has a habit to unlearn."""
 
 from configs.debug import debug
-from torchtitan_rl.controller import Controller
-from torchtitan_rl.tasks import Rows, Task
-from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.library.tasks import Rows, Task
+from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.setup.config import RunConfig
 
 
-def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> Controller.Config:
+def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> RunConfig:
     config = debug()
     config.task = task
     config.prompts.max_prompt_tokens = max_prompt_tokens
@@ -16,21 +16,21 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
     return config
 
 
-def debug_spell_backward() -> Controller.Config:
+def debug_spell_backward() -> RunConfig:
     """Spells words backwards (reasoning_gym), from a start that often leaves the first two letters as they are."""
     return _debug_on(
         ReasoningGym.Config(
             tasks=[("spell_backward", 1.0)],
             settings=[("spell_backward.max_word_len", "6")],
             instruction="",
-            warm_start="torchtitan_rl.tasks.starts:spell_backward",
+            warm_start="torchtitan_rl.library.starts.sums:spell_backward",
         ),
         max_prompt_tokens=64,
         max_tokens=32,
     )
 
 
-def debug_chain_sum() -> Controller.Config:
+def debug_chain_sum() -> RunConfig:
     """Adds and subtracts three or four digits (reasoning_gym), from a start that often forgets the last one."""
     return _debug_on(
         ReasoningGym.Config(
@@ -41,21 +41,23 @@ def debug_chain_sum() -> Controller.Config:
                 ("chain_sum.max_digits", "1"),
             ],
             instruction="",
-            warm_start="torchtitan_rl.tasks.starts:chain_sum",
+            warm_start="torchtitan_rl.library.starts.sums:chain_sum",
         ),
         max_prompt_tokens=48,
         max_tokens=48,
     )
 
 
-def debug_rows() -> Controller.Config:
+def debug_rows() -> RunConfig:
     """Adds minutes to a time of day, from the chat messages of a JSON Lines file: .venv/bin/python scripts/make_arrivals.py.
 
     The start forgets to carry a full hour. This is the smallest example of a run on a file of one's own.
     """
     return _debug_on(
         Rows.Config(
-            path="outputs/data/arrivals.jsonl", answer_kind="tag", warm_start="torchtitan_rl.tasks.starts:arrivals"
+            path="outputs/data/arrivals.jsonl",
+            answer_kind="tag",
+            warm_start="torchtitan_rl.library.starts.sums:arrivals",
         ),
         max_prompt_tokens=96,
         max_tokens=48,

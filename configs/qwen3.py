@@ -2,7 +2,7 @@
 
 How the numbers were chosen (docs/gpu.md says what has been measured where):
 
-- Memory is computed by torchtitan_rl/run/memory.py and stated with each config: GiB on each GPU while the engine is awake,
+- Memory is computed by torchtitan_rl/setup/memory.py and stated with each config: GiB on each GPU while the engine is awake,
   and at the peak of an update. The trainer holds 12 bytes a parameter over the FSDP and TP ranks (float32 weights and two
   moments), 16 during an update; the engine takes 40 % of the GPU for its bfloat16 weights and KV cache and gives it back
   while the trainer works. A run that cannot fit is refused before it starts.
@@ -18,16 +18,16 @@ from typing import Literal
 
 from torchtitan.components.optimizer import LRSchedulersContainer
 
-from torchtitan_rl import models
-from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
-from torchtitan_rl.controller import Controller
-from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.weight_sync import WeightSync
-from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.tasks.prompt_stream import PromptStream
-from torchtitan_rl.trainer.trainer import AdamW, Trainer
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean, TokenTruncate
+from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.weight_sync import WeightSync
+from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
+from torchtitan_rl.library import models
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.setup.config import RunConfig
 
 
 def _qwen3(
@@ -39,8 +39,8 @@ def _qwen3(
     max_tokens: int,
     generator_tp: int = 1,
     activation_checkpoint: Literal["none", "selective", "full"] = "full",
-) -> Controller.Config:
-    return Controller.Config(
+) -> RunConfig:
+    return RunConfig(
         model_spec=flavor and models.qwen3(flavor),
         hf_assets_path=folder,
         num_steps=200,
@@ -65,7 +65,7 @@ def _qwen3(
     )
 
 
-def qwen3() -> Controller.Config:
+def qwen3() -> RunConfig:
     """Any dense Qwen3, Qwen2.5 or Llama 3: the model is read from the config.json of --hf-assets-path FOLDER.
 
     The settings are those of 0.6B to 1.7B on one 80 GB GPU or more; a larger model wants a lower learning rate, and from 8B on
@@ -74,7 +74,7 @@ def qwen3() -> Controller.Config:
     return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 
 
-def qwen3_0_6b() -> Controller.Config:
+def qwen3_0_6b() -> RunConfig:
     """Qwen3-0.6B; one 80 GB GPU: 41 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder.
 
     One 24 GiB GPU with --trainer.activation-checkpoint full: 19 awake, 14 in an update.
@@ -84,22 +84,22 @@ def qwen3_0_6b() -> Controller.Config:
     )
 
 
-def qwen3_1_7b() -> Controller.Config:
+def qwen3_1_7b() -> RunConfig:
     """Qwen3-1.7B; one 80 GB GPU: 53 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder."""
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 
-def qwen3_4b() -> Controller.Config:
+def qwen3_4b() -> RunConfig:
     """Qwen3-4B; 2 or more 80 GB GPUs (FSDP): 57 GiB awake, 40 in an update on 2. Needs the checkpoint folder."""
     return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
 
 
-def qwen3_8b() -> Controller.Config:
+def qwen3_8b() -> RunConfig:
     """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each): 58 GiB awake, 46 in an update on 4. Needs the checkpoint folder."""
     return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
 
 
-def qwen3_14b() -> Controller.Config:
+def qwen3_14b() -> RunConfig:
     """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each): 56 GiB awake, 39 in an update on 8.
 
     Needs the checkpoint folder.

@@ -5,15 +5,15 @@ test.jsonl. The model is --hf-assets-path's.
 """
 
 from configs.qwen3 import qwen3, qwen3_8b
-from torchtitan_rl.controller import Controller
-from torchtitan_rl.tasks import Rows, Task
-from torchtitan_rl.tasks.countdown import Countdown
-from torchtitan_rl.tasks.gsm8k import Gsm8k
-from torchtitan_rl.tasks.math import Math
-from torchtitan_rl.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.library.tasks import Rows, Task
+from torchtitan_rl.library.tasks.countdown import Countdown
+from torchtitan_rl.library.tasks.gsm8k import Gsm8k
+from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.setup.config import RunConfig
 
 
-def _on(task: Task.Config, config: Controller.Config, *, max_tokens: int) -> Controller.Config:
+def _on(task: Task.Config, config: RunConfig, *, max_tokens: int) -> RunConfig:
     config.task = task
     config.prompts.max_prompt_tokens = 512
     for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
@@ -27,46 +27,46 @@ def _reasoning_gym() -> ReasoningGym.Config:
     return ReasoningGym.Config(tasks=[(name, 1.0) for name in names])
 
 
-def qwen3_rows() -> Controller.Config:
+def qwen3_rows() -> RunConfig:
     """A Qwen3 of up to 1.7B on your own rows, on one 80 GB GPU: --task.path data.jsonl (prompt or messages, and perhaps answer)."""
     return _on(Rows.Config(answer_kind="tag"), qwen3(), max_tokens=1024)
 
 
-def qwen3_gsm8k() -> Controller.Config:
+def qwen3_gsm8k() -> RunConfig:
     """A Qwen3 of up to 1.7B on gsm8k, on one 80 GB GPU."""
     return _on(Gsm8k.Config(), qwen3(), max_tokens=1024)
 
 
-def qwen3_gsm8k_8gpu() -> Controller.Config:
+def qwen3_gsm8k_8gpu() -> RunConfig:
     """Qwen3-8B on gsm8k, on 8 GPUs of 80 GB."""
     return _on(Gsm8k.Config(), qwen3_8b(), max_tokens=1024)
 
 
-def qwen3_math() -> Controller.Config:
+def qwen3_math() -> RunConfig:
     """A Qwen3 of up to 1.7B on competition mathematics, judged by math-verify, on one 80 GB GPU."""
     return _on(Math.Config(), qwen3(), max_tokens=2048)
 
 
-def qwen3_math_8gpu() -> Controller.Config:
+def qwen3_math_8gpu() -> RunConfig:
     """Qwen3-8B on competition mathematics, judged by math-verify, on 8 GPUs of 80 GB."""
     return _on(Math.Config(), qwen3_8b(), max_tokens=3072)
 
 
-def qwen3_countdown() -> Controller.Config:
+def qwen3_countdown() -> RunConfig:
     """A Qwen3 of up to 1.7B on countdown: reach a number with the four operations; on one 80 GB GPU."""
     return _on(Countdown.Config(), qwen3(), max_tokens=1024)
 
 
-def qwen3_countdown_8gpu() -> Controller.Config:
+def qwen3_countdown_8gpu() -> RunConfig:
     """Qwen3-8B on countdown with up to 6 numbers, on 8 GPUs of 80 GB."""
     return _on(Countdown.Config(max_numbers=6), qwen3_8b(), max_tokens=2048)
 
 
-def qwen3_reasoning_gym() -> Controller.Config:
+def qwen3_reasoning_gym() -> RunConfig:
     """A Qwen3 of up to 1.7B on a mix of five reasoning_gym tasks, on one 80 GB GPU; --task.tasks NAME WEIGHT ... for others."""
     return _on(_reasoning_gym(), qwen3(), max_tokens=1024)
 
 
-def qwen3_reasoning_gym_8gpu() -> Controller.Config:
+def qwen3_reasoning_gym_8gpu() -> RunConfig:
     """Qwen3-8B on a mix of five reasoning_gym tasks, on 8 GPUs of 80 GB; --task.tasks NAME WEIGHT ... for others."""
     return _on(_reasoning_gym(), qwen3_8b(), max_tokens=2048)

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/estimate.py --config qwen3_8b --gpus 8 --gpu H100
     .venv/bin/python scripts/estimate.py --config debug --gpus 1 --gpu here --prompt-tokens 13 --completion-tokens 26
 
-The least time of each part is that of torchtitan_rl/metrics/efficiency.py; what is expected is that over the share of it that a
+The least time of each part is that of torchtitan_rl/observability/metrics/efficiency.py; what is expected is that over the share of it that a
 machine reaches (--decode-share, --train-share, --sync-share: a run's efficiency/* metrics). Completions of one length are
 assumed, no tail of long ones, and communication between GPUs hidden behind the work; rewards and prefill are not counted.
 """
@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
-from torchtitan_rl.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
-from torchtitan_rl.run.machine import Speeds, measured_speeds  # noqa: E402
-from torchtitan_rl.run.memory import memory_need  # noqa: E402
-from torchtitan_rl.run.registry import load_config  # noqa: E402
-from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
+from torchtitan_rl.core.trainer.policy import meta_model  # noqa: E402
+from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
+from torchtitan_rl.setup.memory import memory_need  # noqa: E402
+from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30
 # Dense matrix peaks without sparsity (float32 outside of the tensor cores), memory rate, GiB; the makers' data sheets.

@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 
 from scripts.export_hf import export  # noqa: E402
-from torchtitan_rl.run.errors import UserError  # noqa: E402
-from torchtitan_rl.run.references import CALLER_FOLDER  # noqa: E402
-from torchtitan_rl.run.secrets import HIDDEN  # noqa: E402
+from torchtitan_rl.core.errors import UserError  # noqa: E402
+from torchtitan_rl.library.references import CALLER_FOLDER  # noqa: E402
+from torchtitan_rl.setup.secrets import HIDDEN  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OF_AN_EVALUATION = {"--dump-folder", "--hf-assets-path", "--checkpoint.load-step", "--resume"}
@@ -58,7 +58,7 @@ def main() -> None:
             except UserError as error:
                 parser.error(str(error))
         command += [*overrides, "--hf-assets-path", model, "--dump-folder", str(output), "--eval-only"]
-        launch = ["-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
+        launch = ["-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
         environment = {**os.environ, CALLER_FOLDER: caller}
         launch = [sys.executable, *launch, "-m", "torchtitan_rl.train", *command]
         sys.exit(subprocess.run(launch, cwd=ROOT, env=environment).returncode)

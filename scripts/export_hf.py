@@ -12,18 +12,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from torchtitan_rl.models import spec_from_folder  # noqa: E402
-from torchtitan_rl.run.checkpoints import CheckpointFolder  # noqa: E402
-from torchtitan_rl.run.errors import UserError, expect  # noqa: E402
-from torchtitan_rl.run.resume import examine  # noqa: E402
-from torchtitan_rl.trainer.hf import stored_hf_weights  # noqa: E402
-from torchtitan_rl.trainer.policy import meta_model  # noqa: E402
+from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
+from torchtitan_rl.core.trainer.policy import meta_model  # noqa: E402
+from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.resilience.checkpoints import CheckpointFolder  # noqa: E402
+from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E402
+from torchtitan_rl.setup.resume import examine  # noqa: E402
 
 SHARD_BYTES = 4 * 2**30
 """The largest file, unless one tensor is larger, and what is in memory at once."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from torchtitan_rl.models import FAMILIES, QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
-from torchtitan_rl.tasks import SumDigits  # noqa: E402
-from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.library.models import FAMILIES, QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
 SMALL = {
     "vocab_size": 512,

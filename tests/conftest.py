@@ -1,3 +1,3 @@
 """Imported before any test: the device's adaptations must precede torchtitan and vLLM."""
 
-from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.core import device  # noqa: F401

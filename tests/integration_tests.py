@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from scripts.make_arrivals import rows as arrivals  # noqa: E402
-from tests.run_checks import (  # noqa: E402
+from tests.integration.run_checks import (  # noqa: E402
     accuracy_rises,
     ended_after_the_best,
     evaluation_is_reproduced,
@@ -46,7 +46,7 @@ ANY_FOLDER = [
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
-    "--grader.rewards", "torchtitan_rl.grading.rewards:script(name='latin')",
+    "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
 TRL = {
@@ -107,7 +107,7 @@ def run(*args: str) -> list[str]:
 
 
 def parity(*args: str) -> list[str]:
-    """Arguments of tests/parity.py."""
+    """Arguments of tests/integration/parity.py."""
     return ["--output", "{dir}/parity.json", *args]
 
 
@@ -116,52 +116,52 @@ def build_test_list() -> list[OverrideDefinitions]:
     checked_run = [steps_are(3), sampler_agrees(), files_exist("config.json", "environment.json", "tensorboard/*")]
     return [
         OverrideDefinitions(
-            [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.parity"
+            [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.integration.parity"
         ),
         OverrideDefinitions(
             [parity("--dtype", "bfloat16")], "the same in bfloat16, to its rounding", "parity_bf16", 1, [parity_holds],
-            "tests.parity",
+            "tests.integration.parity",
         ),
         OverrideDefinitions(
             [["--dtype", dtype] for dtype in ("float32", "bfloat16")],
             "weights that did not arrive, in 7 ways: each caught at the first push with the tensor's name", "sabotage",
-            1, [], "tests.sabotage", quick=True,
+            1, [], "tests.integration.sabotage", quick=True,
         ),
         OverrideDefinitions(
             [["--dtype", dtype, "--generator-tp", "2"] for dtype in ("float32", "bfloat16")],
-            "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.sabotage",
+            "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
-            "tests.parity",
+            "tests.integration.parity",
         ),
         OverrideDefinitions(
             [parity("--architecture", "llama", "--tp", "2", "--untied")], "parity of Llama 3 with its rope scaling, TP 2",
-            "parity_llama", 2, [parity_holds], "tests.parity",
+            "parity_llama", 2, [parity_holds], "tests.integration.parity",
         ),
         OverrideDefinitions(
             [parity("--architecture", "qwen2", "--tp", "2", "--generator-tp", "2")],
-            "parity of Qwen2.5 with its biases, TP 2 on both sides", "parity_qwen2", 2, [parity_holds], "tests.parity",
+            "parity of Qwen2.5 with its biases, TP 2 on both sides", "parity_qwen2", 2, [parity_holds], "tests.integration.parity",
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--generator-tp", "2")], "parity with FSDP 2 x TP 2 and generator TP 2",
-            "parity_fsdp2_tp2_gen2", 4, [parity_holds], "tests.parity",
+            "parity_fsdp2_tp2_gen2", 4, [parity_holds], "tests.integration.parity",
             quick=True,
         ),
         OverrideDefinitions(
             [parity("--replicate", "2", "--generator-tp", "2")], "parity with HSDP 2 x 2 and generator TP 2",
-            "parity_hsdp_gen2", 4, [parity_holds], "tests.parity",
+            "parity_hsdp_gen2", 4, [parity_holds], "tests.integration.parity",
         ),
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
             "every objective's loss, gradient and update on 1 rank and on FSDP 2 x TP 2 in many micro-batches",
-            "invariance", [1, 4], [], "tests.invariance", quick=True,
+            "invariance", [1, 4], [], "tests.integration.invariance", quick=True,
         ),
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--max-tokens", "40", "--compare", "{dir}/one.pt"], ["--compare", "{dir}/one.pt"],
              ["--replicate", "2", "--compare", "{dir}/one.pt"]],
             "the same in many micro-batches on 1 rank, with FSDP 2, and with HSDP", "invariance_layouts", [1, 1, 2, 2], [],
-            "tests.invariance",
+            "tests.integration.invariance",
         ),
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
@@ -191,8 +191,8 @@ def build_test_list() -> list[OverrideDefinitions]:
             "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
         ),
         OverrideDefinitions(
-            [run("--config", "tests/mixture.py:two_tasks", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
-             run("--config", "tests/mixture.py:two_tasks", *SHORT, "--num-steps", "4")],
+            [run("--config", "tests/parts/mixture.py:two_tasks", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
+             run("--config", "tests/parts/mixture.py:two_tasks", *SHORT, "--num-steps", "4")],
             "a mixture of a file's rows and sums, each sampled and scored its own way, goes on on 2 ranks", "mixture", [1, 2],
             [steps_are(4), sampler_agrees(), records("train/rows/reward", "train/sums/accuracy", "optimizer/epoch")],
         ),
@@ -227,17 +227,17 @@ def build_test_list() -> list[OverrideDefinitions]:
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"), quick=True,
         ),
         OverrideDefinitions(
-            [["--config", "tests/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
-             ["--config", "tests/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
-             ["--config", "tests/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
+            [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
+             ["--config", "tests/parts/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
+             ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
             "conversations go on after a resume to the last bit", "conversations", 1, [resumed_as_if_never_stopped],
             quick=True,
         ),
         OverrideDefinitions(
-            [["--config", "tests/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
-             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
-             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
-             ["--config", "tests/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
+            [["--config", "tests/parts/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
+             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
+             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
+             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
             "the same on 2 ranks, with replaced groups, a length penalty and a reference; and a listwise loss", "conversations_2", 2,
             [resumed_as_if_never_stopped],
         ),
@@ -267,7 +267,7 @@ def build_test_list() -> list[OverrideDefinitions]:
 
 def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int) -> int:
     """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code."""
-    command = [sys.executable, "-m", "torchtitan_rl.launch", "--standalone", f"--nproc_per_node={ngpu}"]
+    command = [sys.executable, "-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={ngpu}"]
     command += ["-m", program, *args]
     threads = str(max(1, cores // ngpu))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}

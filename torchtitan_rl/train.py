@@ -15,15 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import device  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
-from torchtitan_rl.observability.printed import keep_streams
-from torchtitan_rl.run.board import Board, heartbeat_text
-from torchtitan_rl.run.errors import TrainingStopped, UserError
-from torchtitan_rl.run.processes import die_with_parent
-from torchtitan_rl.run.rank_output import RankOutput
+from torchtitan_rl.core import (
+    device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
+    events,
+)
+from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.observability.terminal import Terminal
+from torchtitan_rl.resilience.board import Board, heartbeat_text
+from torchtitan_rl.resilience.printed import BoundedOutput, keep_streams
+from torchtitan_rl.resilience.processes import die_with_parent
+from torchtitan_rl.resilience.rank_output import RankOutput
 
 if TYPE_CHECKING:
-    from torchtitan_rl.controller import Controller
+    from torchtitan_rl.core.controller import Controller
+    from torchtitan_rl.resilience.checkpoints import Resume
+    from torchtitan_rl.setup.config import RunConfig
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -42,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
     keep_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
-        from torchtitan_rl.run.registry import parse_args
+        from torchtitan_rl.setup.registry import parse_args
 
         # Exits for --help, --list-configs and unknown options; nothing after it may.
         name, config = parse_args(sys.argv[1:] if args is None else args)
@@ -69,7 +75,7 @@ def _free_port() -> int:
 
 def _last_words(error: BaseException) -> str:
     """What the terminal gets of an unforeseen error: its traceback, or one line when it only tells that another rank is gone."""
-    from torchtitan_rl import comm
+    from torchtitan_rl.core import comm
 
     if not comm.lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
@@ -85,19 +91,19 @@ def _users_line(error: BaseException) -> list[str]:
     return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
 
 
-def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
-    from torchtitan_rl import comm
-    from torchtitan_rl.controller import Controller
-    from torchtitan_rl.observability.progress import follow, heartbeat, timed
-    from torchtitan_rl.run.folder import RunFolder
-    from torchtitan_rl.run.resume import prepare_resume
-    from torchtitan_rl.run.start import prepare_start
-    from torchtitan_rl.run.validation import check_model, validate
+def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
+    from torchtitan_rl.core import comm
+    from torchtitan_rl.core.events import heartbeat, timed
+    from torchtitan_rl.observability.evaluation import print_results_of
+    from torchtitan_rl.setup.folder import RunFolder
+    from torchtitan_rl.setup.resume import prepare_resume
+    from torchtitan_rl.setup.start import prepare_start
+    from torchtitan_rl.setup.validation import check_model, validate
 
     board = Board(int(os.environ["RANK"]))
-    limits = config.watchdog
-    board.update(notice_s=limits.notice_seconds, limit_s=limits.limit_seconds)
-    follow(board.enter, heartbeat_text)
+    board.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
+    for listener in (board, Terminal(slowest=heartbeat_text), BoundedOutput()):
+        events.listen(listener)
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     prepare_start(config)
@@ -109,14 +115,145 @@ def _train(name: str, config: "Controller.Config", output: RankOutput) -> None:
     board.update(run_folder=str(folder.path))
     resume = prepare_resume(config, folder.path)
     folder.describe(name, config)
-    controller = Controller(config, run_folder=folder.path, run_name=folder.path.name, resume=resume)
+    controller = build_run(config, folder.path, resume=resume)
     try:
-        stopped = controller.run()
+        if config.eval_only:
+            controller.evaluate_only()
+            print_results_of(folder.path, controller.state.step)
+            stopped = 0
+        else:
+            stopped = controller.run()
     except BaseException:
-        controller.recorder.close()  # what was measured so far says why
+        controller.services.observer.close()  # what was measured so far says why
         raise
     board.update(outcome=str(stopped) if stopped else "done")
     _close(controller)
+
+
+def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" = None) -> "Controller":
+    """Every part of a run, wired together, with the start or the checkpoint of `resume` loaded. Collective.
+
+    Args:
+        config: validated, with its start prepared.
+    """
+    import torch.distributed as dist
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.utils import set_spmd_backend
+    from transformers import AutoTokenizer
+
+    from torchtitan_rl.core import comm
+    from torchtitan_rl.core.controller import Controller
+    from torchtitan_rl.core.device import engine_start_note
+    from torchtitan_rl.core.events import phase
+    from torchtitan_rl.core.generator.sampling import end_token_ids
+    from torchtitan_rl.core.services import Services
+    from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.observability.observer import RunObserver
+    from torchtitan_rl.resilience.rank_output import failure_marker
+    from torchtitan_rl.resilience.stop_signal import StopSignal
+    from torchtitan_rl.setup.folder import StillThere
+    from torchtitan_rl.setup.memory import footprint_of
+    from torchtitan_rl.setup.resume import described
+    from torchtitan_rl.setup.secrets import without_secrets
+    from torchtitan_rl.setup.start import check_tokenizer
+
+    world_size, parallelism = dist.get_world_size(), config.trainer.parallelism
+    set_spmd_backend(parallelism.spmd_backend)
+    task = config.task.build()
+    tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
+    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
+    prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
+    grader = config.grader.build(task=task)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    evaluation = config.evaluation.build()
+    evaluates = config.evaluation.every or config.eval_only  # else one prompt, for the weight sync's probe
+    held_out = prompts.held_out(config.evaluation.num_prompts if evaluates else 1)
+    environments = config.conversations.build(
+        members=task.members(),
+        tokenizer=tokenizer,
+        end_token_ids=end_token_ids(config.hf_assets_path, tokenizer),
+        template_options={"enable_thinking": config.prompts.enable_thinking},
+    )
+    environments.check(held_out)
+    with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+        trainer = config.trainer.build(
+            model_spec=config.model_spec,
+            hf_assets_path=config.hf_assets_path,
+            parallel_dims=ParallelDims.from_config(parallelism, world_size),
+            algorithm=algorithm,
+            num_steps=config.num_steps,
+            max_model_len=config.generator.max_model_len,
+            temperature=config.sampling.temperature,
+            dump_folder=str(run_folder),
+        )
+    with phase("start the vLLM engine" + engine_start_note()):
+        generator = config.generator.build(
+            hf_assets_path=config.hf_assets_path,
+            tokenizer=tokenizer,
+            sampling=config.sampling,
+            seed=config.seed,
+            environments=environments,
+        )
+    recorder = config.metrics.build(
+        run_folder=run_folder,
+        run_name=run_folder.name,
+        run_config=without_secrets(config.to_dict()),
+        total_steps=config.num_steps,
+        rank=dist.get_rank(),
+        gather=comm.gather if world_size > 1 else None,
+        decode=tokenizer.decode,
+        at_end=write_report,
+    )
+    state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation)
+    checkpointer = config.checkpoint.build(
+        trainer=trainer,
+        prompts=prompts,
+        run_state=state,
+        run_folder=run_folder,
+        described=described(config),
+        check_folder=StillThere(run_folder),
+    )
+    generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the first sync
+    if resume is not None:
+        with phase(f"load {resume.checkpoint}"):
+            checkpointer.load(resume.checkpoint)
+    checkpointer.check_room()
+    trainer.check_loaded()
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    footprint = footprint_of(config, parameters=parameters, world_size=world_size)
+    observer = RunObserver(recorder, algorithm=algorithm, prompts=prompts, footprint=footprint, run_folder=run_folder)
+    return Controller(
+        config,
+        trainer=trainer,
+        generator=generator,
+        grader=grader,
+        algorithm=algorithm,
+        evaluation=evaluation,
+        state=state,
+        held_out=held_out,
+        services=Services(
+            prompts=prompts,
+            observer=observer,
+            checkpoints=checkpointer,
+            stop=StopSignal(failure_marker=failure_marker(run_folder)),
+            run_folder=run_folder,
+        ),
+    )
+
+
+def write_report(run_folder: Path) -> None:
+    """Write report.html into a run's folder at its end, if it can be."""
+    path = run_folder / "report.html"
+    try:
+        from torchtitan_rl import report  # not needed before the run's end
+
+        report.write_report([run_folder], path)
+        events.progress(f"report: {path}")
+    except Exception as error:
+        logging.getLogger(__name__).warning(
+            f"the report could not be written ({error}); python -m torchtitan_rl.report tries again",
+            exc_info=None if isinstance(error, OSError) else error,  # a full disk, a deleted folder
+        )
 
 
 def _close(controller: "Controller") -> None:

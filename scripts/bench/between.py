@@ -20,10 +20,10 @@ from scripts.bench.measure import machine_line, random_step  # noqa: E402
 from dataclasses import replace  # noqa: E402
 
 from configs.debug import debug  # noqa: E402
-from torchtitan_rl.algorithm import Algorithm  # noqa: E402
-from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.trainer.packing import atoms_of, pack, plan_microbatches  # noqa: E402
-from torchtitan_rl.types import Group, Prompt  # noqa: E402
+from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
+from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
+from torchtitan_rl.core.trainer.packing import atoms_of, pack, plan_microbatches  # noqa: E402
+from torchtitan_rl.core.types import Group, Prompt  # noqa: E402
 
 GROUP_SIZE, PROMPT_TOKENS = 8, 256
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.core import device  # noqa: F401
 
 # isort: split
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from torchtitan_rl.run import manifest  # noqa: E402
-from torchtitan_rl.run.resume import examine  # noqa: E402
-from torchtitan_rl.trainer.checkpoint import Checkpointer  # noqa: E402
+from torchtitan_rl.resilience import manifest  # noqa: E402
+from torchtitan_rl.resilience.checkpointer import Checkpointer  # noqa: E402
+from torchtitan_rl.setup.resume import examine  # noqa: E402
 
 LAYERS = 24
 REPEATS = 3

@@ -18,22 +18,22 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
-from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.conversations import Environment, Turn  # noqa: E402
-from torchtitan_rl.conversations.conversations import Conversations  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.generator import generator as generators  # noqa: E402
-from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
-from torchtitan_rl.tasks import SumDigits  # noqa: E402
-from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.types import Prompt, flat  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.generator import generator as generators  # noqa: E402
+from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
+from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
+from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
 TURNS = 4
 STOP_TOKENS = list(range(200, 210))

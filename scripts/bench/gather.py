@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import numpy as np  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.types import Completion, Group, Prompt  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.types import Completion, Group, Prompt  # noqa: E402
 
 GROUP_SIZE = 8
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher sets it, before torch is imported
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
@@ -25,8 +25,8 @@ import torch  # noqa: E402
 from scripts.bench.measure import alternate, machine_line  # noqa: E402
 from scripts.bench.side_ours import config_of, start  # noqa: E402
 from scripts.bench.step_vs_trl import MODELS, checkpoint  # noqa: E402
-from torchtitan_rl.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.types import Prompt  # noqa: E402
+from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.core.types import Prompt  # noqa: E402
 
 
 def as_vllm(generator: Generator, generate: Callable[[], object]) -> None:

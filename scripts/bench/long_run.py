@@ -39,7 +39,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     run = ["--config", args.config, "--num-steps", str(args.steps), "--dump-folder", str(folder)]
-    launch = [sys.executable, "-m", "torchtitan_rl.launch", "--standalone", "--nproc_per_node=1"]
+    launch = [sys.executable, "-m", "torchtitan_rl.resilience.launch", "--standalone", "--nproc_per_node=1"]
     command = [*launch, "-m", "torchtitan_rl.train", *run, *(args.options or SMALL)]
     with open(folder.with_suffix(".log"), "w") as log:
         subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)

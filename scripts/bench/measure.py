@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 
 # isort: split
 import torch
@@ -25,11 +25,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.models import new_hf_model
-from torchtitan_rl.trainer.trainer import Trainer
-from torchtitan_rl.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.models import new_hf_model
 
 
 class Seconds(NamedTuple):

@@ -24,14 +24,14 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from configs.debug import debug  # noqa: E402
 from scripts.bench.train_step import MODELS  # noqa: E402
-from torchtitan_rl.controller import Controller  # noqa: E402
-from torchtitan_rl.device import DEVICE_TYPE  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.models import new_hf_model  # noqa: E402
-from torchtitan_rl.run.memory import memory_need  # noqa: E402
-from torchtitan_rl.tasks.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.trainer.logprobs import chunked_logprobs  # noqa: E402
-from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.core.device import DEVICE_TYPE  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.trainer.logprobs import chunked_logprobs  # noqa: E402
+from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model  # noqa: E402
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.setup.config import RunConfig  # noqa: E402
+from torchtitan_rl.setup.memory import memory_need  # noqa: E402
 
 GIB = 2**30
 
@@ -56,7 +56,7 @@ def kept_for_backward(trainer: Trainer, groups: list) -> int:
     return num_bytes(t for t in kept if t.data_ptr() not in weights and not isinstance(t, torch.nn.Parameter))
 
 
-def head_peak(config: Controller.Config, tokens: int, dtype: torch.dtype) -> int:
+def head_peak(config: RunConfig, tokens: int, dtype: torch.dtype) -> int:
     """How far memory rises in the scoring head, without the gradient of its weight."""
     dim, vocabulary = config.model_spec.model.dim, config.model_spec.model.vocab_size
     hidden = torch.randn(tokens, dim, device=DEVICE_TYPE).to(dtype).requires_grad_()  # [T, D]
@@ -71,7 +71,7 @@ def head_peak(config: Controller.Config, tokens: int, dtype: torch.dtype) -> int
     return extra_peak_bytes(score)
 
 
-def engine_bytes(config: Controller.Config) -> int:
+def engine_bytes(config: RunConfig) -> int:
     """How far memory rises with an engine of this model."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_small_tokenizer(["1 + 1"], vocab_size=260)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 def _groups(count: int, tokens: int) -> list:
     """`count` episodes in groups of 16."""
-    from torchtitan_rl.types import Completion, Episode, Group, Prompt, ScoredCompletion
+    from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
 
     chance = random.Random(0)
     numbers = np.random.default_rng(0)
@@ -104,8 +104,8 @@ def _groups(count: int, tokens: int) -> list:
 def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[dict, dict, float]:
     """Milliseconds of each part in each step, by the clock and of the thread's own processor time; rows dropped."""
     from torchtitan_rl import observability as obs
-    from torchtitan_rl.metrics.efficiency import Footprint
-    from torchtitan_rl.metrics.step import record_step
+    from torchtitan_rl.observability.metrics.efficiency import Footprint
+    from torchtitan_rl.observability.metrics.step import record_step
 
     update = SimpleNamespace(
         grad_norm=0.5, clipped_fraction=0.0, update_ratio=1e-3, learning_rate=1e-6, flops_per_token=1e9,

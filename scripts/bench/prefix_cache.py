@@ -15,18 +15,18 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 from torchtitan.config import CommConfig  # noqa: E402
 
 from scripts.bench.conversations import TURNS, Talk, make_generator  # noqa: E402
-from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.conversations import Environment, Turn  # noqa: E402
-from torchtitan_rl.conversations.conversations import Conversations  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.generator import generator as generators  # noqa: E402
-from torchtitan_rl.types import Prompt  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.generator import generator as generators  # noqa: E402
+from torchtitan_rl.core.types import Prompt  # noqa: E402
+from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
+from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
 
 
 class LongAnswers(Environment):

@@ -20,7 +20,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher sets it, before torch is imported
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
@@ -28,7 +28,7 @@ import torch  # noqa: E402
 from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.bench.side_ours import config_of, start  # noqa: E402
 from scripts.bench.step_vs_trl import checkpoint  # noqa: E402
-from torchtitan_rl.controller import Controller  # noqa: E402
+from torchtitan_rl.core.controller import Controller  # noqa: E402
 
 
 def waits(completions, trainer_state, operands, **_):
@@ -56,9 +56,9 @@ def fix_prompts(controller: Controller) -> None:
         replace(
             prompt, sampling=replace(sampling, max_tokens=drawn.randint(sampling.max_tokens // 8, sampling.max_tokens))
         )
-        for prompt in controller.prompts.next_batch(controller.config.num_prompts_per_step)
+        for prompt in controller.services.prompts.next_batch(controller.config.num_prompts_per_step)
     ]
-    controller.prompts.next_batch = lambda num: prompts
+    controller.services.prompts.next_batch = lambda num: prompts
 
 
 def main() -> None:

@@ -10,23 +10,23 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 
 from configs.debug import debug  # noqa: E402
-from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.algorithm import Algorithm  # noqa: E402
-from torchtitan_rl.controller import Controller  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.run.rank_output import failure_marker  # noqa: E402
-from torchtitan_rl.run.start import prepare_start  # noqa: E402
-from torchtitan_rl.run.stop_signal import StopSignal  # noqa: E402
-from torchtitan_rl.run.validation import check_model, validate  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
+from torchtitan_rl.core.controller import Controller  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.setup.config import RunConfig  # noqa: E402
+from torchtitan_rl.setup.start import prepare_start  # noqa: E402
+from torchtitan_rl.setup.validation import check_model, validate  # noqa: E402
+from torchtitan_rl.train import build_run  # noqa: E402
 
 
-def config_of(job: dict) -> Controller.Config:
+def config_of(job: dict) -> RunConfig:
     """debug, with the job's model, lengths and dtypes; its task gives the prompts that TRL's side is handed as texts."""
     config = debug()
     config.model_spec, config.hf_assets_path = None, job["model"]
@@ -47,7 +47,7 @@ def config_of(job: dict) -> Controller.Config:
     return config
 
 
-def start(config: Controller.Config) -> Controller:
+def start(config: RunConfig) -> Controller:
     """As train.py does it: in this process alone, or as one of torchrun's ranks."""
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         os.environ.setdefault(name, value)
@@ -57,9 +57,8 @@ def start(config: Controller.Config) -> Controller:
     prepare_start(config)
     check_model(config, world_size=world_size)
     comm.init_process_group(config.comm)
-    folder = Path(config.dump_folder)
-    controller = Controller(config, run_folder=folder, run_name="bench")
-    controller.stop_signal = StopSignal(failure_marker=failure_marker(folder))  # of `run`, for its steps alone
+    controller = build_run(config, Path(config.dump_folder))
+    controller.sync_weights()
     return controller
 
 
@@ -70,8 +69,9 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     controller = start(config_of(job))
     controller.generator.end_token_ids = []  # every completion has the full length
-    flush, values = controller.recorder.flush, {}
-    controller.recorder.flush = lambda step: values.update(flush(step))
+    recorder, values = controller.services.observer.recorder, {}
+    flush = recorder.flush
+    recorder.flush = lambda step: values.update(flush(step))
     print("{}", file=answers)  # ready
     for _ in sys.stdin:
         begin, processor = time.perf_counter(), time.process_time()
@@ -82,7 +82,7 @@ def main() -> None:
         phases["rest"] = took - sum(phases.values())
         lengths = [values[f"completions/length/{end}"] for end in ("min", "max")]
         print(json.dumps({"seconds": took, "cpu": cpu, "phases": phases, "lengths": lengths}), file=answers)
-    controller.recorder.close()
+    recorder.close()
     controller.close()
 
 

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import numpy as np  # noqa: E402
 
 from scripts.estimate import GPUS  # noqa: E402
-from torchtitan_rl.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
 
 REPLICAS, PROMPT_TOKENS, STEPS = 8, 128, 40
 MODELS = {"0.6B": (0.596e9, 28), "8B": (8.19e9, 36)}

@@ -21,7 +21,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import torch  # noqa: E402
@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from configs.debug import debug  # noqa: E402
 from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.make_random_checkpoint import save  # noqa: E402
-from torchtitan_rl.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 
 BENCH = ROOT / "outputs/bench"
 MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}

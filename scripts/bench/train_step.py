@@ -18,9 +18,9 @@ from scripts.bench.measure import alternate, build_trainer, machine_line, random
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from torchtitan_rl.device import DEVICE_TYPE  # noqa: E402
-from torchtitan_rl.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
-from torchtitan_rl.types import Episode, Group, flat  # noqa: E402
+from torchtitan_rl.core.device import DEVICE_TYPE  # noqa: E402
+from torchtitan_rl.core.types import Episode, Group, flat  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 
 MODELS = {
     "tiny": lambda: small_qwen3(vocab_size=320),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.run.board import WATCH, Place, places
+from torchtitan_rl.resilience.board import WATCH, Place, places
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -151,7 +151,7 @@ def start(
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
         MARK: id_of(path), **env,
     }  # fmt: skip
-    command = [*prefix, sys.executable, "-m", "torchtitan_rl.launch"]
+    command = [*prefix, sys.executable, "-m", "torchtitan_rl.resilience.launch"]
     command += launcher or ["--standalone"]
     command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.train", *QUICK]
     if "--dump-folder" not in args:
@@ -172,8 +172,8 @@ def start(
 def make_start() -> None:
     """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
     code = (
-        "from torchtitan_rl import device; from torchtitan_rl.run.registry import load_config; "
-        "from torchtitan_rl.run.start import prepare_start; prepare_start(load_config('debug'))"
+        "from torchtitan_rl import device; from torchtitan_rl.setup.registry import load_config; "
+        "from torchtitan_rl.setup.start import prepare_start; prepare_start(load_config('debug'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -220,9 +220,9 @@ def processes_with(entry: str) -> dict[int, dict[str, str]]:
 
 def weights_of(run: Path, step: int) -> dict[str, str]:
     """Digests of every value in a checkpoint, tensors and all: equal for equal bits, on one and the same layout."""
-    from torchtitan_rl import device  # noqa: F401, I001
+    from torchtitan_rl.core import device  # noqa: F401, I001
     import torch
-    from torchtitan_rl.trainer.safe_load import SafeReader
+    from torchtitan_rl.resilience.safe_load import SafeReader
 
     folder = run / "checkpoint" / f"step-{step}"
     found = {}

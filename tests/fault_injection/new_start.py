@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.debug import debug
-from torchtitan_rl.tasks import SumDigits
-from torchtitan_rl.tasks.starts import sums
-from torchtitan_rl.tasks.warm_start import ensure_checkpoint
+from torchtitan_rl.library.starts.sums import sums
+from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
+from torchtitan_rl.library.tasks import SumDigits
 
 
 class LongStart(SumDigits):

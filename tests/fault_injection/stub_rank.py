@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from torchtitan_rl.run.board import Board
-from torchtitan_rl.run.processes import die_with_parent
-from torchtitan_rl.run.stop_signal import StopSignal
+from torchtitan_rl.resilience.board import Board
+from torchtitan_rl.resilience.processes import die_with_parent
+from torchtitan_rl.resilience.stop_signal import StopSignal
 
 FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 

@@ -81,11 +81,11 @@ def test_a_killed_rank_of_four_is_named(tmp_path):
     ended.never_says("Traceback")
 
 
-@pytest.mark.parametrize("victim", ["torchtitan_rl.launch", "torchtitan_rl.run.agent"])
+@pytest.mark.parametrize("victim", ["torchtitan_rl.resilience.launch", "torchtitan_rl.resilience.agent"])
 def test_nothing_outlives_the_launcher_or_the_agent(tmp_path, victim):
     run = start(tmp_path, "--num-steps", "500", ranks=2, log="orphans.log")
     run.wait_in("generate")
-    if victim == "torchtitan_rl.launch":
+    if victim == "torchtitan_rl.resilience.launch":
         run.signal(signal.SIGKILL)
     else:
         import os

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.run import processes
+from torchtitan_rl.resilience import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ class Job:
         command = [
             sys.executable,
             "-m",
-            "torchtitan_rl.launch",
+            "torchtitan_rl.resilience.launch",
             *(launcher or ["--standalone"]),
             f"--nproc_per_node={ranks}",
         ]

@@ -78,7 +78,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_l
 
 
 WORKER = """
-from torchtitan_rl.grading.worker import WorkerPool
+from torchtitan_rl.resilience.workers import WorkerPool
 pool = WorkerPool([lambda: len([b"x" * 2**26 for _ in range(64)])], 1)
 print(pool.submit(0).exception())
 """

@@ -1,15 +1,17 @@
 """Metrics, sample tables and traces. Nothing in here can change training. See docs/observability.md."""
 
-from torchtitan_rl.observability.collector import record_metric, record_metrics
-from torchtitan_rl.observability.progress import elapsed, heartbeat, phase, progress, timed
+from torchtitan_rl.core.events import heartbeat, phase, progress, record_metric, record_metrics, timed
+from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.observability.reduce import Reduce
 from torchtitan_rl.observability.rows import episode_rows
 from torchtitan_rl.observability.store import read_rows, read_samples
+from torchtitan_rl.observability.terminal import Terminal
 
 __all__ = [
     "Recorder",
     "Reduce",
+    "Terminal",
     "elapsed",
     "episode_rows",
     "heartbeat",

@@ -7,17 +7,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from torchtitan_rl.core import events
+from torchtitan_rl.core.events import Kind, Listener
+from torchtitan_rl.core.text import utf8
 from torchtitan_rl.observability.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observability.rows import Row, has_score, plain, plain_row
 from torchtitan_rl.observability.select import Selection
-from torchtitan_rl.observability.text import utf8
 
 logger = logging.getLogger(__name__)
 
@@ -192,22 +195,53 @@ def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, se
     )
 
 
+def _is_own(file: str) -> bool:
+    return os.path.dirname(file) == _PACKAGE or file == events.__file__
+
+
 def _call_site() -> str:
-    """file:line of the nearest caller outside this package."""
+    """file:line of the nearest caller outside this package and `core.events`."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == _PACKAGE:
+    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _active: Collector | None = None
-"""What `record_metric` feeds: a global, so that any function may record without being handed a recorder."""
+"""What `events.record_metric` feeds."""
+
+
+class Recording(Listener):
+    """Hands numbers, and the seconds of timed contexts, to the active collector."""
+
+    def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
+        """See Listener. Without an active collector the value is dropped, with one warning."""
+        if _active is None:
+            _warn_inactive()
+        else:
+            _active.record(key, value, reduction, weight)
+
+    @contextmanager
+    def during(self, kind: Kind, name: str) -> Iterator[None]:
+        """See Listener."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if kind == "timed" and _active is not None:
+                _active.add_seconds(name, time.perf_counter() - started)
 
 
 def activate(collector: Collector | None) -> None:
-    """Makes `collector` the one that `record_metric` feeds; None: recording is dropped with one warning."""
+    """Make `collector` the one that `record_metric` feeds; None: what is recorded is dropped, with one warning."""
     global _active
     _active = collector
+    _listen_once()
+
+
+@functools.cache
+def _listen_once() -> None:
+    events.listen(Recording())
 
 
 def active() -> Collector | None:
@@ -215,33 +249,11 @@ def active() -> Collector | None:
     return _active
 
 
+def elapsed(name: str) -> float:
+    """This rank's seconds in `timed(name)` since the last flush; 0 with metrics off."""
+    return 0.0 if _active is None else _active.elapsed(name)
+
+
 @functools.cache
 def _warn_inactive() -> None:
     logger.warning("metrics recorded from here on are dropped: no Recorder is running, or metrics are off")
-
-
-def record_metric(key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
-    """Records a value under `key` for this step's flush; on any rank, in any thread; never communicates or raises.
-
-    Args:
-        key: such as "reward/mean".
-        value: a number or a 0-d tensor; for Reduce.DISTRIBUTION also a list or a 1-D tensor of numbers; for
-            Reduce.TABLE a dict or a list of dicts, each one row.
-        reduction: how values of the key are merged over calls and ranks; one key has one reduction.
-        weight: of a mean or a standard deviation: how many units (tokens, sequences) the value stands for.
-
-    What every rank knows alike, every rank records with Reduce.LAST; of a distribution or a table each rank records its
-    own share. Values recorded before a Recorder exists, or with metrics off, are dropped with one warning; so are
-    values that are no number.
-    """
-    collector = _active
-    if collector is None:
-        _warn_inactive()
-    else:
-        collector.record(key, value, reduction, weight)
-
-
-def record_metrics(metrics: Mapping[str, Any]) -> None:
-    """Records each `types.Metric` under its key."""
-    for key, metric in metrics.items():
-        record_metric(key, metric.value, metric.reduction, metric.weight)

@@ -17,7 +17,6 @@ from torchtitan.config import Configurable
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
-from torchtitan_rl.observability.progress import progress
 from torchtitan_rl.observability.rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
@@ -113,6 +112,7 @@ class Recorder(Configurable):
         rank: int = 0,
         gather: Gather | None = None,
         decode: Decode | None = None,
+        at_end: Callable[[Path], None] = lambda run_folder: None,
     ) -> None:
         """Starts the sinks' threads and makes this the recorder that `record_metric` feeds.
 
@@ -120,6 +120,7 @@ class Recorder(Configurable):
             gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
                 Called exactly once a flush, on every rank. None: there is one process.
             decode: token ids as text, with special tokens. None: tokens of samples are not kept.
+            at_end: called on rank 0 with the run's folder when everything is written, with `report` on.
 
         Raises: UserError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on the ranks that
         have sinks, for a run folder that cannot be written.
@@ -128,6 +129,7 @@ class Recorder(Configurable):
         self._rank = rank
         self._run_folder = run_folder
         self._decode = decode
+        self._at_end = at_end
         self._gather = gather
         self._next_step = 0
         self._closed = False
@@ -196,20 +198,7 @@ class Recorder(Configurable):
         for guard in self._guards.values():
             guard.join(max(0.0, deadline - time.monotonic()))
         if self._enabled and self.config.report and self._rank == 0 and self._next_step:
-            self._write_report()
-
-    def _write_report(self) -> None:
-        path = self._run_folder / "report.html"
-        try:
-            from torchtitan_rl.report import write_report  # not needed before the run's end
-
-            write_report([self._run_folder], path)
-            progress(f"report: {path}")
-        except Exception as error:
-            logger.warning(
-                f"the report could not be written ({error}); python -m torchtitan_rl.report tries again",
-                exc_info=None if isinstance(error, OSError) else error,  # a full disk, a deleted folder
-            )
+            self._at_end(self._run_folder)
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
         """Builds this rank's sinks, each behind a guard."""

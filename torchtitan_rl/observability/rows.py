@@ -7,44 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtitan_rl.observability.text import utf8
+from torchtitan_rl.core.text import PLAIN, plain, utf8
 from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
 
 if TYPE_CHECKING:
-    from torchtitan_rl.types import Episode, Group, Prompt
+    from torchtitan_rl.core.types import Episode, Group, Prompt
 
 Row = dict[str, Any]
 
 TRAINED_SPLIT = "train"
 """The split whose rows have an advantage; the others are only looked at."""
 
-MAX_DEPTH = 10
-"""Of nested cells; what lies deeper becomes text. A list that holds itself has no other end."""
-
-_PLAIN = frozenset((str, bool, float, type(None)))
-_CARRIED = _PLAIN | {TokenPayload}
+_CARRIED = PLAIN | {TokenPayload}
 _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
-
-
-def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
-    """The cell as something every sink can hold: None, bool, int of 64 bits, float, str, or lists and dicts of them.
-
-    Tensors and arrays become numbers or lists; anything else becomes its text. Never raises.
-    """
-    if type(cell) in _PLAIN:
-        return cell
-    try:
-        if isinstance(cell, int):
-            return int(cell) if -(2**63) <= cell < 2**63 else str(cell)
-        if isinstance(cell, str):
-            return str.__str__(cell)
-        if isinstance(cell, dict) and depth:
-            return {str(key): plain(value, depth - 1) for key, value in cell.items()}
-        if isinstance(cell, (list, tuple)) and depth:
-            return [plain(value, depth - 1) for value in cell]
-        return plain(cell.tolist()) if hasattr(cell, "tolist") else str(cell)
-    except Exception as error:
-        return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
 
 
 def plain_row(row: Row) -> Row:

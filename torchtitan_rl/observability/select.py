@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torchtitan_rl.core.errors import expect
 from torchtitan_rl.observability.rows import Row, score_of
 from torchtitan_rl.observability.tokens import TOKENS
-from torchtitan_rl.run.errors import expect
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score that are shown of each step, where the config does not name another number."""

@@ -5,16 +5,13 @@ import re
 import unicodedata
 from typing import Any
 
+from torchtitan_rl.core.text import utf8
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 _HARMFUL = {"Cc", "Cf", "Zl", "Zp"}
 """Unicode categories: control, format (direction overrides among them), line and paragraph separators."""
 _KEPT = "\n\u200c\u200d"
 """Newlines, and the joiners that emoji and some scripts need."""
-
-
-def utf8(text: str) -> str:
-    """The text with lone surrogates as \\ud800 escapes: every other character as it is, and encodable as UTF-8."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def flat_cell(cell: Any) -> Any:
@@ -35,15 +32,6 @@ def printable(text: str, encoding: str = "utf-8") -> str:
     if not (text.isascii() and text.replace("\n", "").isprintable()):
         text = "".join(c for c in text if c in _KEPT or unicodedata.category(c) not in _HARMFUL)
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def head_and_tail(text: str, most: int) -> str:
-    """At most about `most` characters of the text, from both its ends, saying how many are left out."""
-    if len(text) <= most:
-        return text
-    head, tail = most - most // 3, most // 3
-    left_out = len(text) - head - tail
-    return f"{text[:head]} [... {left_out:,} characters ...] {text[len(text) - tail :]}"
 
 
 def head_and_tail_lines(text: str, most: int) -> str:

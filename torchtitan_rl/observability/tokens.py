@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtitan_rl.types import BoolArray, Episode, FloatArray
+    from torchtitan_rl.core.types import BoolArray, Episode, FloatArray
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids as text, special tokens included."""

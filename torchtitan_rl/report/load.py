@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.observability.rows import Row
+Row = dict[str, Any]
 
 READ_BYTES = 64 * 1024**2
 """Of a larger samples.jsonl, about this much is parsed: the selected rows, and whole groups drawn by a hash."""

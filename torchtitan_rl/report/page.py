@@ -13,10 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.observability.rows import Row
-from torchtitan_rl.observability.text import head_and_tail
 from torchtitan_rl.report.health import health
-from torchtitan_rl.report.load import Run, load_run, unique_names
+from torchtitan_rl.report.load import Row, Run, load_run, unique_names
 from torchtitan_rl.report.verdicts import held_out_prompts, verdicts, wilson
 
 CELL_CHARACTERS = 20_000
@@ -195,7 +193,7 @@ def _cell(cell: Any) -> Any:
     if isinstance(cell, float):
         return _rounded(cell)
     if isinstance(cell, str):
-        return head_and_tail(cell, CELL_CHARACTERS)
+        return _shortened(cell, CELL_CHARACTERS)
     return _plain(cell)
 
 
@@ -206,7 +204,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, str):
-        return head_and_tail(value, CELL_CHARACTERS)
+        return _shortened(value, CELL_CHARACTERS)
     return _rounded(value) if isinstance(value, float) else value
 
 
@@ -215,3 +213,11 @@ def _rounded(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
+
+
+def _shortened(text: str, most: int) -> str:
+    """At most about `most` characters of the text, from both its ends."""
+    if len(text) <= most:
+        return text
+    head, tail = most - most // 3, most // 3
+    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[len(text) - tail :]}"

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from statistics import fmean, median, stdev
 from typing import Literal, NamedTuple
 
-from torchtitan_rl.observability.text import compact_number
 from torchtitan_rl.report.load import Run, answers_given, correlation, number
 
 Level = Literal["good", "plain", "warn", "bad"]
@@ -260,7 +259,7 @@ def _figure(value: float) -> str:
     """A number as people say it. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14"."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.1e}"
-    return compact_number(value) if value == int(value) else f"{value:.3g}"
+    return f"{int(value):,}" if value == int(value) else f"{value:.3g}"
 
 
 def _duration(seconds: float) -> str:

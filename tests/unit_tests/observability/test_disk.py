@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
-from torchtitan_rl.run.errors import UserError
-from torchtitan_rl.run.folder import RunFolder
-from torchtitan_rl.run.rank_output import LogFile
+from torchtitan_rl.resilience.rank_output import LogFile
+from torchtitan_rl.setup.folder import RunFolder
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, group, rows_of, sample
+from tests.parts.observability import FORK, NASTY, group, rows_of, sample
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.unit_tests.observability.observability_parts import group, rows_of, sample
+from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.observability import Reduce, record_metric
 from torchtitan_rl.observability.guard import Guard, Task
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord

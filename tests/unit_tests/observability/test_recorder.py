@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.unit_tests.observability.observability_parts import FORK, group, rows_of, sample
+from tests.parts.observability import FORK, group, rows_of, sample
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric, timed
 from torchtitan_rl.observability.guard import Task
 from torchtitan_rl.observability.sinks import SINKS, Sink
-from torchtitan_rl.run.errors import UserError
 
 
 def lines(path):

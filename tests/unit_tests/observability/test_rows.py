@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit_tests.observability.observability_parts import NASTY, group, rows_of, sample
+from tests.parts.observability import NASTY, group, rows_of, sample
 from torchtitan_rl.observability import Reduce, read_samples, record_metric
 from torchtitan_rl.observability.rows import Schema, plain, plain_row
 from torchtitan_rl.observability.select import Selection

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability.select import SELECTORS, Selection, parse_selector
-from torchtitan_rl.run.errors import UserError
 
 ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
        "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip

@@ -13,10 +13,10 @@ from collections import Counter
 
 import pytest
 
-from tests.unit_tests.observability.observability_parts import FORK, NASTY, group, rows_of, sample
+from tests.parts.observability import FORK, NASTY, group, rows_of, sample
+from torchtitan_rl.core.types import flat
 from torchtitan_rl.observability import Recorder, Reduce, record_metric
 from torchtitan_rl.observability.sinks.console import lost
-from torchtitan_rl.types import flat
 
 RECORD_STEPS = 3
 

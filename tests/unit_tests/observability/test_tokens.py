@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.unit_tests.observability.observability_parts import group, rows_of, sample
+from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observability.tokens import TokenPayload
 

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.unit_tests.report.browser import CHROMIUM, MISSING, Browser
-from tests.unit_tests.report.runs import HOSTILE, metrics_of, row_of, write_run
+from tests.parts.browser import CHROMIUM, MISSING, Browser
+from tests.parts.report_runs import HOSTILE, metrics_of, row_of, write_run
 from torchtitan_rl.report import Run, load_run, write_report
 from torchtitan_rl.report.page import render
 

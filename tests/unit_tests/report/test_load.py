@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.unit_tests.report.runs import write_run
+from tests.parts.report_runs import write_run
 from torchtitan_rl.report import load as loading
 from torchtitan_rl.report import load_run
 from torchtitan_rl.report.load import unique_names

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.unit_tests.report.runs import HOSTILE, write_run
+from tests.parts.report_runs import HOSTILE, write_run
 from torchtitan_rl.report import write_report
 from torchtitan_rl.report.__main__ import main
 from torchtitan_rl.report.page import embed, flat

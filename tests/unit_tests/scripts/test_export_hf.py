@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.run.checkpoints import CheckpointFolder
-from torchtitan_rl.run.errors import UserError
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.resilience.checkpoints import CheckpointFolder
 
 FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
 

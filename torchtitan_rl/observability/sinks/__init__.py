@@ -5,8 +5,8 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
+from torchtitan_rl.core.errors import expect
 from torchtitan_rl.observability.sinks.base import Mode, Sink, SinkContext, StepRecord
-from torchtitan_rl.run.errors import expect
 
 SINKS = {
     "console": f"{__name__}.console:ConsoleSink",

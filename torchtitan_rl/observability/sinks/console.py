@@ -104,7 +104,9 @@ class ConsoleSink(Sink):
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
         if len(rows) > MAX_SAMPLES:
-            left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: python -m torchtitan_rl.samples"
+            left_out = (
+                f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: python -m torchtitan_rl.observability.samples"
+            )
             self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
 
     def _step_line(self, record: StepRecord) -> Text:

@@ -1,0 +1,256 @@
+"""What the sampler sampled is what the optimizer sees, and sharding changes neither: run under torchrun on any layout.
+
+    torchrun --nproc_per_node=4 tests/integration/parity.py --tp 2 --generator-tp 2
+    torchrun --nproc_per_node=1 tests/integration/parity.py --dtype bfloat16
+    torchrun --nproc_per_node=2 tests/integration/parity.py --tp 2 --architecture llama
+
+Compares, on a tiny random model: the policy's log-probabilities with transformers' (always float32); the engine's with the
+policy's after each weight sync, in completions of one turn and in conversations; and sharded gradients with those of one unsharded process. Exits non-zero on a difference.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+
+from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.core.generator.weight_sync import WeightSync  # noqa: E402
+from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
+from torchtitan_rl.core.types import Prompt  # noqa: E402
+from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
+from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+
+# Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
+BOUNDS = {"float32": (1e-5, 1e-4, 1e-4), "bfloat16": (0.1, 0.3, 0.2)}
+SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
+
+
+class TokenizerStandIn:
+    """The two things the generator asks of one; the tiny model's tokens stand for no text."""
+
+    eos_token_id = 0
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class Echo(Environment):
+    """Answers twice, each time after another while, with the first two tokens of what it heard."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.left, self.seconds = 2, 0.01 * prompt.prompt_idx
+
+    def step(self, message: dict) -> Turn:
+        time.sleep(self.seconds)
+        self.left -= 1
+        return Turn(messages=[{"role": "user", "content": message["content"]}], done=self.left < 0)
+
+
+class EchoingConversations(Conversations):
+    """Every second prompt has an environment, whose words are token ids."""
+
+    def __init__(self) -> None:
+        self.config = self.Config()
+        self.max_turn_tokens, self.wait_for_answers = None, False
+        self._templates = {"": self}
+
+    def _environment(self, prompt: Prompt) -> Environment | None:
+        return Echo(prompt) if prompt.prompt_idx % 2 else None
+
+    def answer(self, messages: list[dict], last_token: int) -> list[int]:
+        return [int(word) for word in messages[0]["content"].split()[:2]] + [99]
+
+
+def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, ...]:
+    """(token_ids, positions, labels, mask), [T] each."""
+    tokens = [t for s in sequences for t in s]
+    padding = -len(tokens) % multiple
+    positions = [i for s in sequences for i in range(len(s))] + list(range(padding))
+    labels = [t for s in sequences for t in [*s[1:], 0]] + [0] * padding
+    mask = [m for s in sequences for m in [1] * (len(s) - 1) + [0]] + [0] * padding
+    columns = (tokens + [0] * padding, positions, labels, mask)
+    return tuple(torch.tensor(c, device=device.DEVICE_TYPE) for c in columns)
+
+
+def reference(folder: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """transformers' log-probabilities of every label, in order, and the gradients of their mean."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    rows = []
+    for sequence in SEQUENCES:
+        ids = torch.tensor([sequence])
+        logp = model(ids).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
+        rows.append(logp.gather(-1, ids[0, 1:, None])[:, 0])  # [L - 1]
+    logprobs = torch.cat(rows)
+    logprobs.mean().backward()
+    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str, failures: list[str]) -> float:
+    """Each data-parallel rank takes every dp_size-th sequence; summed gradients must be the whole's."""
+    most_diff, _, most_relative = BOUNDS[dtype]
+    expected_logprobs, expected_grads = reference(folder)
+    batch = dims.get_mesh("batch") if dims.dp_enabled else None
+    size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
+    count = sum(len(s) - 1 for s in SEQUENCES)
+    tokens, positions, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
+    logprobs, _ = score(model, tokens, positions, labels, 1.0)
+    (logprobs * mask).sum().div(count).backward()
+
+    begins = [0]
+    for s in SEQUENCES:
+        begins.append(begins[-1] + len(s) - 1)
+    mine = torch.cat([expected_logprobs[begins[i] : begins[i + 1]] for i in range(rank, len(SEQUENCES), size)])
+    diff = float((logprobs[mask.bool()].detach().cpu() - mine).abs().max())
+    if not diff < most_diff:
+        failures.append(f"policy and transformers differ by {diff:.2e} in log-probability")
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for name, p in model.named_parameters():  # the adapter renames and splits gradients as it does weights
+        with torch.no_grad():
+            p.copy_(grads[name])
+    model_grads = {name: t.cpu() for name, t in hf_weights(model, adapter, torch.float32)}
+    worst = max(
+        float((model_grads[n] - g).abs().max() / g.abs().max().clamp_min(1e-8)) for n, g in expected_grads.items()
+    )
+    if not worst < most_relative:
+        failures.append(f"sharded and single-process gradients differ by {worst:.2e} (relative)")
+    load_hf_weights(model, adapter, folder)
+    return diff
+
+
+def check_sync(model, adapter, generator: Generator, multiple: int, failures: list[str]) -> list[dict[str, float]]:
+    """The engine's log-probability of what it samples against the policy's, after the first sync and after a change."""
+    found = []
+    most_diff = BOUNDS[generator.config.dtype][1]
+    growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
+    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build()
+
+    def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
+        tokens, positions, labels, _ = packed([list(ids)], multiple)
+        with torch.no_grad():
+            return score(model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].cpu().numpy()
+
+    prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+    turns = 0  # completions of several turns
+    for version in range(3):
+        if version:
+            torch.manual_seed(version)
+            scale_policy(model, 1 + growth * version)
+        weights = hf_weights(model, adapter, generator.dtype, whole_blocks=version % 2 == 1)  # both ways to gather
+        sync.push(
+            weights,
+            generator,
+            held=HeldWeights(model, adapter),
+            policy_version=version,
+            probe=np.array(SEQUENCES[0]),
+            trainer_logprobs=trainer_logprobs,
+        )
+        diffs = []
+        sampled: dict[tuple[int, int], list[int]] = {}
+        for group in comm.all_gather_lists(generator.generate(prompts, step=version)):
+            for completion in group.samples:
+                token_ids = completion.token_ids.tolist()
+                if sampled.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
+                    failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
+                sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
+                scored = trainer_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
+                diffs.append(np.abs(scored - completion.logprobs)[completion.loss_mask])
+                turns += len(completion.turns) > 1
+        diff = np.concatenate(diffs)
+        found.append({"mean": float(diff.mean()), "p99": float(np.quantile(diff, 0.99)), "max": float(diff.max())})
+        if not diff.max() < most_diff:
+            failures.append(f"after sync {version} sampler and policy differ by {diff.max():.2e} in log-probability")
+    if not turns:
+        failures.append("no conversation came to a second turn")
+    return found
+
+
+def save(folder: Path, architecture: str | None, *, tie: bool) -> None:
+    """The checkpoint to compare on."""
+    if architecture:
+        save_odd_checkpoint(folder, architecture, tie=tie)
+    else:
+        save_tiny_checkpoint(folder, tie=tie)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--replicate", type=int, default=1)
+    parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument("--untied", action="store_true")
+    parser.add_argument("--architecture", choices=list(ODD), help="one of odd dimensions instead of the tiny Qwen3")
+    parser.add_argument(
+        "--dtype", choices=list(BOUNDS), default="float32", help="of the policy's and the engine's arithmetic"
+    )
+    parser.add_argument("--output", help="write the differences here as JSON")
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    parallelism = ParallelismConfig(
+        tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"
+    )
+    set_spmd_backend(parallelism.spmd_backend)
+    dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+    if dist.get_rank() == 0:
+        save(Path(folder), args.architecture, tie=not args.untied)
+    dist.barrier()
+    spec = spec_from_folder(Path(folder))
+    model = build_policy(
+        spec,
+        parallel_dims=dims,
+        parallelism=parallelism,
+        training=TrainingConfig(seq_len=256, mixed_precision_param=args.dtype),
+        compile_config=CompileConfig(),
+        activation_checkpoint="none",
+        logprob_chunk_tokens=5,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, folder)
+    failures: list[str] = []
+    policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
+    generator = Generator.Config(
+        tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
+    ).build(
+        hf_assets_path=folder,
+        tokenizer=TokenizerStandIn(),
+        sampling=SamplingConfig(n=2, max_tokens=16, stop_token_ids=list(range(1, 60))),
+        seed=0,
+        environments=EchoingConversations(),
+    )
+    sync_diffs = check_sync(model, adapter, generator, 8 * dims.tp, failures)
+    found = {"policy_diff": policy_diff, "sync_diffs": sync_diffs, "failures": failures}
+    print(f"rank {dist.get_rank()}: {json.dumps(found)}", flush=True)
+    if args.output and dist.get_rank() == 0:
+        Path(args.output).write_text(json.dumps(found))
+    comm.barrier()
+    generator.close()
+    comm.close_process_group()
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RANK", "0")
+    main()

@@ -1,0 +1,164 @@
+"""What must be true of a run folder after a whole run: checks for tests/integration_tests.py; each raises AssertionError."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
+"""Largest sampler/logprob_diff of a step in bfloat16: two implementations round single tokens differently by tenths."""
+
+
+def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
+    """The run's metrics.jsonl by step; a step written twice is an error."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    by_step = {row["step"]: row for row in rows}
+    assert len(by_step) == len(rows), f"a step was written twice: {[row['step'] for row in rows]}"
+    return by_step
+
+
+def steps_are(last: int, first: int = 1) -> Callable[[Path], None]:
+    """Every step from `first` to `last` is in the metrics, with the numbers that any step has."""
+
+    def check(folder: Path) -> None:
+        metrics = metrics_of(folder)
+        steps = [step for step in metrics if step > 0]
+        assert steps == list(range(first, last + 1)), f"steps {steps}, expected {first} to {last}"
+        for step in steps:
+            for key in ("reward/mean", "loss/total", "optimizer/grad_norm", "time/generate", "time/train", "time/sync"):
+                assert key in metrics[step], f"step {step} has no {key}"
+
+    return check
+
+
+def sampler_agrees(float32_bound: float = 1e-4) -> Callable[[Path], None]:
+    """Trainer and sampler agree in every step: to `float32_bound` on each token, or in bfloat16 to its rounding."""
+
+    def check(folder: Path) -> None:
+        dtype = json.loads((folder / "config.json").read_text())["generator"]["dtype"]
+        bounds = {"max": float32_bound} if dtype == "float32" else BFLOAT16_BOUNDS
+        for part, bound in bounds.items():
+            diffs = {step: row[f"sampler/logprob_diff/{part}"] for step, row in metrics_of(folder).items() if step > 0}
+            assert diffs, f"no sampler/logprob_diff/{part} was recorded"
+            assert max(diffs.values()) < bound, f"sampler/logprob_diff/{part} in {dtype}: {diffs}"
+
+    return check
+
+
+def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
+    """Held-out accuracy ends at least `least` higher than it began, and at `to` or more."""
+
+    def check(folder: Path) -> None:
+        found = [row["evaluation/accuracy"] for row in metrics_of(folder).values() if "evaluation/accuracy" in row]
+        assert len(found) >= 2, f"evaluations: {found}"
+        assert found[-1] - found[0] >= least, f"accuracy went from {found[0]:.3f} to {found[-1]:.3f}"
+        assert found[-1] >= to, f"accuracy ended at {found[-1]:.3f}"
+
+    return check
+
+
+def ended_after_the_best(later: int) -> Callable[[Path], None]:
+    """The run ended `later` steps after its best evaluation, whose checkpoint is kept beside the last."""
+
+    def check(folder: Path) -> None:
+        rows = metrics_of(folder)
+        found = {step: row["evaluation/accuracy"] for step, row in rows.items() if "evaluation/accuracy" in row}
+        best = max(found, key=lambda step: (found[step], -step))
+        assert 0 < best == max(rows) - later, found
+        assert json.loads((folder / "checkpoint" / "best.json").read_text()) == {"step": best}, found
+        assert all((folder / "checkpoint" / f"step-{step}").is_dir() for step in (best, max(found)))
+
+    return check
+
+
+def records(*keys: str) -> Callable[[Path], None]:
+    """Every training step has these metrics."""
+
+    def check(folder: Path) -> None:
+        for step, row in metrics_of(folder).items():
+            missing = [key for key in keys if key not in row]
+            assert step == 0 or not missing, f"step {step} has no {missing}"
+
+    return check
+
+
+def optimizer_goes_on(folder: Path) -> None:
+    """Only the first step of all has Adam's largest stride, each weight by the learning rate: its moments were restored."""
+    strides = {
+        step: row["optimizer/update_ratio"] / row["optimizer/learning_rate"]
+        for step, row in metrics_of(folder).items()
+        if step > 0
+    }
+    assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
+
+
+def resumed_as_if_never_stopped(folder: Path) -> None:
+    """The last step of a run that was resumed and of one that never stopped have the same numbers, to the last bit."""
+    found = [metrics_of(folder / name)[4] for name in ("straight", "resumed")]
+    parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
+    kept = [
+        {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
+        for row in found
+    ]  # fmt: skip
+    assert len(kept[0]) > 20, found[0]
+    assert kept[0]["conversations/turns/max"] > 1, kept[0]
+    assert kept[0]["optimizer/grad_norm"] > 0, kept[0]
+    differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
+    assert not differing, differing
+
+
+def files_exist(*names: str) -> Callable[[Path], None]:
+    """Each name (a glob) is there and not empty."""
+
+    def check(folder: Path) -> None:
+        for name in names:
+            found = [p for p in folder.glob(name) if p.stat().st_size]
+            assert found, f"no {name} in {sorted(p.name for p in folder.iterdir())}"
+
+    return check
+
+
+def parity_holds(folder: Path) -> None:
+    """tests/integration/parity.py, which knows each dtype's bounds, wrote its differences and found none too large."""
+    found = json.loads((folder / "parity.json").read_text())
+    assert found["failures"] == [], found
+    assert len(found["sync_diffs"]) == 3, found
+
+
+def exported_model_equals_policy(folder: Path) -> None:
+    """The exported folder loads in transformers, and its greedy answers are as accurate as the run's last evaluation."""
+    from tests.parts.exported import greedy_accuracy
+
+    exported = folder / "exported"
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
+    found = greedy_accuracy(exported, num_prompts=256)
+    assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
+
+
+def export_is_whole(folder: Path) -> None:
+    """transformers loads the exported folder with no tensor missing or left over, and the weights are no longer the start's."""
+    from transformers import AutoModelForCausalLM
+
+    exported = folder / "exported"
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not (info["missing_keys"] | info["unexpected_keys"]), info
+    start = AutoModelForCausalLM.from_pretrained(folder / "start")
+    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True)]
+    assert all(moved), moved
+
+
+def evaluation_is_reproduced(folder: Path) -> None:
+    """scripts/evaluate.py gives, on two ranks, the very file that the run wrote on one after its last step."""
+    last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    command = ["scripts/evaluate.py", str(folder), "--nproc", "2", "--output", str(folder / "alone")]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (folder / "alone" / "evaluation" / "step-0.json").read_text() == last.read_text()

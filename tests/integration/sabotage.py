@@ -1,0 +1,213 @@
+"""Each way in which an engine can come to other weights than the policy's: caught at the first push, with the tensor's name.
+
+    python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=2 -m tests.integration.sabotage --dtype bfloat16 --generator-tp 2
+
+Prints for each what the push said and by how much the log-probability probe alone would have moved.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torchtitan_rl.core import device  # noqa: F401
+
+# isort: split
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+
+from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
+from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError  # noqa: E402
+from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
+from torchtitan_rl.core.types import Prompt  # noqa: E402
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+Weights = Iterator[tuple[str, Tensor]]
+
+
+class Pair:
+    """A policy and an engine in these processes."""
+
+    def __init__(self, folder: str, dtype: str, generator_tp: int) -> None:
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        spec = tiny_spec()
+        self.model = build_policy(
+            spec,
+            parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+            parallelism=parallelism,
+            training=TrainingConfig(seq_len=256, mixed_precision_param=dtype),
+            compile_config=CompileConfig(),
+            activation_checkpoint="none",
+            logprob_chunk_tokens=64,
+            dump_folder="",
+        )
+        self.adapter = spec.state_dict_adapter(spec.model, None)
+        load_hf_weights(self.model, self.adapter, folder)
+        self.generator = Generator.Config(
+            tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False
+        ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=4), seed=0)
+        self.sync = WeightSync.Config(check_interval=0, max_diff=1.0).build()
+        self.held = HeldWeights(self.model, self.adapter)
+        self.probe = np.array(SEQUENCES[0])
+
+    def weights(self) -> Weights:
+        return hf_weights(self.model, self.adapter, self.generator.dtype)
+
+    def update(self) -> None:
+        """A small step of every weight, as an optimizer's."""
+        scale_policy(self.model, 1.01)
+
+    def trainer_logprobs(self, ids: np.ndarray) -> np.ndarray:
+        tokens, positions, labels, _ = packed([list(ids)], 8)
+        with torch.no_grad():
+            return score(self.model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].cpu().numpy()
+
+    def push(self, weights: Weights) -> None:
+        self.sync.push(
+            weights,
+            self.generator,
+            held=self.held,
+            policy_version=1,
+            probe=self.probe,
+            trainer_logprobs=self.trainer_logprobs,
+        )
+
+    def probe_diff(self) -> float:
+        return float(np.abs(self.generator.prompt_logprobs(self.probe) - self.trainer_logprobs(self.probe)).max())
+
+
+def scaled(weights: Weights) -> Weights:
+    for name, tensor in weights:
+        yield name, tensor * 1.01 if name == DOWN else tensor
+
+
+def without(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: ((other, tensor) for other, tensor in weights if other != name)
+
+
+SENT = "was sent with other values than the policy holds"
+ARRIVED = "did not arrive: the engine computes with other values than the policy holds"
+
+SAYS = {
+    "stale all": f"model.embed_tokens.weight {SENT}",
+    "one behind": f"model.embed_tokens.weight {SENT}",
+    "one tensor skipped": f"{DOWN} was not sent",
+    "one tensor x 1.01": f"{DOWN} {SENT}",
+    "tied head missing": "lm_head.weight was not sent",
+    "one tensor changed by the engine's loader": f"{DOWN} {ARRIVED}",
+    "wrong tensor-parallel shard in the engine": f"{DOWN} {ARRIVED}",
+    "prefix cache kept": "the prefix cache kept 1 blocks of the old weights",
+}
+"""What is wrong, and what the error says where ranks hold shards. One rank compares what arrived with all that it holds."""
+
+
+def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
+    """(what is wrong, how it comes about), each after a clean push and an update."""
+    start = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    yield "stale all", lambda weights: iter(start)
+    before = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    yield "one behind", lambda weights: iter(before)
+    yield "one tensor skipped", without(DOWN)
+    yield "one tensor x 1.01", scaled
+    yield "tied head missing", without("lm_head.weight")
+    yield "one tensor changed by the engine's loader", patched_loader(pair, lambda tensor: tensor * 0.99)
+    if pair.generator.config.tensor_parallel_degree > 1:
+        other_shard = patched_loader(pair, lambda tensor: tensor.roll(tensor.shape[1] // 2, 1))
+        yield "wrong tensor-parallel shard in the engine", other_shard
+    yield "prefix cache kept", keep_cache(pair)
+
+
+def loader_of(pair: Pair) -> torch.nn.Module:
+    """The engine's layer of DOWN."""
+    return next(parameter.layer for parameter in pair.sync._proof.parameters if DOWN in parameter.rows)
+
+
+def patched_loader(pair: Pair, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
+    def sabotaged(weights: Weights) -> Weights:
+        method = loader_of(pair).quant_method
+        look_and_pack = method.process_weights_after_loading
+
+        def load_otherwise(layer: torch.nn.Module) -> None:
+            if layer is loader_of(pair):
+                layer.weight.data.copy_(change(layer.weight.data))
+            look_and_pack(layer)
+
+        method.process_weights_after_loading = load_otherwise
+        yield from weights
+        method.process_weights_after_loading = look_and_pack
+
+    return sabotaged
+
+
+def keep_cache(pair: Pair) -> Callable[[Weights], Weights]:
+    def sabotaged(weights: Weights) -> Weights:
+        pair.generator.llm.reset_prefix_cache = lambda: True
+        return weights
+
+    return sabotaged
+
+
+def fill_cache(pair: Pair) -> None:
+    block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size
+    tokens = [1 + i % 120 for i in range(block + 3)]
+    prompts = [Prompt(prompt_idx=i, text="", token_ids=tokens, expected_answer="") for i in range(2)]
+    pair.generator.generate(prompts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument("--output", help="write the table here as JSON")
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+    if dist.get_rank() == 0:
+        save_tiny_checkpoint(Path(folder))
+    dist.barrier()
+    pair = Pair(folder, args.dtype, args.generator_tp)
+    pair.push(pair.weights())
+    clean, table = pair.probe_diff(), []
+    alone = dist.get_world_size() == 1
+    for what, how in sabotages(pair):
+        pair.update()
+        fill_cache(pair)
+        try:
+            pair.push(how(pair.weights()))
+            said = "nothing"
+        except WeightSyncError as error:
+            said = str(error)
+        caught = (SAYS[what].replace(SENT, ARRIVED) if alone else SAYS[what]) in said
+        table.append({"fault": what, "probe": pair.probe_diff(), "said": said, "caught": caught})
+        if what != "prefix cache kept":
+            pair.push(pair.weights())
+    if dist.get_rank() == 0:
+        print(f"{args.dtype}, engine TP {args.generator_tp}: the probe of a clean push is off by {clean:.1e}")
+        for row in table:
+            print(
+                f"{'caught' if row['caught'] else 'MISSED'}  {row['fault']:42} probe {row['probe']:.1e}  {row['said'][:150]}"
+            )
+        if args.output:
+            Path(args.output).write_text(json.dumps(table))
+    comm.barrier()
+    pair.generator.close()
+    comm.close_process_group()
+    sys.exit(not all(row["caught"] for row in table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Small real values for the tests of this room: scored groups, and a packer of a few lines for TrainBatch.
+
+The packer is deliberately not the trainer's: these tests must not pass because two places share a mistake.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.algorithm import Algorithm, LossInputs, Sequences
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.types import (
+    Completion,
+    Episode,
+    Group,
+    Member,
+    Metric,
+    Normalizers,
+    Prompt,
+    ScoredCompletion,
+    TrainBatch,
+    flat,
+)
+
+MAX_TOKENS = 16
+
+
+def prompt(index: int) -> Prompt:
+    return Prompt(prompt_idx=index, text=f"prompt {index}", token_ids=[1, 2], expected_answer="4")
+
+
+def scored(
+    sample_idx: int,
+    reward: float | None,
+    *,
+    logprobs: tuple[float, ...] = (-1.0, -1.0),
+    loss_mask: tuple[bool, ...] | None = None,
+    finish_reason: str = "stop",
+    answer: str | None = None,
+    breakdown: dict | None = None,
+    correct: bool | None = None,
+) -> ScoredCompletion:
+    completion = Completion(
+        policy_version=0,
+        sample_idx=sample_idx,
+        text="text",
+        token_ids=list(range(3, 3 + len(logprobs))),
+        logprobs=list(logprobs),
+        loss_mask=loss_mask,
+        finish_reason=finish_reason,
+    )
+    return ScoredCompletion(
+        completion=completion, reward=reward, reward_breakdown=breakdown or {}, answer=answer, correct=correct
+    )
+
+
+def group_of(prompt_idx: int, *samples: ScoredCompletion) -> Group[ScoredCompletion]:
+    return Group(prompt=prompt(prompt_idx), samples=list(samples))
+
+
+def group(prompt_idx: int, rewards, **columns) -> Group[ScoredCompletion]:
+    """One completion for each reward; a keyword gives one value for each."""
+    each = ({name: values[i] for name, values in columns.items()} for i in range(len(rewards)))
+    return group_of(prompt_idx, *(scored(i, reward, **of) for i, (reward, of) in enumerate(zip(rewards, each))))
+
+
+class Step(list[Episode]):
+    """The episodes of a step, flat, with the groups that hold them."""
+
+    def __init__(self, groups: list[Group[Episode]]) -> None:
+        super().__init__(flat(groups))
+        self.groups = groups
+        self.members = [Member(group.prompt, episode) for group in groups for episode in group.samples]
+
+
+def episodes_of(
+    algorithm: Algorithm,
+    *groups: Group[ScoredCompletion],
+    reference: list[list[float]] | None = None,
+    max_completion_tokens: int = MAX_TOKENS,
+) -> Step:
+    """Credited episodes; `reference` holds the reference's log-probabilities of each, in order."""
+    step = Step(draft_episodes(list(groups)))
+    for episode, logprobs in zip(step, reference or []):
+        episode.reference_logprobs = torch.tensor(logprobs).numpy()
+    algorithm.assign_credit(step.groups, max_completion_tokens=max_completion_tokens)
+    return step
+
+
+def normalizers_of(algorithm: Algorithm, step: Step, max_completion_tokens: int = MAX_TOKENS) -> Normalizers:
+    return algorithm.normalizers(step.groups, max_completion_tokens=max_completion_tokens)
+
+
+def pack(
+    step: Step,
+    normalizers: Normalizers,
+    *,
+    order: list[int] | None = None,
+    padding: int = 0,
+    pad_each: bool = False,
+    dtype: torch.dtype = torch.float64,
+    old: list[list[float]] | None = None,
+    reference: list[list[float]] | None = None,
+) -> TrainBatch:
+    """The episodes at `order` as one row, with `padding` pad tokens at its end, or after each sequence (`pad_each`)."""
+    order = list(range(len(step))) if order is None else order
+    columns: dict[str, list] = {
+        name: [] for name in ("token_ids", "labels", "positions", "mask", "mu", "advantage", "sequence", "old", "ref")
+    }
+
+    def pad(count: int) -> None:
+        for name in columns:
+            columns[name] += [len(order) if name == "sequence" else 0] * count
+
+    def spread(values) -> list[float]:  # the two prompt tokens predict one position before the completion
+        return [0.0, *map(float, values), 0.0]
+
+    for place, index in enumerate(order):
+        episode, completion = step[index], step[index].completion
+        tokens = [1, 2, *completion.token_ids.tolist()]
+        columns["token_ids"] += tokens
+        columns["labels"] += tokens[1:] + [0]
+        columns["positions"] += list(range(len(tokens)))
+        columns["mask"] += spread(completion.loss_mask & episode.in_loss)
+        columns["mu"] += spread(completion.logprobs)
+        columns["advantage"] += [episode.advantage] * len(tokens)
+        columns["sequence"] += [place] * len(tokens)
+        columns["old"] += spread(old[index] if old else [0.0] * len(completion.token_ids))
+        columns["ref"] += spread(reference[index] if reference else [0.0] * len(completion.token_ids))
+        pad(padding if pad_each else 0)
+    pad(padding)
+    real = {name: torch.tensor(columns[name], dtype=dtype) for name in ("mask", "mu", "advantage", "old", "ref")}
+    whole = {
+        name: torch.tensor(columns[name], dtype=torch.int64)
+        for name in ("token_ids", "labels", "positions", "sequence")
+    }
+    return TrainBatch(
+        token_ids=whole["token_ids"],
+        labels=whole["labels"],
+        positions=whole["positions"],
+        loss_mask=real["mask"],
+        sampler_logprobs=real["mu"],
+        advantages=real["advantage"],
+        sequence_ids=whole["sequence"],
+        group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
+        mass=torch.tensor([step[i].mass or 0.0 for i in order], dtype=dtype),
+        anchored=torch.tensor([float(step[i].anchored) for i in order], dtype=dtype),
+        members=[step.members[i] for i in order],
+        normalizers=normalizers,
+        old_logprobs=real["old"] if old else None,
+        reference_logprobs=real["ref"] if reference else None,
+    )
+
+
+def spread_logprobs(batch: TrainBatch, step: Step, values: list[Tensor]) -> Tensor:
+    """[T]: each episode's [L] tensor of log-probabilities on the positions that predict its completion.
+
+    Everything else is a constant a correct loss never looks at.
+    """
+    out = torch.full(batch.loss_mask.shape, -3.25, dtype=values[0].dtype)
+    out = out + 0 * values[0].sum()  # connected even if no row is used
+    for place, member in enumerate(batch.members):
+        positions = (batch.sequence_ids == place).nonzero().squeeze(1)
+        where = positions[1 : 1 + len(member.episode.completion.token_ids)]
+        index = next(i for i, episode in enumerate(step) if episode is member.episode)
+        out = out.index_put((where,), values[index])
+    return out
+
+
+def policy_like(step: Step, offset: float = 0.0) -> list[Tensor]:
+    """Leaf tensors [L], each episode's sampler log-probabilities plus `offset` times a wiggle that differs by token."""
+    return [
+        torch.tensor(
+            [lp + offset * math.sin(1 + 7 * i + t) for t, lp in enumerate(episode.completion.logprobs.tolist())],
+            dtype=torch.float64,
+        ).requires_grad_()
+        for i, episode in enumerate(step)
+    ]
+
+
+def merge(parts: list[dict[str, Metric]]) -> dict[str, float]:
+    """Metrics of micro-batches merged as the recorder does: weighted mean, max, min, sum, last.
+
+    Distributions are left out, and so is the effective sample size, whose merge is a mean over micro-batches.
+    """
+    merged: dict[str, float] = {}
+    for key in {key for part in parts for key in part} - {"sampler/effective_sample_size"}:
+        metrics = [part[key] for part in parts if key in part]
+        if metrics[0].reduction == "distribution":
+            continue
+        values = [float(metric.value) for metric in metrics]
+        weights = [metric.weight for metric in metrics]
+        merged[key] = {
+            "mean": lambda v, w: sum(x * y for x, y in zip(v, w)) / sum(w),
+            "sum": lambda v, w: sum(v),
+            "max": lambda v, w: max(v),
+            "min": lambda v, w: min(v),
+            "last": lambda v, w: v[-1],
+        }[metrics[0].reduction](values, weights)
+    return merged
+
+
+def numbers(metrics: dict[str, Metric]) -> dict[str, float]:
+    """The values of all but the distributions."""
+    return {key: metric.value for key, metric in metrics.items() if metric.reduction != "distribution"}
+
+
+def run_loss(algorithm: Algorithm, episodes: Step, values: list[Tensor], batch: TrainBatch, entropy: float = 0.7):
+    """`Algorithm.loss` with the given log-probabilities and a constant entropy."""
+    logprobs = spread_logprobs(batch, episodes, values)
+    return algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))
+
+
+def loss_inputs(
+    logprobs: Tensor,
+    *,
+    old: Tensor | None = None,
+    advantages: list[float],
+    sequence_ids: list[int] | None = None,
+    mass: list[float] | None = None,
+    group_ids: list[int] | None = None,
+) -> LossInputs:
+    """Every token in the loss; one sequence unless `sequence_ids` [T] says otherwise. No correction."""
+    ids = torch.tensor(sequence_ids or [0] * len(advantages))
+    num = int(ids.max()) + 1
+    mask = torch.ones(len(advantages), dtype=logprobs.dtype)
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach() if old is None else old,
+        advantages=torch.tensor(advantages, dtype=logprobs.dtype),
+        mask=mask,
+        correction=torch.ones_like(mask),
+        sequences=Sequences(ids, mask, num),
+        group_ids=torch.tensor(group_ids or [0] * num),
+        mass=torch.tensor(mass or [1.0] * num, dtype=logprobs.dtype),
+        normalizers=Normalizers(
+            num_tokens=len(advantages),
+            num_sequences=num,
+            num_groups=len(set(group_ids or [0])),
+            max_completion_tokens=MAX_TOKENS,
+        ),
+    )

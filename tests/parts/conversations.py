@@ -1,0 +1,73 @@
+"""A tiny random Qwen3 with a chat tokenizer in a real engine, and environments to talk to."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.environments import Environment, Turn
+from torchtitan_rl.library.environments.conversations import Conversations
+from torchtitan_rl.library.tasks import SumDigits
+
+
+class Says(Environment):
+    """Answers every message with the next of these turns; the last one ends the conversation."""
+
+    def __init__(self, *turns: Turn | str) -> None:
+        self.turns = [turn if isinstance(turn, Turn) else said(turn) for turn in turns]
+        self.heard: list[str] = []
+        self.closed: list[str] = []
+
+    def step(self, message):
+        self.heard.append(message["content"])
+        turn = self.turns[len(self.heard) - 1]
+        return (
+            turn if len(self.heard) < len(self.turns) else Turn(messages=turn.messages, reward=turn.reward, done=True)
+        )
+
+    def close(self, finish_reason):
+        self.closed.append(finish_reason)
+
+
+def said(text: str, **facts) -> Turn:
+    return Turn(messages=[{"role": "user", "content": text}], **facts)
+
+
+class TaskWith(SumDigits):
+    """sum_digits whose prompts have the environments that `make(prompt)` makes."""
+
+    def __init__(self, make) -> None:
+        super().__init__(SumDigits.Config(max_integers=2))
+        self.make = make
+
+    def environment(self, prompt):
+        return self.make(prompt)
+
+
+def conversations(make, made, **config) -> Conversations:
+    return Conversations.Config(**config).build(
+        members={"": TaskWith(make)}, tokenizer=made, end_token_ids=[made.eos_token_id], template_options={}
+    )
+
+
+def prompts(made, num: int = 3) -> list[Prompt]:
+    found = []
+    for i in range(num):
+        messages = [{"role": "user", "content": f"guess {i}" + "!" * i}]
+        text = made.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = made(text, add_special_tokens=False)["input_ids"]
+        found.append(Prompt(prompt_idx=i, text=text, token_ids=ids, expected_answer="", messages=messages))
+    return found
+
+
+def engine(folder: Path, made, **sampling) -> Generator:
+    generator = Generator.Config(dtype="float32", max_model_len=256, sleep=False).build(
+        hf_assets_path=str(folder),
+        tokenizer=made,
+        sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),
+        seed=0,
+    )
+    generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+    return generator

@@ -1,0 +1,199 @@
+"""What happens to runs, what is said to it, and the test that does it: the second half of docs/errors.md."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One row."""
+
+    what: str
+    says: str
+    code: str
+    test: str
+    """Under tests/: file::function."""
+
+
+def _read(paragraph: str) -> Fault:
+    """What happens; indented what is said; in the last line the exit code and the test."""
+    what, *says, last = (line.strip() for line in paragraph.splitlines())
+    code, _, test = last.rpartition(" ")
+    return Fault(what, " ".join(says), code, test)
+
+
+PARAGRAPHS = """
+a rank is killed
+  rank 1 (node3) in step 3: grade was killed by signal 9 (SIGKILL). ... Its peak was ... The same command with --dump-folder
+  RUN goes on after step-2.
+  137 fault_injection/test_kills.py::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits
+
+a rank is killed for want of memory
+  ...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that its control group allows ...
+  Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
+  137 fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on
+
+the launcher or torchrun's agent is killed
+  torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
+  137 fault_injection/test_kills.py::test_nothing_outlives_the_launcher_or_the_agent
+
+a rank ends by itself, with code 0
+  rank 1 (node3) in step 2: grade ended with code 0 before the end of training
+  1 fault_injection/test_false_success.py::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1
+
+a rank is stopped by a signal
+  watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
+  signal: kill -CONT 712
+  1 fault_injection/test_stalls.py::test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit
+
+a reward function hangs on one rank
+  watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack
+  1 fault_injection/test_stalls.py::test_a_reward_that_hangs_is_shown_with_its_stack
+
+a node is lost
+  watchdog: nothing is heard of rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
+  1 fault_injection/test_launcher.py::test_a_node_that_vanishes_ends_the_other_with_a_reason
+
+a rank dies with --max-restarts
+  ... was killed by signal 9 ... The ranks are started again and go on from the last checkpoint.
+  0 fault_injection/test_launcher.py::test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what
+
+Ctrl-C, SIGTERM
+  SIGINT: saving a checkpoint after this step; once more stops at once
+  130, 143 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+
+a second one
+  stopped at once; what was saved before is whole
+  130, 143 fault_injection/test_signals.py::test_a_second_request_ends_everything_at_once
+
+one before the first step
+  SIGINT before there was a step to finish: nothing new is saved
+  130, 143, 138 fault_injection/test_signals.py::test_a_request_before_the_first_step_ends_at_once_without_a_traceback
+
+one in the warm start
+  SIGINT before there was a step to finish: nothing new is saved
+  130 fault_injection/test_signals.py::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start
+
+SIGUSR1 before a time limit
+  SIGUSR1: saving a checkpoint after this step
+  75 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+
+the terminal is closed on a run under nohup
+  nothing: it goes on
+  0 unit_tests/resilience/test_stop_signal.py::test_under_nohup_the_end_of_the_terminal_is_not_heard
+
+a reward function calls sys.exit(0)
+  stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0
+  3 fault_injection/test_false_success.py::test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays
+
+a reward function forks and returns twice
+  a reward or tool forked and returned in the child too: the child ends here
+  0 fault_injection/test_false_success.py::test_a_reward_that_forks_and_returns_twice_trains_once
+
+a reward function prints 5 MB
+  reward functions printed 5,000,001 characters here: the first 4,000 are shown
+  0 unit_tests/resilience/test_printed.py::test_five_megabytes_are_cut_and_counted
+
+a reward or tool is given up and prints on
+  other threads, such as those of calls that were given up, printed 5,000,001 characters here: the first 4,000 are shown
+  0 unit_tests/resilience/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
+
+nobody reads its output any more (a closed terminal, head -1)
+  WARNING: stdout takes no more lines ([Errno 32] Broken pipe): training goes on, and is in the run's folder
+  0 unit_tests/resilience/test_printed.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
+
+every reward fails, with on_failure none
+  No completion got a reward: all 16 failed, such as ..., 3 times in a row
+  3 unit_tests/core/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops
+
+a code of yours raises
+  a traceback, and: The last line of your own code in it: mine.py, line 7
+  1 unit_tests/test_train.py::test_a_traceback_ends_with_the_last_line_that_is_the_users_own
+
+the disk is full
+  step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, until
+  step 3
+  0, or 3 fault_injection/test_false_success.py::test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room
+
+a quota is reached
+  step 1 is not saved: writing it failed: rank 0: ...
+  0, or 3 fault_injection/test_false_success.py::test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved
+
+the run folder is deleted
+  stopped: the run folder RUN has vanished, with all that was saved.
+  3 fault_injection/test_false_success.py::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3
+
+the run folder is moved, and another run begun in its place
+  stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
+  3 unit_tests/setup/test_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
+
+the disk is full at the start
+  error: dump_folder: cannot write to RUN: No space left on device. Pass --dump-folder with a folder you may write to.
+  2 unit_tests/observability/test_disk.py::test_a_full_disk_at_the_start_is_wrong_input
+
+a checkpoint's file is flipped, torn or lost
+  skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written
+  0 fault_injection/test_checkpoint_files.py::test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same
+
+all checkpoints are damaged
+  error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...
+  2 fault_injection/test_checkpoint_files.py::test_no_good_checkpoint_is_no_new_run
+
+a checkpoint's index or value names code
+  the index names os.system, which no checkpoint of this program does
+  2 unit_tests/resilience/test_checkpointer.py::test_an_index_that_names_code_is_refused_before_it_runs
+
+another seed, model, task or batch on resume
+  this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
+  2 fault_injection/test_checkpoint_files.py::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted
+
+fewer steps on resume than are done
+  num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it, or --resume an earlier step.
+  2 unit_tests/setup/test_resume.py::test_fewer_steps_than_are_done_are_refused_before_anything_starts
+
+--resume 77, which is not there
+  resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
+  2 unit_tests/resilience/test_checkpoints.py::test_a_step_that_is_not_there_is_named_with_those_that_are
+
+--resume never, in a folder with checkpoints
+  resume = 'never': expected a run folder without checkpoints
+  2 unit_tests/resilience/test_checkpoints.py::test_never_refuses_a_folder_with_checkpoints
+
+a folder that another run is using
+  dump_folder: another run is using RUN. Wait for it to end, or pass another --dump-folder.
+  2 unit_tests/setup/test_folder.py::test_a_folder_in_use_is_refused_until_the_other_run_ends
+
+NaN in the weights
+  the weights of layers.3.feed_forward.w2.weight not finite
+  3 unit_tests/core/trainer/test_finite.py::test_weights_that_are_not_finite_are_never_skipped
+
+NaN in the gradient
+  loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row
+  3 unit_tests/core/trainer/test_finite.py::test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew
+
+NaN in a reward
+  the prompt, the sample and the function, by name
+  3 unit_tests/core/algorithm/test_nonfinite.py::test_a_reward_names_prompt_sample_and_function
+
+NaN in the sampler's log-probabilities
+  the prompt and the token
+  3 unit_tests/core/algorithm/test_nonfinite.py::test_a_samplers_log_probability_is_named_or_masked
+
+sampler and trainer disagree
+  sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy
+  3 unit_tests/core/trainer/test_gate.py::test_gate_stops_with_the_likely_causes
+"""
+
+FAULTS = [_read(paragraph) for paragraph in PARAGRAPHS.strip().split("\n\n")]
+
+
+def section() -> list[str]:
+    """Lines of docs/errors.md."""
+    lines = [
+        "## What happens to runs",
+        "",
+        "What is done to a run (the test that does it is named in [tests/parts/faults.py](../tests/parts/faults.py)), what is",
+        "said, in short, and the exit code. [recovery.md](recovery.md) says what is on the disk then.",
+        "",
+        "| what happens | what is said | code |",
+        "|---|---|---|",
+    ]
+    return [*lines, *(f"| {fault.what} | {fault.says} | {fault.code} |" for fault in FAULTS), ""]

@@ -1,0 +1,69 @@
+"""Graders over given functions, and the prompts and groups they score."""
+
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.tasks import SumDigits
+
+
+class TaskOf(SumDigits):
+    """sum_digits with other reward functions."""
+
+    def __init__(self, *functions):
+        super().__init__(SumDigits.Config(max_integers=2))
+        self.functions = functions
+
+    def reward_functions(self):
+        return self.functions
+
+
+def grader(*functions, **config) -> Grader:
+    return Grader.Config(**config).build(task=TaskOf(*functions))
+
+
+def group(*texts: str, prompt: Prompt | None = None, **fields) -> Group[Completion]:
+    """The texts as completions of `prompt`, or of one with these fields; a token for each character."""
+    defaults = {"prompt_idx": 3, "text": "What is 12 + 34?\n", "token_ids": [7, 8], "expected_answer": "46"}
+    samples = [
+        Completion(
+            policy_version=0,
+            sample_idx=index,
+            text=text,
+            token_ids=range(len(text)),
+            logprobs=[-0.5] * len(text),
+            finish_reason="stop",
+        )
+        for index, text in enumerate(texts)
+    ]
+    return Group(prompt=prompt or Prompt(**{**defaults, **fields}), samples=samples)
+
+
+def groups(number: int) -> list[Group[Completion]]:
+    """Of one completion each: its prompt's number."""
+    return [group(str(i), prompt_idx=i) for i in range(number)]
+
+
+def score(grader: Grader, *texts: str, **fields) -> list[ScoredCompletion]:
+    """The grader's view of one group."""
+    [scored] = grader.score([group(*texts, **fields)])
+    return scored.samples
+
+
+def rewards(scored):
+    return [s.reward for s in scored]
+
+
+def constant(value, name="constant"):
+    def function(completions, **_):
+        return [value for _ in completions]
+
+    function.__name__ = name
+    return function
+
+
+def length(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+def logged(grader: Grader):
+    """What it has to report besides how long its calls took."""
+    return {key: metric for key, metric in grader.drain_metrics().items() if not key.endswith("/seconds")}

@@ -1,0 +1,28 @@
+"""A config for the integration tests: the rows of a file and debug's sums in one run."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from configs.debug import debug
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.tasks import Rows
+from torchtitan_rl.library.tasks.mixture import Mixture, Share
+from torchtitan_rl.setup.config import RunConfig
+
+
+def two_tasks() -> RunConfig:
+    """Sums of two integers from a file, sampled 4 times, and made without end, sampled 8 times."""
+    rows = [{"prompt": f"What is {a} + {b}?\n", "answer": a + b} for a in range(10, 20) for b in range(20, 30)]
+    path = Path(tempfile.gettempdir()) / "torchtitan_rl_mixture.jsonl"
+    if not path.exists():  # every rank of every run of the test is here
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = debug()
+    shares = {
+        "sums": Share(task=config.task),
+        "rows": Share(
+            task=Rows.Config(path=str(path), answer_kind="number"), sampling=SamplingConfig(n=4, max_tokens=24)
+        ),
+    }
+    config.task = Mixture.Config(tasks=shares)
+    return config

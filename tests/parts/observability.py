@@ -1,0 +1,42 @@
+"""Parts the room's tests share: groups of episodes, the worst of model outputs, and forked processes."""
+
+import multiprocessing
+
+from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.observability import episode_rows
+
+FORK = multiprocessing.get_context("fork")
+"""Processes that need no second import of torch."""
+
+NASTY = (
+    "[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x07 \x9b2J "
+    "<script>alert(1)</script> </table> | a | `b` 👩‍💻🇩🇪 \x00 \ud800 \u202etxt.exe\r\n"
+) + "x" * 100_000
+"""A model's answer: rich markup, ANSI escapes, HTML, table bars, emoji, NUL, a lone surrogate, 100k characters."""
+
+
+def sample(
+    sample_idx=0, reward=1.0, *, token_ids=(5, 6, 7), text="[ANSWER]", finish_reason="stop", loss_mask=None,
+    policy_version=3, breakdown=None, extra=None, answer="1", correct=None, **episode
+):  # fmt: skip
+    """An episode of three tokens with log-probabilities of -0.5; further keywords are the Episode's own."""
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=policy_version, token_ids=list(token_ids),
+        logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
+    )  # fmt: skip
+    scored = ScoredCompletion(
+        completion=completion, reward=reward, reward_breakdown={"correct": reward} if breakdown is None else breakdown,
+        extra=extra or {}, answer=answer, correct=correct,
+    )  # fmt: skip
+    return Episode(scored=scored, **episode)
+
+
+def group(prompt_idx, *samples, **prompt):
+    """A prompt of two tokens and its samples."""
+    fields = {"text": f"What is {prompt_idx} + 1?", "expected_answer": str(prompt_idx + 1), **prompt}
+    return Group(prompt=Prompt(prompt_idx=prompt_idx, token_ids=[1, 2], **fields), samples=list(samples))
+
+
+def rows_of(*groups, step=1, split="train", policy_step=3):
+    """The groups as rows of a sample table."""
+    return episode_rows(groups, step=step, split=split, policy_step=policy_step)

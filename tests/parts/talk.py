@@ -1,0 +1,80 @@
+"""A run that needs no warm start: a random small policy plays a guessing game badly, in turns, and the run is all there is to see.
+
+.venv/bin/python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=1 -m torchtitan_rl.train --config tests/parts/talk.py:talk
+
+`talk_dapo` and `talk_maxent` put around it what else a step may have: groups that are replaced, a length penalty, a reference.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from configs.debug_algorithms import debug_maxent
+from configs.debug_conversations import debug_guess
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
+from torchtitan_rl.library.models import new_hf_model, small_qwen3
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+
+END_TOKENS = list(range(40, 90))
+"""Besides the tokenizer's: so many that a random policy ends its turns."""
+
+
+def chat_tokenizer():
+    """As the small policies of configs/debug_conversations.py have it."""
+    return make_small_tokenizer(["higher", "lower", "a number"], vocab_size=320, chat=True)
+
+
+def save_talker(folder: Path, **dimensions: int) -> Path:
+    """A Hugging Face folder with random weights, a chat template, and a generation_config.json with many end tokens."""
+    torch.manual_seed(0)
+    tokenizer = chat_tokenizer()
+    spec = small_qwen3(**{**dimensions, "vocab_size": 320})
+    new_hf_model(spec, tie_word_embeddings=False, initializer_range=0.05).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END_TOKENS}))
+    return folder
+
+
+def talk():
+    config = debug_guess()
+    config.hf_assets_path = str(save_talker(Path(tempfile.mkdtemp())))
+    config.model_spec.model.enable_weight_tying = False
+    config.task.warm_start = ""
+    # Random guesses never find the number: without another reward there would be nothing to learn.
+    config.grader.rewards = ["torchtitan_rl.library.rewards:script(name='latin')"]
+    config.num_prompts_per_step = 4
+    config.trainer.optimizer.lr = 1e-4
+    config.trainer.lr_scheduler.warmup_steps = 0
+    config.trainer.lr_scheduler.decay_ratio = (
+        0.0  # the same whatever num_steps is: a run that goes on was told of fewer
+    )
+    config.sampling.n = 4
+    config.evaluation.num_prompts = 8
+    config.evaluation.every = 2
+    config.checkpoint.interval = 2
+    return config
+
+
+def talk_dapo():
+    """Credit by turns with fresh prompts for groups without preference, DAPO's penalty on half of the conversations' lengths, a
+    reference, and two updates a batch."""
+    config = talk()
+    config.algorithm = Algorithm.Config(
+        advantage=Grpo.Config(),
+        loss=Clip.Config(eps_low=0.2, eps_high=0.28),
+        credit="turn",
+        kl=KL.Config(coef=0.02),
+        truncation=Truncation.Config(mode="penalty", cache_tokens=48, cut_reward=-0.1),
+        zero_variance="refill",
+    )
+    config.trainer.num_minibatches = 2
+    return config
+
+
+def talk_maxent():
+    """A listwise loss: a prompt's conversations in one micro-batch, weighed by rewards and a reference."""
+    config = talk()
+    config.algorithm = debug_maxent().algorithm
+    return config

@@ -1,0 +1,86 @@
+"""Tiny random models for tests: a Qwen3, and one of each other architecture with odd dimensions."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from scripts.make_random_checkpoint import small_model
+from torchtitan_rl.library.models import new_hf_model, small_qwen3
+
+DIMENSIONS = {
+    "vocab_size": 128,
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 32,
+    "hidden_dim": 96,
+}
+ODD_DIMENSIONS = {
+    "vocab_size": 130,
+    "hidden_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.2,
+}
+"""Heads that do not make up the hidden size, and nothing a multiple of 8; of which tensor parallelism by 2 still divides."""
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # so that slow, middling and fast frequencies are all among them
+}
+ODD = {
+    "qwen3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen2": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "hidden_size": 192,
+        "initializer_range": 0.1,
+    },
+    "llama": {"rope_parameters": _LLAMA3_ROPE, "initializer_range": 0.1},
+}
+"""What each architecture has besides ODD_DIMENSIONS."""
+
+
+def tiny_spec():
+    """The model spec of `save_tiny_checkpoint`'s folder."""
+    return small_qwen3(**DIMENSIONS)
+
+
+def scale_policy(model: nn.Module, factor: float) -> None:
+    """Change every weight as an optimizer does: on the shards, which a forward without backward has left gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+
+
+def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> None:
+    """A Hugging Face folder (config.json, model.safetensors) with random weights large enough to make sharp distributions."""
+    torch.manual_seed(seed)
+    new_hf_model(tiny_spec(), tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
+
+
+def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True) -> None:
+    """As `save_tiny_checkpoint`, of another architecture and of odd dimensions; biases and norms are random too."""
+    torch.manual_seed(0)
+    model = small_model(model_type, {**ODD_DIMENSIONS, **ODD[model_type], "tie_word_embeddings": tie})
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                p.add_(0.3 * torch.randn_like(p))
+    model.save_pretrained(folder)

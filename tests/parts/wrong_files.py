@@ -1,0 +1,194 @@
+"""The rows of wrong_inputs.py that need a file or a folder."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from transformers import AutoTokenizer
+
+import configs
+from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.resilience.agent import check_nodes, check_processes
+from torchtitan_rl.resilience.launch import check_threads
+from torchtitan_rl.setup.folder import _lock
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+from torchtitan_rl.setup.validation import check_model, validate
+
+Cause = Callable[[Path], object]
+
+
+def _checkpoint(folder: Path) -> Path:
+    """A whole one, of the tiny model."""
+    save_tiny_checkpoint(folder)
+    make_small_tokenizer(["1 + 1"], vocab_size=258).save_pretrained(folder)
+    return folder
+
+
+def _start(folder: Path) -> None:
+    config = load_config("debug")
+    config.model_spec, config.hf_assets_path = tiny_spec(), str(folder)
+    prepare_start(config)
+
+
+def _spoiled(file: str, content: str | int | None) -> Cause:
+    """A checkpoint with one file replaced by a text, cut to so many bytes, or removed."""
+
+    def cause(folder: Path) -> None:
+        path = _checkpoint(folder) / file
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else path.read_bytes()[:content])
+        _start(folder)
+
+    return cause
+
+
+def _changed(**entries: Any) -> Cause:
+    """A checkpoint whose config.json says something else."""
+
+    def cause(folder: Path) -> None:
+        path = _checkpoint(folder) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+        _start(folder)
+
+    return cause
+
+
+def _config_file(text: str) -> Cause:
+    def cause(folder: Path) -> None:
+        (folder / "my_configs.py").write_text(text)
+        load_config(f"{folder}/my_configs.py:mine")
+
+    return cause
+
+
+def _grader(**settings: Any) -> Cause:
+    return lambda _: Grader.Config(**settings).build(task=SumDigits.Config().build())
+
+
+def _no_start(_: Path) -> None:
+    config = load_config("debug")
+    config.task = SumDigits.Config()
+    prepare_start(config)
+
+
+def _in_configs(text: str) -> Cause:
+    """A module of the user's in configs/."""
+
+    def cause(folder: Path) -> None:
+        (folder / "new.py").write_text(text)
+        configs.__path__.append(str(folder))
+        try:
+            load_config("debug")
+        finally:
+            configs.__path__.remove(str(folder))
+            sys.modules.pop("configs.new", None)
+
+    return cause
+
+
+def _cpu_cache(given: str) -> Cause:
+    def cause(_: Path) -> None:
+        with mock.patch.dict(os.environ, VLLM_CPU_KVCACHE_SPACE=given):
+            validate(load_config("debug"), world_size=1)
+
+    return cause
+
+
+def _claimed(name: str) -> Cause:
+    def cause(folder: Path) -> None:
+        (folder / "file").touch()
+        (folder / "spoiled").mkdir()
+        (folder / "spoiled" / "checkpoint").touch()
+        _lock(folder / name)
+
+    return cause
+
+
+def _no_task(_: Path) -> None:
+    config = load_config("debug")
+    config.task = None
+    validate(config, world_size=1)
+
+
+def _small_heads(_: Path) -> None:
+    config = load_config("debug")
+    config.model_spec = small_qwen3(vocab_size=320, head_dim=16)
+    check_model(config, world_size=1)
+
+
+def _tokenizer(*, vocab_size: int, eos: str | None) -> Cause:
+    def cause(folder: Path) -> None:
+        make_small_tokenizer(["1 + 1"], vocab_size=260).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.eos_token = eos
+        check_tokenizer(tokenizer, vocab_size)
+
+    return cause
+
+
+def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
+    """The rows, made by the class of wrong_inputs.py."""
+    return [
+        row("--config debgu", "--config = 'debgu': expected a registered name", lambda _: load_config("debgu")),
+        row("--config nowhere.py:mine", "expected a file that exists", lambda _: load_config("nowhere.py:mine")),
+        row("a config function that returns None", "expected a function that returns a RunConfig. It returned None",
+            _config_file("def mine():\n    pass\n")),
+        row("a config function that needs arguments", "expected a function without arguments. It needs ['size']",
+            _config_file("def mine(size):\n    pass\n")),
+        row("a config file without that function", "expected a function of", _config_file("def other():\n    pass\n")),
+        row("a config file that is no Python", "that can be imported, but: invalid syntax", _config_file("def mine(:\n")),
+        row("a module of configs/ that is no Python", "configs/ = 'configs.new': expected Python that can be imported, but: invalid",
+            _in_configs("def mine(:\n")),
+        row("two configs of one name in configs/", "--config = 'debug': expected one name for one config, but configs.debug and",
+            _in_configs("def debug():\n    pass\n")),
+        row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
+        row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
+        row("NNODES=2 NODE_RANK=2", "--node_rank (NODE_RANK) = 2: expected a number from 0 up to, but not, NNODES 2",
+            lambda _: check_nodes(2, "2")),
+        row("OMP_NUM_THREADS=abc", "OMP_NUM_THREADS = 'abc': expected a number of threads for each rank, 1 or more",
+            lambda _: check_threads("abc")),
+        row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
+        row("VLLM_CPU_KVCACHE_SPACE=100000, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '100000': expected a whole", _cpu_cache("100000")),
+        row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
+        row("--dump-folder in a file", "Not a directory. Pass --dump-folder", _claimed("file/run")),
+        row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
+        row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),
+        row("--dump-folder of one whose checkpoint is a file", "cannot write to", _claimed("spoiled")),
+        row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
+        row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
+        row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
+        row("a checkpoint without config.json", "it has no config.json", _spoiled("config.json", None)),
+        row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
+        row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
+        row("config.json is of another model", "intermediate_size is 128 in the folder but 96 in the config",
+            _changed(intermediate_size=128)),
+        row("config.json is of an architecture that is not implemented", "but its config.json says GPT2LMHeadModel",
+            _changed(architectures=["GPT2LMHeadModel"])),
+        row("tokenizer.json is cut off", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", 100)),
+        row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
+        row("a web page in the place of model.safetensors", "its model.safetensors cannot be read",
+            _spoiled("model.safetensors", "<!DOCTYPE html><html>Sign in</html>")),
+        row("a tokenizer larger than the model", "vocab_size 100, but it has token id 259", _tokenizer(vocab_size=100, eos="<eos>")),
+        row("a tokenizer without an end", "a tokenizer with an eos_token", _tokenizer(vocab_size=320, eos=None)),
+        row("a model whose head_dim is 16, on a CPU", "a model whose head_dim is one of", _small_heads),
+        row("grader.rewards of a file that is not there", "expected a file that exists", _grader(rewards=["no.py:f"])),
+        row("grader.weights of a function that is not there", "expected names of reward functions among",
+            _grader(weights={"corect": 1.0})),
+        row("a weight that is NaN", "expected a finite number. 0 only watches a function", _grader(weights={"correct": float("nan")})),
+        row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected 0 or more seconds",
+            _grader(time_limit_seconds=-1)),
+        row("grader.workers 5000", "grader.workers = 5000: expected between 0 and 1024", _grader(workers=5000)),
+        row("task.max_integers 1000000", "task.max_integers = 1000000: expected between task.min_integers, 2, and 1000",
+            lambda _: SumDigits.Config(max_integers=1000000).build()),
+    ]  # fmt: skip

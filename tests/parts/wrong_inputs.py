@@ -1,0 +1,205 @@
+"""Wrong inputs and the message that each gets: the one source of docs/errors.md and of the test that runs them all.
+
+python -m tests.parts.wrong_inputs      writes docs/errors.md anew
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.sabotage import ARRIVED, SAYS
+from tests.parts import wrong_files
+from tests.parts.faults import section
+from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.setup.validation import validate
+
+TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tensor-parallel-degree"
+
+
+@dataclass(frozen=True)
+class WrongInput:
+    """One row: what is given and what is said."""
+
+    given: str
+    """What follows `./run_train.sh --config debug`, or in words."""
+    says: str
+    """A part of the message."""
+    cause: Callable[[Path], object] | None = None
+    """What raises it, given an empty folder; None: the command line of `given` does."""
+    ranks: int = 1
+
+    def run(self, folder: Path) -> None:
+        """Raise the UserError."""
+        if self.cause is not None:
+            self.cause(folder)
+        else:
+            options = [part.replace("''", "") for part in self.given.split()]
+            validate(parse_args(["--config", "debug", *options])[1], world_size=self.ranks)
+
+
+def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
+    """An option of the command line; its message begins with the field and the value."""
+    return WrongInput(f"--{name} {value}", f"{name.replace('-', '_')} = {says}", ranks=ranks)
+
+
+SECTIONS: dict[str, list[WrongInput]] = {
+    "Sizes and counts": [
+        _option("num-steps", "0", "0: expected between 1 and 1000000000. Use 50 or more."),
+        _option("num-steps", "100000000000000000000000", "100000000000000000000000: expected between 1 and 1000000000"),
+        _option("num-prompts-per-step", "0", "0: expected between 1 and 65536"),
+        _option("num-prompts-per-step", "100000", "100000: expected between 1 and 65536. Use 16 or more; a step keeps"),
+        _option("num-prompts-per-step", "3", "3: expected at least 4, one for each generator replica", ranks=4),
+        _option("seed", "-1", "-1: expected between 0 and 4294967295. Use 0, 1, 2, ..."),
+        _option("seed", "5000000000", "5000000000: expected between 0 and 4294967295"),
+        _option("sampling.n", "1", "1: expected at least 2"),
+        _option("sampling.n", "0", "0: expected at least 1"),
+        _option("sampling.n", "100000", "100000: expected at least 1 and at most 65536"),
+        _option("prompts.read-ahead", "-1", "-1: expected between 0 and 65536. Use 64; 0 reads each prompt"),
+        _option(
+            "sampling.max-tokens",
+            "64",
+            "64: expected with prompts.max_prompt_tokens 32 at most generator.max_model_len 64",
+        ),
+        _option("prompts.max-prompt-tokens", "0", "0: expected 1 or more. Set it to the longest prompt"),
+        _option("generator.max-num-seqs", "0", "0: expected 1 or more. Use 256."),
+        _option("generator.max-model-len", "4096", "4096: expected at most the model's 512 positions. Lower it."),
+        _option("generator.gpu-memory-utilization", "5", "5.0: expected between 0.01 and 1. Use 0.4"),
+        _option("generator.gpu-memory-utilization", "nan", "nan: expected between 0.01 and 1"),
+        _option("trainer.max-tokens-per-microbatch", "10", "10: expected at least the longest sequence"),
+        _option("trainer.logprob-chunk-tokens", "0", "0: expected 1 or more. Use 1024."),
+        _option("trainer.num-epochs", "0", "0: expected 1 or more. Use 1."),
+        _option(
+            "trainer.num-minibatches", "17", "17: expected at most num_prompts_per_step 16, as a mini-batch holds whole"
+        ),
+        _option("checkpoint.interval", "0", "0: expected 1 or more. Use 50; checkpoint.enable False saves none."),
+        _option("checkpoint.keep-latest-k", "-1", "-1: expected 0 or more"),
+        _option("comm.init-timeout-seconds", "0", "0: expected 1 or more. Use 1800."),
+        _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
+        _option("watchdog.limit-seconds", "nan", "nan: expected 1 or more"),
+    ],
+    "Sampling and evaluation": [
+        _option("sampling.temperature", "0", "0.0: expected more than 0 in training. 1.0 is usual."),
+        _option("sampling.temperature", "nan", "nan: expected"),
+        _option(
+            "sampling.top-p",
+            "0.9",
+            "0.9: expected 1, as a truncated sampler biases ratios. Set it for evaluation.sampling",
+        ),
+        _option("sampling.top-k", "20", "20: expected 0, as a truncated sampler biases ratios"),
+        WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
+        _option("sampling.stop-token-ids", "999999", "999999: expected token ids below the model's"),
+        _option("conversations.max-turns", "0", "0: expected 1 or more"),
+        _option("conversations.call-seconds", "nan", "nan: expected 0 or more"),
+        _option("evaluation.every", "-1", "-1: expected 0 or more. 0 turns evaluation off."),
+        _option(
+            "evaluation.num-prompts", "0", "0: expected between 1 and 65536. evaluation.every 0 turns evaluation off."
+        ),
+        _option("evaluation.num-prompts", "100000", "100000: expected between 1 and 65536"),
+        _option(
+            "evaluation.best-by",
+            "accuracy",
+            "'accuracy': expected a metric of the evaluation. Use evaluation/accuracy.",
+        ),
+        WrongInput(
+            "--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"
+        ),
+        _option("evaluation.stop-after", "-1", "-1: expected 0 or more. 0 never stops."),
+        _option("evaluation.sampling.n", "4", "4: expected 1 with temperature 0"),
+        _option("evaluation.sampling.top-p", "2", "2.0: expected more than 0"),
+        _option("evaluation.sampling.max-tokens", "64", "64: expected with prompts.max_prompt_tokens 32"),
+    ],
+    "Optimizer and schedule": [
+        _option("trainer.optimizer.lr", "-1", "-1.0: expected between 0 and 1. Full fine-tuning usually takes 1e-6."),
+        _option("trainer.optimizer.lr", "nan", "nan: expected between 0 and 1"),
+        _option("trainer.optimizer.lr", "inf", "inf: expected between 0 and 1"),
+        _option("trainer.optimizer.lr", "100", "100.0: expected between 0 and 1. Full fine-tuning usually takes 1e-6."),
+        _option("trainer.optimizer.eps", "-1", "-1.0: expected 0 or more. Use 1e-8."),
+        _option("trainer.optimizer.weight-decay", "nan", "nan: expected 0 or more"),
+        _option("trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected two numbers from 0 up to, but not, 1"),
+        _option("trainer.max-norm", "0", "0.0: expected 1e-12 or more. Use 1e9 for no clipping."),
+        _option("trainer.max-norm", "nan", "nan: expected"),
+        _option("trainer.lr-scheduler.warmup-steps", "-5", "-5: expected 0 or more. Use 0 for none."),
+        _option("trainer.lr-scheduler.decay-ratio", "7", "7.0: expected between 0 and 1. It is the share of the steps"),
+        _option("trainer.lr-scheduler.min-lr-factor", "2", "2.0: expected between 0 and 1"),
+        _option("trainer.lr-scheduler.total-steps", "9", "9: expected None, as it is num_steps. Set num_steps."),
+        _option("trainer.skip-nonfinite-updates", "-1", "-1: expected 0 or more. 0 stops at the first."),
+        _option("weight-sync.max-diff", "nan", "nan: expected 0 or more. Leave it out for the dtype's own."),
+        _option("weight-sync.check-interval", "-1", "-1: expected 0 or more"),
+        _option("trainer.logprob-gate.max-diff", "nan", "nan: expected 0 or more"),
+    ],
+    "Layout": [
+        WrongInput(f"--{TP} 2", "world size (NGPU x NNODES) = 1: expected a multiple of 2"),
+        WrongInput(
+            f"--{TP} 4", "tensor_parallel_degree = 4: expected a divisor of the model's 2 key-value heads", ranks=4
+        ),
+        _option(GENERATOR_TP, "0", "0: expected 1 or more. 1 turns it off."),
+        WrongInput(f"--{TP} 0", "trainer.parallelism.tensor_parallel_degree = 0: expected 1 or more. 1 turns it off."),
+        WrongInput(
+            f"--{GENERATOR_TP} 2", "generator.tensor_parallel_degree = 2: expected a divisor of the 3 ranks", ranks=3
+        ),
+        _option("trainer.parallelism.data-parallel-shard-degree", "0", "0: expected -1 or at least 1", ranks=4),
+        _option("trainer.parallelism.pipeline-parallel-degree", "2", "2: expected 1, as it is not supported", ranks=2),
+        _option("trainer.parallelism.context-parallel-degree", "2", "2: expected 1, as it is not supported", ranks=2),
+        _option("comm.mode", "fake_backend", "'fake_backend': expected 'default', as training is real"),
+        _option(
+            "comm.train-timeout-seconds",
+            "500",
+            "500: expected 100, as it has no effect. Set comm.init_timeout_seconds.",
+        ),
+    ],
+    "Metrics": [
+        _option("metrics.console-every", "-1", "-1: expected 0 or more. 0 shows no panels."),
+        _option("metrics.queue-size", "0", "0: expected 1 or more. 64 is usual."),
+        _option("metrics.max-traces-per-step", "-1", "-1: expected 0 or more"),
+        WrongInput("--metrics.sinks consol", "metrics.sinks = 'consol': expected one of console, jsonl"),
+        WrongInput(
+            "--metrics.sinks console:per_rank", "metrics.sinks = 'console:per_rank': expected a mode of console"
+        ),
+        WrongInput("--metrics.select tpo:1", "metrics.select = 'tpo:1': expected one of top"),
+        WrongInput("--metrics.select top:x", "metrics.select = 'top:x': expected a number of rows from 0 up"),
+    ],
+    "Configs and files": wrong_files.ROWS(WrongInput),
+}
+
+
+def page() -> str:
+    """docs/errors.md."""
+    lines = [
+        "# Wrong inputs, and what is said",
+        "",
+        "Each is found before the engine starts; most before the run folder is made. The process ends with exit code 2. The",
+        "message names the field, the value, what was expected and the remedy; the beginning of it is shown here. This page is",
+        "written from [tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py), which is also the test.",
+        "",
+    ]
+    for title, rows in SECTIONS.items():
+        lines += [f"## {title}", "", "| given | said |", "|---|---|"]
+        lines += [
+            f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in rows
+        ]
+        lines.append("")
+    lines += [
+        *section(),
+        "## Weights that did not arrive",
+        "",
+        "Training stops with exit code 3 at the first sync, before anything is sampled: `Weight sync 12 left the engine with other",
+        "weights than the policy's:` and what follows. [tests/integration/sabotage.py](../tests/integration/sabotage.py) does each on a real engine, in",
+        "float32 and bfloat16, on one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py",
+        "--test_name 'sabotage*'`. [weight_sync.md](weight_sync.md) says how they are seen. One rank, which holds every tensor",
+        f"whole, compares what arrived with that, and says `{ARRIVED}` also of",
+        "what was sent otherwise.",
+        "",
+        "| what is wrong | said |",
+        "|---|---|",
+        *(f"| {what} | {_cell(says)} |" for what, says in SAYS.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path("docs/errors.md").write_text(page())

@@ -1,0 +1,61 @@
+"""Advantages against the formulas of docs/algorithms.md, worked out by hand."""
+
+import math
+
+import pytest
+
+from torchtitan_rl.core.algorithm import BatchStd, GroupMean, Grpo, Rloo
+
+ALL = [GroupMean.Config(), Grpo.Config(), BatchStd.Config(), Rloo.Config()]
+IDS = ["group_mean", "grpo", "batch_std", "rloo"]
+
+
+@pytest.mark.parametrize(
+    ("config", "rewards", "expected"),
+    [
+        (GroupMean.Config(), [1.0, 0.0, 0.0, 0.0], [0.75, -0.25, -0.25, -0.25]),
+        (GroupMean.Config(), [1.0, 3.0], [-1.0, 1.0]),
+        # 4/3 of the above: 1 - mean(0,0,0) = 1; 0 - mean(1,0,0) = -1/3
+        (Rloo.Config(), [1.0, 0.0, 0.0, 0.0], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (Rloo.Config(), [1.0, 3.0], [-2.0, 2.0]),
+        # variance with N - 1: (0.5625 + 3 * 0.0625) / 3 = 0.25, s = 0.5
+        (Grpo.Config(), [1.0, 0.0, 0.0, 0.0], [0.75 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001]),
+        (Grpo.Config(std_eps=0.5), [1.0, 0.0, 0.0, 0.0], [0.75, -0.25, -0.25, -0.25]),
+    ],
+)
+def test_closed_form(config, rewards, expected):
+    assert config.build()([rewards])[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_batch_std_divides_every_group_by_the_steps_std():
+    # rewards 0, 1, 0, 3: mean 1, squares 1 + 0 + 1 + 4 = 6, over N - 1 = 3: variance 2
+    first, second = BatchStd.Config().build()([[0.0, 1.0], [0.0, 3.0]])
+    divisor = math.sqrt(2) + 1e-4
+    assert first == pytest.approx([-0.5 / divisor, 0.5 / divisor], abs=1e-12)
+    assert second == pytest.approx([-1.5 / divisor, 1.5 / divisor], abs=1e-12)
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e9 + 0.1, -0.7])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_equal_rewards_give_exactly_zero_even_if_their_mean_is_not_exact(config, value, size):
+    assert config.build()([[value] * size, [0.0, 1.0]])[0] == [0.0] * size
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+def test_none_takes_no_part_in_the_baseline_and_gets_zero(config):
+    advantage = config.build()
+    with_none = advantage([[1.0, None, 0.0, None]])[0]
+    without = advantage([[1.0, 0.0]])[0]
+    assert with_none == [without[0], 0.0, without[1], 0.0]
+    assert advantage([[None, None], [None, 5.0]]) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+def test_sums_to_zero_and_is_shift_invariant_and_permutation_equivariant(config):
+    advantage = config.build()
+    rewards = [0.3, -1.2, 2.0, 0.3, 5.5]
+    values = advantage([rewards])[0]
+    assert sum(values) == pytest.approx(0, abs=1e-12)
+    assert advantage([[r + 17.0 for r in rewards]])[0] == pytest.approx(values, abs=1e-12)
+    assert advantage([rewards[::-1]])[0] == pytest.approx(values[::-1], abs=1e-12)

@@ -1,0 +1,165 @@
+"""Configuration: composed by small pieces, refused with the reason, and importable without vLLM."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import tyro
+
+from torchtitan_rl.core.algorithm import (
+    KL,
+    Algorithm,
+    BatchStd,
+    Cispo,
+    Clip,
+    Grpo,
+    Gspo,
+    NoCorrection,
+    SeqMeanTokenMean,
+    SequenceMask,
+    TokenMask,
+    TokenTruncate,
+    Truncation,
+)
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.library.seed_grpo import SeedGrpo
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"entropy_coef": -0.1}, "entropy_coef = -0.1: expected a number >= 0. Use 0.0."),
+        ({"entropy_coef": NAN}, "entropy_coef = nan"),
+        ({"entropy_coef": INF}, "entropy_coef = inf: expected a number < inf"),
+        ({"refill_rounds": 0}, "refill_rounds = 0: expected a number >= 1"),
+        ({"old_logprobs": "sampler", "mismatch": TokenTruncate.Config()}, "mismatch = "),
+        ({"kl": KL.Config(coef=INF)}, "kl.coef = inf"),
+        ({"seed_grpo": SeedGrpo.Config(alpha=-1)}, "seed_grpo.alpha = -1"),
+        ({"truncation": Truncation.Config(cache_tokens=0)}, "truncation.cache_tokens = 0"),
+        ({"advantage": Grpo.Config(std_eps=0.0)}, "advantage.std_eps = 0.0: expected a number > 0. Use 0.0001."),
+        ({"advantage": BatchStd.Config(std_eps=0.0)}, "advantage.std_eps = 0.0"),
+        ({"mismatch": TokenTruncate.Config(cap=0.0)}, "mismatch.cap = 0"),
+        ({"mismatch": TokenMask.Config(low=-1.0)}, "mismatch.low = -1"),
+        ({"mismatch": SequenceMask.Config(low=2.0, high=1.0)}, "mismatch.high = 1.0: expected a number > 2.0 (low)"),
+        ({"loss": Clip.Config(eps_low=0.0)}, "loss.eps_low = 0.0: expected a number > 0"),
+        ({"loss": Clip.Config(eps_low=1.5)}, "loss.eps_low = 1.5: expected a number <= 1"),
+        ({"loss": Clip.Config(eps_high=NAN)}, "loss.eps_high = nan"),
+        ({"loss": Clip.Config(dual_clip=1.0)}, "loss.dual_clip = 1.0: expected a number > 1. Use 3"),
+        ({"loss": Cispo.Config(cap=-1.0)}, "loss.cap = -1.0"),
+        ({"loss": Cispo.Config(cap=1.2, floor=1.3)}, "loss.floor = 1.3: expected a number <= 1.2 (cap)"),
+        *(
+            ({"loss": MaxEnt.Config(**{name: -1.0})}, f"loss.{name} = -1.0")
+            for name in ("tau", "beta", "q_temperature")
+        ),
+        *(({"loss": MaxEnt.Config(**{name: -1.0})}, f"loss.{name} = -1.0") for name in ("q_floor", "clip_coef")),
+        ({"loss": MaxEnt.Config(clip=Clip.Config(eps_low=2.0))}, "loss.clip.eps_low = 2.0"),
+        ({"kl": KL.Config(estimator="k4")}, "kl.estimator = 'k4': expected one of ('k1', 'k2', 'k3'). Use 'k3'."),
+        ({"zero_variance": "dorp"}, "zero_variance = 'dorp'"),
+        ({"nonfinite": "masked"}, "nonfinite = 'masked'"),
+        ({"loss": MaxEnt.Config(clip_ratio="seq")}, "loss.clip_ratio = 'seq'"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(settings, message):
+    with pytest.raises(UserError, match=re.escape(f"algorithm.{message}")):
+        Algorithm.Config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("controller", "message"),
+    [
+        (TauController.Config(target=-1.0), "target = -1.0: expected a number >= 0. It is an entropy in nats"),
+        (TauController.Config(target=1.0, learning_rate=0.0), "learning_rate = 0"),
+        (TauController.Config(target=1.0, min_tau=0.0), "min_tau = 0"),
+        (
+            TauController.Config(target=1.0, min_tau=2.0, max_tau=1.0),
+            "max_tau = 1.0: expected a number >= 2.0 (min_tau)",
+        ),
+        (BetaController.Config(target=0.0, horizon=1), "target = 0"),
+        (BetaController.Config(target=1.0, horizon=0), "horizon = 0"),
+        (BetaController.Config(target=1.0, horizon=1, max_step=0), "max_step = 0"),
+        (MetaController.Config(target_entropy=-1.0), "target_entropy = -1"),
+    ],
+)
+def test_impossible_settings_of_a_controller_are_refused_by_name(controller, message):
+    field = {TauController: "tau", BetaController: "beta", MetaController: "meta"}[controller._owner] + "_controller"
+    with pytest.raises(UserError, match=re.escape(f"algorithm.loss.{field}.{message}")):
+        Algorithm.Config(loss=MaxEnt.Config(beta=0.1, **{field: controller}))
+
+
+def test_a_controlled_beta_must_not_start_at_0():
+    with pytest.raises(UserError, match=r"algorithm\.loss\.beta = 0\.0"):
+        MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1))
+
+
+def test_floors_that_take_all_the_mass_of_a_group_are_refused_before_a_run():
+    algorithm = Algorithm.Config(loss=MaxEnt.Config(q_floor=0.25)).build()
+    algorithm.validate_sampling(3, max_completion_tokens=16)
+    with pytest.raises(UserError, match=r"algorithm\.loss\.q_floor = 0\.25: expected less than 1 / 4"):
+        algorithm.validate_sampling(4, max_completion_tokens=16)
+
+
+def test_a_subclass_without_a_config_is_built_as_itself():
+    class Half(Grpo):
+        """A_i = half of Grpo's."""
+
+        def of_group(self, rewards, step_rewards):
+            return [value / 2 for value in super().of_group(rewards, step_rewards)]
+
+    assert type(Half.Config(std_eps=0.5).build()) is Half
+    assert type(Grpo.Config().build()) is Grpo
+    assert Half.Config(std_eps=0.5) != Grpo.Config(std_eps=0.5)
+
+
+def test_building_twice_gives_independent_algorithms():
+    config = Algorithm.Config(
+        old_logprobs="sampler", mismatch=NoCorrection.Config(), aggregation=SeqMeanTokenMean.Config()
+    )
+    first, second = config.build(), config.build()
+    assert first.config == second.config
+    assert first.policy_loss is not second.policy_loss
+
+
+@dataclass(kw_only=True)
+class Job:
+    algorithm: Algorithm.Config
+
+
+def test_dotted_overrides_reach_the_pieces_that_the_config_function_chose():
+    default = Job(algorithm=Algorithm.Config(loss=Gspo.Config()))
+    arguments = [
+        "--algorithm.loss.eps-low",
+        "0.01",
+        "--algorithm.kl.estimator",
+        "k2",
+        "--algorithm.zero-variance",
+        "drop",
+    ]
+    job = tyro.cli(Job, args=arguments, default=default, config=(tyro.conf.AvoidSubcommands,))
+    assert isinstance(job.algorithm.loss, Gspo.Config)
+    assert (job.algorithm.loss.eps_low, job.algorithm.loss.eps_high) == (0.01, 4e-4)
+    assert (job.algorithm.kl.estimator, job.algorithm.zero_variance) == ("k2", "drop")
+
+
+def test_an_impossible_override_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(
+            Job,
+            args=["--algorithm.loss.eps-low", "-3"],
+            default=Job(algorithm=Algorithm.Config(loss=Clip.Config())),
+            config=(tyro.conf.AvoidSubcommands,),
+        )
+    assert "algorithm.loss.eps_low = -3.0" in "".join(capsys.readouterr())
+
+
+def test_importing_needs_neither_vllm_nor_a_process_group():
+    code = (
+        "import sys; sys.modules['vllm'] = None; import torchtitan_rl.core.algorithm, torch.distributed as dist; "
+        "assert not dist.is_initialized(); print('imported')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "imported"

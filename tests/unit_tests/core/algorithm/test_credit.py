@@ -1,0 +1,159 @@
+"""From rewards to advantages: truncation, zero variance, SEED-GRPO, None."""
+
+import math
+
+import pytest
+
+from tests.parts.algorithm import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    group_of,
+    normalizers_of,
+    scored,
+)
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
+from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
+
+
+def tokens(length: int) -> tuple[float, ...]:
+    return (-1.0,) * length
+
+
+def test_truncated_completions_are_kept_by_default():
+    episodes = episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0], finish_reason=["stop", "length"]))
+    assert [episode.in_loss for episode in episodes] == [True, True]
+
+
+def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5], finish_reason=["stop", "length", "stop"]))
+    assert [episode.left_out for episode in episodes] == [None, "truncated", None]
+    assert [episode.advantage for episode in episodes] == [0.5, -0.5, 0.0]
+    assert normalizers_of(algorithm, episodes, 8).num_sequences == 2
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0, 0.0), (10, 0.0), (12, 0.0), (13, -0.25), (14, -0.5), (16, -1.0), (20, -1.0)]
+)
+def test_the_soft_penalty_is_linear_over_the_cache(length, expected):
+    truncation = Truncation.Config(mode="penalty", cache_tokens=4).build()
+    assert truncation.penalty(length, 16) == expected
+
+
+def test_the_default_cache_is_a_fifth_of_the_longest_completion():
+    truncation = Truncation.Config(mode="penalty").build()
+    assert truncation.penalty(16384, 20480) == 0.0  # DAPO's numbers
+    assert truncation.penalty(16384 + 2048, 20480) == -0.5
+
+
+def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_gave():
+    algorithm = Algorithm.Config(
+        advantage=GroupMean.Config(), truncation=Truncation.Config(mode="penalty", cache_tokens=8)
+    ).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(12)]))
+    assert [episode.reward for episode in episodes] == [1.0, 1.0]
+    assert [episode.shaped_reward for episode in episodes] == [1.0, 0.5]
+    assert [episode.advantage for episode in episodes] == [0.25, -0.25]
+
+
+def test_a_cache_longer_than_the_completion_is_refused_before_a_run():
+    algorithm = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=99)).build()
+    algorithm.validate_sampling(8, max_completion_tokens=99)
+    with pytest.raises(ValueError, match=r"truncation\.cache_tokens = 99: expected at most the longest completion"):
+        algorithm.validate_sampling(8, max_completion_tokens=98)
+
+
+@pytest.mark.parametrize(("choice", "in_loss"), [("keep", True), ("drop", False), ("refill", False)])
+def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
+    algorithm = Algorithm.Config(zero_variance=choice).build()
+    episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
+    assert [episode.in_loss for episode in episodes] == [in_loss] * 3 + [True] * 2
+    assert [episode.advantage for episode in episodes[:3]] == [0.0] * 3
+    assert [episode.left_out for episode in episodes[:3]] == [None if in_loss else "zero variance"] * 3
+    assert [episode.anchored for episode in episodes] == [False] * 3 + [True] * 2
+    assert all(episode.mass is None for episode in episodes)  # only a listwise loss has one
+
+
+def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
+    algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build()
+    equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
+    assert algorithm.usable_groups([equal]) == [False]
+    assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
+
+
+def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss():
+    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
+    episodes = episodes_of(algorithm, group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0, logprobs=())))
+    assert [episode.left_out for episode in episodes] == [None, "no reward", "no tokens"]
+    assert [episode.advantage for episode in episodes] == [0.5, 0.0, -0.5]  # the empty one's reward is in the baseline
+
+
+def test_completions_of_length_one_and_groups_of_one_are_handled():
+    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config()).build()
+    episodes = episodes_of(
+        algorithm, group(0, [1.0], logprobs=[(-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,), (-9.0,)])
+    )
+    assert episodes[0].advantage == 0.0
+    assert episodes[1].advantage == -episodes[2].advantage != 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "means", "expected"),
+    [
+        (["4", "4", "4"], [-1.0, -2.0, -3.0], 0.0),
+        (["4", "5", "6", "7"], [-1.0] * 4, math.log(4)),
+        (["4", "4", "5", "5"], [-1.0] * 4, math.log(2)),
+        # unparsable answers are clusters of their own
+        ([None, None], [-1.0, -1.0], math.log(2)),
+        # masses 3 : 1
+        (["4", "5"], [math.log(3), 0.0], -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))),
+        # far below the smallest float the shares are still 1/2
+        (["4", "5"], [-1e6, -1e6], math.log(2)),
+    ],
+)
+def test_semantic_entropy_in_closed_form(answers, means, expected):
+    assert semantic_entropy(answers, means) == pytest.approx(expected, abs=1e-12)
+
+
+def test_seed_grpo_divides_the_whole_groups_advantages():
+    plain = Algorithm.Config(advantage=GroupMean.Config()).build()
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build()
+    # the mean log-probability is -1 for both lengths: shares 1/4 each
+    scored_group = group(
+        0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)]
+    )
+    entropy = -(0.25 * math.log(0.25) * 2 + 0.5 * math.log(0.5))
+    factor = 1 / (1 + 0.5 / math.log(4) * entropy)
+    expected = [episode.advantage * factor for episode in episodes_of(plain, scored_group)]
+    assert [episode.advantage for episode in episodes_of(seed, scored_group)] == pytest.approx(expected, abs=1e-12)
+
+
+def test_seed_grpo_at_its_extremes():
+    config = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0))
+    agree = episodes_of(config.build(), group(0, [1.0, 0.0], answer=["4", "4"]))
+    disagree = episodes_of(config.build(), group(0, [1.0, 0.0], answer=["4", "5"]))
+    assert agree[0].advantage == 0.5
+    assert disagree[0].advantage == pytest.approx(0.25, abs=1e-15)
+
+
+def test_seed_grpo_leaves_out_completions_without_a_reward():
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build()
+    episodes = episodes_of(seed, group(0, [1.0, 0.0, None, None], answer=["4", "5", "6", "6"]))
+    # two answers of equal mass among the two that have a reward: H = log 2, alpha_eff = 1 / log 2
+    assert [episode.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)
+    assert seed.group_metrics(episodes.groups)["semantic_entropy/max_possible"].value == math.log(2)
+
+
+def test_only_sampled_tokens_have_a_length_and_a_likelihood():
+    algorithm = Algorithm.Config(
+        advantage=GroupMean.Config(),
+        seed_grpo=SeedGrpo.Config(alpha=1.0),
+        truncation=Truncation.Config(mode="penalty", cache_tokens=8),
+    ).build()
+    tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
+    lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
+    assert [episode.shaped_reward for episode in episodes] == [1.0, 0.0]
+    assert episodes[0].advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
+    assert normalizers_of(algorithm, episodes).num_tokens == 4

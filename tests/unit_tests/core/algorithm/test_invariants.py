@@ -1,0 +1,247 @@
+"""Properties every objective must have; they need no oracle."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    episodes_of,
+    group,
+    merge,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+)
+from torchtitan_rl.core.algorithm import (
+    KL,
+    Algorithm,
+    BatchStd,
+    Cispo,
+    Clip,
+    GroupMean,
+    Gspo,
+    Reinforce,
+    Rloo,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+    Truncation,
+)
+from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.seed_grpo import SeedGrpo
+
+ALGORITHMS = {
+    "grpo": Algorithm.Config(aggregation=SeqMeanTokenMean.Config()),
+    "dapo": Algorithm.Config(
+        loss=Clip.Config(eps_high=0.28, dual_clip=3.0), truncation=Truncation.Config(mode="penalty")
+    ),
+    "dr_grpo": Algorithm.Config(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config()),
+    "rloo": Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config(), aggregation=SeqMeanTokenMean.Config()),
+    "gspo": Algorithm.Config(loss=Gspo.Config(eps_low=0.05, eps_high=0.05), aggregation=SeqMeanTokenMean.Config()),
+    "cispo": Algorithm.Config(advantage=BatchStd.Config(), loss=Cispo.Config(cap=1.05)),
+    "seed_grpo": Algorithm.Config(seed_grpo=SeedGrpo.Config(), mismatch=SequenceTruncate.Config(cap=1.01)),
+    "kl": Algorithm.Config(kl=KL.Config(coef=0.1), entropy_coef=0.01, mismatch=TokenTruncate.Config(cap=1.01)),
+    "icepop": Algorithm.Config(mismatch=TokenMask.Config(low=0.99, high=1.01)),
+    "maxent_sequences": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, clip_ratio="sequence", tau=0.3)),
+    "maxent": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, tau=0.3), zero_variance="drop"),
+}
+each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def ragged_step(algorithm: Algorithm):
+    """Three groups of three completions of 1 to 9 tokens, one group without preference."""
+    rewards = [[1.0, 0.0, 0.25], [0.1, 0.1, 0.1], [0.0, 0.0, 1.0]]
+    groups = []
+    for prompt_idx, row in enumerate(rewards):
+        lengths = [1 + (4 * prompt_idx + 3 * i) % 9 for i in range(3)]
+        logprobs = [tuple(-0.5 - 0.1 * ((t + i) % 4) for t in range(n)) for i, n in enumerate(lengths)]
+        groups.append(group(prompt_idx, row, logprobs=logprobs, answer=["4", "5", "4"]))
+    reference = [[lp - 0.3 for lp in one.completion.logprobs.tolist()] for g in groups for one in g.samples]
+    return episodes_of(algorithm, *groups, reference=reference)
+
+
+def gradients(algorithm: Algorithm, episodes, layouts: list[dict], *, on_policy: bool = False):
+    """Loss, gradients and merged metrics of a step cut into the given micro-batches."""
+    values = policy_like(episodes, 0.2)
+    normalizers = normalizers_of(algorithm, episodes)
+    extra = {"reference": [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]}
+    if not on_policy:
+        extra["old"] = [(episode.completion.logprobs + 0.1).tolist() for episode in episodes]
+    outputs = [
+        run_loss(algorithm, episodes, values, pack(episodes, normalizers, **layout, **extra)) for layout in layouts
+    ]
+    for output in outputs:
+        output.loss.backward()
+    grads = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]
+    return sum(output.loss.item() for output in outputs), grads, merge([output.metrics for output in outputs])
+
+
+def assert_same(one, other):
+    assert other[0] == pytest.approx(one[0], abs=1e-14)
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-15, rtol=1e-12)
+    assert other[2] == pytest.approx(one[2], abs=1e-12)
+
+
+@each_algorithm
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy):
+    algorithm = ALGORITHMS[name].build()
+    episodes = ragged_step(algorithm)
+    reference = gradients(algorithm, episodes, [{}], on_policy=on_policy)
+    layouts = {
+        "padding at the end": [{"padding": 13}],
+        "padding after each sequence": [{"padding": 5, "pad_each": True}],
+        "row order": [{"order": [8, 3, 1, 0, 7, 5, 2, 4, 6]}],
+        "micro-batches of whole groups": [
+            {"order": [6, 7, 8]},
+            {"order": [5, 4, 3], "padding": 2},
+            {"order": [0, 2, 1]},
+        ],
+        "an idle micro-batch": [{"order": [0, 1, 2, 6, 7, 8]}, {"order": [3, 4, 5]}, {"order": [], "padding": 4}],
+    }
+    if not algorithm.requires_whole_groups:
+        layouts["one sequence each"] = [{"order": [index]} for index in (4, 0, 8, 2, 6, 1, 3, 7, 5)]
+    for layout in layouts.values():
+        assert_same(reference, gradients(algorithm, episodes, layout, on_policy=on_policy))
+
+
+@each_algorithm
+def test_equal_rewards_give_zero_gradient(name):
+    config = ALGORITHMS[name]
+    if config.entropy_coef:
+        config = Algorithm.Config(kl=config.kl, mismatch=config.mismatch)  # an entropy bonus pulls by itself, by design
+    algorithm = config.build()
+    episodes = episodes_of(algorithm, *(group(i, [0.1] * 3) for i in range(2)), reference=[[-1.3, -1.3]] * 6)
+    loss, grads, _ = gradients(algorithm, episodes, [{}])
+    assert loss == 0.0
+    assert all(not grad.any() for grad in grads)
+
+
+@each_algorithm
+def test_the_first_update_is_exactly_on_policy(name):
+    algorithm = ALGORITHMS[name].build()
+    _, _, metrics = gradients(algorithm, ragged_step(algorithm), [{}], on_policy=True)
+    assert [metrics[f"ratio/{part}"] for part in ("mean", "min", "max")] == [1.0, 1.0, 1.0]
+    assert [metrics[f"policy/kl_{k}"] for k in ("k1", "k2", "k3")] == [0.0, 0.0, 0.0]
+    assert metrics.get("ratio/clip_fraction", 0.0) == 0.0
+
+
+@each_algorithm
+def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
+    algorithm = ALGORITHMS[name].build()
+    episodes = ragged_step(algorithm)
+    for episode in episodes:
+        episode.left_out = "for this test"
+    values = policy_like(episodes)
+    batch = pack(
+        episodes,
+        normalizers_of(algorithm, episodes),
+        reference=[episode.completion.logprobs.tolist() for episode in episodes],
+    )
+    loss = run_loss(algorithm, episodes, values, batch).loss
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
+
+
+def length_gradient(config: Algorithm.Config, length: int) -> float:
+    """Norm (sum over tokens) of the gradient of a completion of this length, beside one of length 3."""
+    algorithm = config.build()
+    logprobs = [(-1.0,) * length, (-1.0,) * 3]
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=logprobs))
+    _, grads, _ = gradients(algorithm, episodes, [{}], on_policy=True)
+    return grads[0].sum().item()
+
+
+def test_dr_grpos_gradient_is_linear_in_the_completions_length_and_grpos_is_not():
+    dr_grpo = [length_gradient(ALGORITHMS["dr_grpo"], length) for length in (1, 2, 4, 8)]
+    assert dr_grpo == pytest.approx([dr_grpo[0] * length for length in (1, 2, 4, 8)], rel=1e-12)
+    grpo = [length_gradient(ALGORITHMS["grpo"], length) for length in (1, 2, 4, 8)]
+    assert grpo == pytest.approx([grpo[0]] * 4, rel=1e-12)
+
+
+ARM_REWARDS = [0.2, 1.0, 0.5]
+
+
+def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> torch.Tensor:
+    """The loss of one group whose completions are single tokens: the arms of a one-state softmax policy."""
+    log_policy = torch.log_softmax(logits, 0)
+    logprobs = [(log_policy[arm].item(),) for arm in arms]
+    episodes = episodes_of(algorithm, group(0, [ARM_REWARDS[arm] for arm in arms], logprobs=logprobs))
+    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
+    return run_loss(algorithm, episodes, [log_policy[arm : arm + 1] for arm in arms], batch).loss
+
+
+@pytest.mark.parametrize("loss", [Reinforce.Config(), Clip.Config(), Cispo.Config(), Gspo.Config()])
+def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build()
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    arms = [0, 1, 1, 2]
+    bandit_step(algorithm, logits, arms).backward()
+    policy = torch.softmax(logits.detach(), 0)
+    rewards = [ARM_REWARDS[arm] for arm in arms]
+    baseline = sum(rewards) / 4
+    # grad of -1/G sum_i A_i log pi(a_i), with grad log pi(a) = onehot(a) - pi
+    expected = -sum((reward - baseline) * (torch.eye(3)[arm] - policy) for reward, arm in zip(rewards, arms)) / 4
+    assert torch.allclose(logits.grad, expected, atol=1e-14)
+
+
+def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
+    algorithm = Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config()).build()
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    policy = torch.softmax(logits, 0)
+    for first in range(3):  # the expectation over all pairs of arms, exactly
+        for second in range(3):
+            probability = (policy[first] * policy[second]).item()
+            (probability * bandit_step(algorithm, logits, [first, second])).backward()
+    (expected,) = torch.autograd.grad(-(policy * torch.tensor(ARM_REWARDS)).sum(), logits)
+    assert torch.allclose(logits.grad, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {"kl", "icepop"}])
+def test_the_best_arm_wins(name):
+    algorithm = ALGORITHMS[name].build()
+    torch.manual_seed(0)
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=0.5)
+    for _ in range(150):
+        arms = torch.multinomial(torch.softmax(logits.detach(), 0), 8, replacement=True).tolist()
+        optimizer.zero_grad()
+        bandit_step(algorithm, logits, arms).backward()
+        optimizer.step()
+    assert torch.softmax(logits, 0)[1].item() > 0.6
+
+
+def test_an_entropy_bonus_raises_the_entropy():
+    algorithm = Algorithm.Config(entropy_coef=0.5).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[(-1.0,), (-1.0,)]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
+    logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    log_policy = torch.log_softmax(logits, 0)
+    entropy = -(log_policy.exp() * log_policy).sum()
+    values = batch.loss_mask * log_policy[0]
+    loss = algorithm.loss(batch, values, entropy.expand(len(batch.loss_mask))).loss
+    assert loss.item() == pytest.approx(-0.5 * entropy.item(), abs=1e-12)
+    loss.backward()
+    assert logits.grad[0] > 0 > logits.grad[1]  # descending lowers the likelier arm
+
+
+def test_float32_agrees_with_float64():
+    algorithm = ALGORITHMS["kl"].build()
+    episodes = ragged_step(algorithm)
+    normalizers = normalizers_of(algorithm, episodes)
+    reference = [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]
+    losses = []
+    for dtype in (torch.float32, torch.float64):
+        values = [value.detach().to(dtype) for value in policy_like(episodes, 0.2)]
+        losses.append(
+            run_loss(algorithm, episodes, values, pack(episodes, normalizers, dtype=dtype, reference=reference)).loss
+        )
+    assert losses[0].dtype == torch.float32
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    assert math.isfinite(losses[0].item())

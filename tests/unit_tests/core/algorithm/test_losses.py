@@ -1,0 +1,152 @@
+"""Policy losses, token by token, against values worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import loss_inputs
+from torchtitan_rl.core.algorithm import Cispo, Clip, Gspo, Reinforce
+
+OLD = -1.0
+
+
+def at_ratios(ratios: list[float], advantages: list[float], **kwargs):
+    """Inputs with log pi_old = -1 and the given token ratios; log pi requires grad."""
+    old = torch.full((len(ratios),), OLD, dtype=torch.float64)
+    logprobs = (old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
+    return loss_inputs(logprobs, old=old, advantages=advantages, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("config", "ratios", "advantages", "expected"),
+    [
+        # the specification's worked example: mean -0.6333
+        (Clip.Config(), [0.5, 1.0, 1.5], [1.0, -1.0, 2.0], [-0.5, 1.0, -2.4]),
+        # A < 0: below 1 - eps the bound holds, above 1 + eps the plain ratio counts
+        (Clip.Config(), [0.5, 1.5], [-1.0, -1.0], [0.8, 1.5]),
+        # DAPO clips higher: 1.28 * 2
+        (Clip.Config(eps_high=0.28), [1.5], [2.0], [-2.56]),
+        (Clip.Config(), [1.5, 0.5], [0.0, 0.0], [0.0, 0.0]),
+        # dual clip at c = 3 bounds 10 * 2 by 3 * 2, and leaves A > 0 and small ratios alone
+        (Clip.Config(dual_clip=3.0), [10.0, 2.0, 10.0], [-2.0, -2.0, 2.0], [6.0, 4.0, -2.4]),
+        # -min(rho, cap) A log pi
+        (Cispo.Config(cap=2.0), [0.5, 4.0], [1.0, -1.0], [-0.5 * (OLD + math.log(0.5)), 2.0 * (OLD + math.log(4))]),
+        # both sides, as verl and slime bound it
+        (
+            Cispo.Config(cap=1.2, floor=0.8),
+            [0.5, 4.0],
+            [1.0, -1.0],
+            [-0.8 * (OLD + math.log(0.5)), 1.2 * (OLD + math.log(4))],
+        ),
+        (Reinforce.Config(), [0.5, 4.0], [1.0, -2.0], [-(OLD + math.log(0.5)), 2 * (OLD + math.log(4))]),
+    ],
+)
+def test_closed_form(config, ratios, advantages, expected):
+    losses = config.build()(at_ratios(ratios, advantages))
+    assert losses.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_worked_examples_mean():
+    losses = Clip.Config().build()(at_ratios([0.5, 1.0, 1.5], [1.0, -1.0, 2.0]))
+    assert losses.mean().item() == pytest.approx(-0.6333, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "ratio", "advantage", "expected"),
+    [
+        # d/dlog pi of -rho A is -rho A; of a clipped ratio, 0
+        (Clip.Config(), 1.1, 2.0, -2.2),
+        (Clip.Config(), 1.5, 2.0, 0.0),
+        (Clip.Config(), 1.5, -2.0, 3.0),
+        (Clip.Config(), 0.5, -2.0, 0.0),
+        (Clip.Config(dual_clip=3.0), 4.0, -2.0, 0.0),
+        (Cispo.Config(cap=2.0), 1.5, 2.0, -3.0),
+        (Cispo.Config(cap=2.0), 4.0, 2.0, -4.0),
+        (Reinforce.Config(), 4.0, 2.0, -2.0),
+    ],
+)
+def test_gradient_in_closed_form(config, ratio, advantage, expected):
+    inputs = at_ratios([ratio], [advantage])
+    config.build()(inputs).sum().backward()
+    assert inputs.logprobs.grad.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_gspo_uses_the_geometric_mean_ratio_on_every_token_of_the_sequence():
+    # sequence 0: ratios 2 and 0.5, geometric mean 1; sequence 1: one token with ratio 1.21
+    inputs = at_ratios([2.0, 0.5, 1.21], [1.0, 1.0, -1.0], sequence_ids=[0, 0, 1])
+    loss = Gspo.Config(eps_low=0.3, eps_high=0.3).build()
+    assert loss(inputs).tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
+    loss(inputs).sum().backward()
+    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, whose own ratios are far outside the range
+    assert inputs.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
+
+
+def test_gspo_clips_the_whole_sequence():
+    inputs = at_ratios([1.21, 1.0], [1.0, 1.0], sequence_ids=[0, 0])  # s = 1.1
+    losses = Gspo.Config().build()(inputs)
+    assert losses.tolist() == pytest.approx([-1.0004, -1.0004], abs=1e-12)
+    losses.sum().backward()
+    assert inputs.logprobs.grad.tolist() == [0.0, 0.0]
+
+
+LOSSES = [
+    Clip.Config(),
+    Clip.Config(dual_clip=2.0),
+    Gspo.Config(eps_low=0.3, eps_high=0.3),
+    Cispo.Config(),
+    Reinforce.Config(),
+]
+
+
+def loss_name(config) -> str:
+    return type(config)._owner.__name__
+
+
+def off_policy():
+    """Six tokens in three sequences, ratios within a few tenths of 1: (start, old, advantages, sequence_ids)."""
+    torch.manual_seed(0)
+    old = -torch.rand(6, dtype=torch.float64) - 0.5
+    start = (old + 0.15 * torch.randn(6, dtype=torch.float64)).requires_grad_()
+    return start, old, [1.0, 1.0, -2.0, -2.0, 0.5, 0.5], [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("config", [config for config in LOSSES if not isinstance(config, Cispo.Config)], ids=loss_name)
+def test_gradient_agrees_with_finite_differences(config):
+    start, old, advantages, ids = off_policy()
+    loss = config.build()
+    assert torch.autograd.gradcheck(
+        lambda logprobs: loss(loss_inputs(logprobs, old=old, advantages=advantages, sequence_ids=ids)), (start,)
+    )
+
+
+def test_cispos_gradient_takes_its_weight_for_a_constant():
+    start, old, advantages, ids = off_policy()
+    weight = (start.detach() - old).exp().clamp(max=1.1)  # [T], some of it capped
+    (expected,) = torch.autograd.grad((-weight * torch.tensor(advantages) * start).sum(), start)
+    loss = Cispo.Config(cap=1.1).build()
+    (gradient,) = torch.autograd.grad(
+        loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start
+    )
+    assert torch.allclose(gradient, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=loss_name)
+def test_the_first_update_has_the_policy_gradient(config):
+    logprobs = torch.tensor([-0.3, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    inputs = loss_inputs(logprobs, advantages=[2.0, -1.0, 0.5], sequence_ids=[0, 1, 2])
+    loss = config.build()
+    assert loss.ratio(inputs).tolist() == [1.0, 1.0, 1.0]
+    loss(inputs).sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-2.0, 1.0, -0.5], abs=1e-15)
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=loss_name)
+@pytest.mark.parametrize("log_ratio", [800.0, -800.0, 25.0])
+def test_an_overflowing_ratio_stays_finite_in_float32(config, log_ratio):
+    old = torch.tensor([-900.0, -1.0])
+    logprobs = (old + torch.tensor([log_ratio, 0.0])).requires_grad_()
+    losses = config.build()(loss_inputs(logprobs, old=old, advantages=[-1.0, 1.0], sequence_ids=[0, 1]))
+    losses.sum().backward()
+    assert torch.isfinite(losses).all()
+    assert torch.isfinite(logprobs.grad).all()

@@ -1,0 +1,162 @@
+"""NaN and infinities: an error that names its source, or left out and counted."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    episodes_of,
+    group,
+    group_of,
+    normalizers_of,
+    numbers,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+    spread_logprobs,
+)
+from torchtitan_rl.core.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Gspo, NonFiniteError
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.algorithm.nonfinite import leave_out
+from torchtitan_rl.core.types import Member
+from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.seed_grpo import SeedGrpo
+
+NAN, INF = math.nan, math.inf
+
+
+def with_bad_reward(value: float):
+    bad = scored(1, value, breakdown={"format": 0.5, "correct": value})
+    return group_of(0, scored(0, 1.0), bad, scored(2, 0.0))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_reward_names_prompt_sample_and_function(value):
+    with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: reward function 'correct' returned {value}"):
+        episodes_of(Algorithm.Config().build(), with_bad_reward(value))
+
+
+def test_a_total_that_no_function_explains_is_named_as_such():
+    with pytest.raises(NonFiniteError, match="prompt 0, sample 0: the total reward is inf"):
+        episodes_of(Algorithm.Config().build(), group_of(0, scored(0, INF, breakdown={"correct": 1.0}), scored(1, 0.0)))
+
+
+@pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
+def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
+    config = {} if isinstance(loss, MaxEnt.Config) else {"advantage": GroupMean.Config()}
+    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build()
+    episodes = episodes_of(algorithm, with_bad_reward(NAN))
+    clean = episodes_of(algorithm, group(0, [1.0, 0.0]))
+    assert [episodes[0].advantage, episodes[2].advantage] == [episode.advantage for episode in clean]
+    assert (episodes[1].advantage, bool(episodes[1].mass)) == (0.0, False)
+    assert episodes[1].left_out == "not finite: reward function 'correct' returned nan"
+    assert math.isnan(episodes[1].reward)
+
+
+def test_a_samplers_log_probability_is_named_or_masked():
+    completions = group_of(0, scored(0, 1.0, logprobs=(-1.0, -INF)), scored(1, 0.0))
+    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the sampler's log-probability of token 1 is -inf"):
+        episodes_of(Algorithm.Config().build(), completions)
+    algorithm = Algorithm.Config(nonfinite="mask", seed_grpo=SeedGrpo.Config()).build()
+    assert [episode.in_loss for episode in episodes_of(algorithm, completions)] == [False, True]
+
+
+def test_a_references_log_probability_is_named():
+    with pytest.raises(NonFiniteError, match="prompt 0, sample 1: the reference's log-probability of token 0 is nan"):
+        episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0]), reference=[[-1.0, -1.0], [NAN, -1.0]])
+
+
+@pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
+@pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
+def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewards, advantage):
+    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, for the rewards overflow"):
+        episodes_of(Algorithm.Config(advantage=advantage).build(), group(0, rewards))
+    episodes = episodes_of(Algorithm.Config(nonfinite="mask", advantage=advantage).build(), group(0, rewards))
+    assert [episode.advantage for episode in episodes] == [0.0] * 3
+    assert all(episode.left_out.startswith("not finite: the advantage is") for episode in episodes)
+
+
+def test_what_the_policy_did_not_sample_may_have_any_number():
+    completions = group(0, [1.0, 0.0], logprobs=[(-1.0, NAN), (-1.0, -1.0)], loss_mask=[(1, 0), (1, 1)])
+    episodes = episodes_of(Algorithm.Config().build(), completions)
+    assert all(episode.in_loss for episode in episodes)
+
+
+def prepared(nonfinite: str, **kwargs):
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs).build()
+    episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes), old=[[-1.0, -1.0]] * 4)
+    return algorithm, episodes, batch
+
+
+@pytest.mark.parametrize(
+    ("field", "quantity"),
+    [("advantages", "advantage"), ("sampler_logprobs", "sampler_logprob"), ("old_logprobs", "old_logprob")],
+)
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_bad_token_in_the_batch_is_named(field, quantity, value):
+    algorithm, episodes, batch = prepared("raise")
+    place = (batch.sequence_ids == 3).nonzero()[2]  # the second completion token of prompt 5, sample 1
+    getattr(batch, field)[place] = value
+    with pytest.raises(NonFiniteError, match=rf"prompt 5, sample 1: {quantity} of the token with id 4 .* is {value}"):
+        run_loss(algorithm, episodes, policy_like(episodes), batch)
+
+
+def test_a_bad_log_probability_of_the_policy_is_named():
+    algorithm, episodes, batch = prepared("raise")
+    values = policy_like(episodes)
+    values[1] = torch.tensor([NAN, -1.0], dtype=torch.float64)
+    with pytest.raises(NonFiniteError, match="prompt 3, sample 1: policy_logprob"):
+        run_loss(algorithm, episodes, values, batch)
+
+
+@pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config(clip_coef=1.0)])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
+    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build()
+    episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
+    values = [
+        torch.tensor([-1.0, value if i == 1 else -1.0], dtype=torch.float64, requires_grad=True) for i in range(4)
+    ]
+    logprobs = spread_logprobs(batch, episodes, values)
+    loss, metrics = algorithm.loss(batch, logprobs, torch.full_like(logprobs, 0.5))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(value.grad).all() for value in values)
+    assert values[1].grad[1] == 0.0
+    assert metrics["nonfinite/tokens"].value == 1
+    assert all(math.isfinite(value) for value in numbers(metrics).values())
+
+
+def test_what_lies_outside_the_mask_is_never_looked_at():
+    algorithm, episodes, batch = prepared("raise")
+    logprobs = spread_logprobs(batch, episodes, policy_like(episodes))
+    clean = algorithm.loss(batch, logprobs, torch.ones_like(logprobs))
+    outside = batch.loss_mask == 0
+    for tensor in (batch.advantages, batch.sampler_logprobs, batch.old_logprobs):
+        tensor[outside] = NAN
+    dirty = algorithm.loss(
+        batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF)
+    )
+    assert torch.equal(clean.loss, dirty.loss)
+    assert numbers(clean.metrics) == numbers(dirty.metrics)
+
+
+def test_a_ratio_that_overflows_is_clamped_and_counted():
+    algorithm, episodes, batch = prepared("raise")
+    values = [torch.tensor([-1.0, lp], dtype=torch.float64, requires_grad=True) for lp in (-1.0, 400.0, -1.0, -1.0)]
+    loss, metrics = run_loss(algorithm, episodes, values, batch)
+    assert torch.isfinite(loss)
+    assert metrics["ratio/overflow_fraction"].value == 1 / 8
+    assert metrics["ratio/max"].value == pytest.approx(math.exp(20))
+
+
+def test_what_is_left_out_keeps_no_advantage_of_a_turn():
+    group = draft_episodes([group_of(0, scored(0, 1.0))])[0]
+    episode = group.samples[0]
+    episode.advantage, episode.turn_advantages = math.inf, (math.inf, 0.0)
+    leave_out(Member(group.prompt, episode), "the advantage is inf", raises=False)
+    assert (episode.advantage, episode.turn_advantages) == (0.0, None)

@@ -1,0 +1,121 @@
+"""`Algorithm` as the controller and the trainer call it."""
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    episodes_of,
+    group,
+    group_of,
+    merge,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+)
+from torchtitan_rl.core.algorithm import KL, Algorithm, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+
+
+def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
+    algorithm = Algorithm.Config().build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 2.0]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
+    metrics = run_loss(algorithm, episodes, policy_like(episodes, 0.3), batch).metrics
+    for key, expected in {
+        "ratio/mean": 1.0, "ratio/min": 1.0, "ratio/max": 1.0, "ratio/clip_fraction": 0.0,
+        "policy/kl_k1": 0.0, "policy/kl_k2": 0.0, "policy/kl_k3": 0.0,
+    }.items():  # fmt: skip
+        assert metrics[key].value == expected, key
+
+
+def test_micro_batches_add_up_and_their_metrics_merge_exactly():
+    algorithm = Algorithm.Config(aggregation=SeqSumConst.Config()).build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [0.0, 2.0]))
+    normalizers = normalizers_of(algorithm, episodes)
+    values = policy_like(episodes, 0.3)
+    whole = run_loss(algorithm, episodes, values, pack(episodes, normalizers))
+    parts = [
+        run_loss(algorithm, episodes, values, pack(episodes, normalizers, order=order, padding=3))
+        for order in ([4, 0], [1], [3, 2])
+    ]
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-14)
+    assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
+
+
+def test_normalizers_count_only_what_takes_part_in_the_loss():
+    algorithm = Algorithm.Config(zero_variance="drop").build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [2.0, 2.0]))
+    normalizers = normalizers_of(algorithm, episodes, 9)
+    assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
+    assert normalizers.max_completion_tokens == 9
+    assert algorithm.usable_groups([group(0, [1.0, 0.0]), group(1, [2.0, 2.0]), group(2, [None, 1.0])]) == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
+def test_only_refill_asks_for_fresh_prompts_and_a_stated_number_of_times(choice, rounds):
+    assert Algorithm.Config(zero_variance=choice, refill_rounds=3).build().refill_rounds == rounds
+
+
+def test_a_group_of_one_is_a_configuration_error():
+    with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
+        Algorithm.Config().build().validate_sampling(1, max_completion_tokens=16)
+
+
+def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph():
+    algorithm = Algorithm.Config(zero_variance="drop").build()
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
+    values = policy_like(episodes)
+    loss, metrics = run_loss(algorithm, episodes, values, batch)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
+    assert "ratio/mean" not in metrics
+
+
+def test_an_episode_holds_its_completion_and_its_place():
+    groups = draft_episodes([group(1, [0.0, 1.0]), group(0, [4.0])])
+    assert [g.prompt.prompt_idx for g in groups] == [1, 0]
+    assert [episode.reward for g in groups for episode in g.samples] == [0.0, 1.0, 4.0]
+    assert all(episode.advantage == 0.0 and episode.in_loss for g in groups for episode in g.samples)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([group_of(0, scored(0, 1.0), scored(0, 0.0))], "prompt 0: two completions with sample_idx 0"),
+        ([group(3, [1.0]), group(3, [1.0])], "two groups with prompt_idx 3"),
+    ],
+)
+def test_duplicates_are_named(groups, message):
+    with pytest.raises(ValueError, match=message):
+        draft_episodes(groups)
+
+
+def test_tokens_that_the_policy_did_not_sample_count_nowhere():
+    """An environment's text between sampled tokens, with any numbers on it, changes no loss, gradient or metric."""
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1), aggregation=SeqMeanTokenMean.Config()).build()
+    plain = group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-3.0,)])
+    mixed = group(
+        0, [1.0, 0.0], logprobs=[(-1.0, 0.0, 0.0, -2.0), (0.0, -3.0)], loss_mask=[(1, 0, 0, 1), (0, 1)]
+    )  # fmt: skip
+    outputs = []
+    for scored_group, own, other in (
+        (plain, [[-1.5, -1.0], [-3.5]], [[-1.0, -1.0], [-3.0]]),
+        (mixed, [[-1.5, -70.0, -9.0, -1.0], [-80.0, -3.5]], [[-1.0, -5.0, -7.0, -1.0], [0.0, -3.0]]),
+    ):
+        episodes = episodes_of(algorithm, scored_group, reference=other)
+        batch = pack(episodes, normalizers_of(algorithm, episodes), reference=other)
+        values = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in own]
+        loss, metrics = run_loss(algorithm, episodes, values, batch)
+        loss.backward()
+        masks = [torch.from_numpy(episode.completion.loss_mask) for episode in episodes]
+        assert all(not value.grad[~mask].any() for value, mask in zip(values, masks))
+        outputs.append((loss.item(), [v.grad[mask].tolist() for v, mask in zip(values, masks)], merge([metrics])))
+    assert outputs[0] == outputs[1]

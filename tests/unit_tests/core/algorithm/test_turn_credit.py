@@ -1,0 +1,84 @@
+"""Advantages of the turns of a conversation, and what becomes of conversations that were cut."""
+
+import numpy as np
+import pytest
+
+from tests.parts.algorithm import episodes_of, group_of
+from torchtitan_rl.core.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Rloo, Truncation
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
+from torchtitan_rl.library.maxent import MaxEnt
+
+
+def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str = "stop") -> ScoredCompletion:
+    """Turns of 1, 2, ... sampled tokens, each followed by one observed token, and a reward for the whole beside theirs."""
+    mask = [sampled for turn in range(len(earned)) for sampled in [True] * (turn + 1) + [False]]
+    turns = tuple(TurnRecord(text="", num_tokens=n + 1, reward=reward) for n, reward in enumerate(earned))
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=0, token_ids=[5] * len(mask), logprobs=[-0.5 * m for m in mask],
+        loss_mask=mask, text="", finish_reason=end, turns=turns,
+    )  # fmt: skip
+    return ScoredCompletion(completion=completion, reward=sum(earned) + final, turn_rewards=earned)
+
+
+def advantages(*samples: ScoredCompletion, **config) -> list:
+    algorithm = Algorithm.Config(**{"advantage": GroupMean.Config(), "credit": "turn", **config}).build()
+    return [e.turn_advantages or e.advantage for e in episodes_of(algorithm, group_of(0, *samples))]
+
+
+def test_each_turn_is_compared_with_the_groups_returns_at_that_turn():
+    found = advantages(conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0))
+    assert found == [(-0.5, -1.0), (0.5, 1.0, 0.0)]
+
+
+def test_a_reward_for_the_whole_conversation_is_in_every_turns_return():
+    found = advantages(conversation(0, 0.0, 0.0, final=1.0), conversation(1, 0.0, 0.0))
+    assert found == [(0.5, 0.5), (-0.5, -0.5)]
+
+
+@pytest.mark.parametrize("kind", [GroupMean, Grpo, BatchStd, Rloo])
+def test_one_turn_has_the_advantage_of_the_episode(kind):
+    samples = [conversation(i, reward) for i, reward in enumerate([0.0, 1.0, 3.0])]
+    assert advantages(*samples, advantage=kind.Config()) == advantages(
+        *samples, advantage=kind.Config(), credit="episode"
+    )
+
+
+@pytest.mark.parametrize("kind", [GroupMean, Grpo, Rloo])
+def test_a_constant_added_to_the_whole_reward_of_all_changes_nothing(kind):
+    plain = [conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0), conversation(2, 0.5)]
+    moved = [conversation(0, 1.0, 0.0, final=4), conversation(1, 0.0, 2.0, 0.0, final=4), conversation(2, 0.5, final=4)]
+    for a, b in zip(
+        advantages(*plain, advantage=kind.Config()), advantages(*moved, advantage=kind.Config()), strict=True
+    ):
+        assert a == pytest.approx(b)
+
+
+def test_tokens_get_their_turns_advantage_and_observed_ones_none():
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build()
+    first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
+    assert first.token_advantages.tolist() == [-0.5, 0, -1, -1, 0]
+    assert second.token_advantages.tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert first.advantage == np.mean([-0.5, -1, -1])
+
+
+def test_episode_credit_gives_every_turn_the_same():
+    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
+    first, _ = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
+    assert first.token_advantages.tolist() == [-0.5, 0, -0.5, -0.5, 0]
+
+
+def test_a_listwise_loss_refuses_turns():
+    with pytest.raises(UserError, match=r"algorithm.credit = 'turn'"):
+        Algorithm.Config(loss=MaxEnt.Config(), credit="turn")
+
+
+@pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])
+def test_every_limit_that_cut_a_conversation_is_masked_or_penalised(end):
+    pair = conversation(0, 1.0, end=end), conversation(1, 0.0)
+    masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build()
+    assert [e.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
+    fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build()
+    assert [e.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
+    only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build()
+    assert [e.in_loss for e in episodes_of(only, group_of(0, *pair))] == [end != "length", True]

@@ -1,0 +1,369 @@
+"""Whole conversations on a real engine: what is sampled, what is read, and how they end."""
+
+import asyncio
+import os
+import re
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from tests.parts.conversations import (
+    Says,
+    conversations,
+    engine,
+    prompts,
+    said,
+)
+from tests.parts.grading import TaskOf
+from tests.parts.talk import chat_tokenizer, save_talker
+from tests.parts.tiny import DIMENSIONS
+from torchtitan_rl.core.controller import Controller
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.types import Prompt, flat
+from torchtitan_rl.library.environments import Environment, Turn
+from torchtitan_rl.library.environments.host import ConversationError
+from torchtitan_rl.resilience.printed import SHOWN
+
+
+@pytest.fixture(scope="module")
+def made():
+    return chat_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
+
+
+@pytest.fixture(scope="module")
+def generator(folder, made):
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    generator = engine(folder, made)
+    yield generator
+    generator.close()  # ends the process group too
+
+
+@pytest.fixture
+def talk(generator, made):
+    """Conversations with environments that `make(prompt)` makes, of `num` prompts."""
+
+    def talk(make, *, num=3, step=1, sampling_config=None, **config):
+        generator.environments = conversations(make, made, **config)
+        return generator.generate(prompts(made, num), step=step, sampling_config=sampling_config)
+
+    return talk
+
+
+def tokens(groups):
+    return [[c.token_ids.tolist() for c in group.samples] for group in groups]
+
+
+def test_what_environments_print_is_bounded_over_all_conversations_of_a_step(talk, capsys):
+    class Chatty(Says):
+        def step(self, message):
+            print("x" * 999)
+            return super().step(message)
+
+    talk(lambda prompt: Chatty("higher", "right"))
+    shown = capsys.readouterr().out
+    assert SHOWN < len(shown) < SHOWN + 300
+    assert re.search(r"tools and environments printed \d+,000 characters here: the first 4,000 are shown", shown)
+
+
+def test_what_was_sampled_is_kept_and_what_was_answered_is_masked(talk, made):
+    groups = talk(lambda prompt: Says("higher", "lower", "right"))
+    ended = [c for c in flat(groups) if c.finish_reason == "stop"]
+    assert ended
+    for completion in ended:
+        parts = np.split(completion.token_ids, np.flatnonzero(np.diff(completion.loss_mask)) + 1)
+        said, heard = parts[0::2], [made.decode(part, skip_special_tokens=False) for part in parts[1::2]]
+        assert [turn.text for turn in completion.turns] == [made.decode(p, skip_special_tokens=True) for p in said]
+        # The template's end of a turn is the policy's own, or comes before the answer where it ended otherwise.
+        ends = ["" if part[-1] == made.eos_token_id else "<|endoftext|>" for part in said]
+        answers = ["<|user|>higher<|endoftext|><|assistant|>", "<|user|>lower<|endoftext|><|assistant|>"]
+        assert heard == [end + answer for end, answer in zip(ends, answers, strict=False)]
+        assert [message["content"] for message in completion.messages[1::2]] == ["higher", "lower", "right"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_logprobs_of_every_turn_are_those_of_the_whole_sequence(talk, folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for group in talk(lambda prompt: Says("higher", "lower", "right")):
+        for completion in group.samples:
+            whole = torch.tensor([[*group.prompt.token_ids.tolist(), *completion.token_ids.tolist()]])
+            scored = model(whole).logits[0, :-1].log_softmax(-1).gather(-1, whole[0, 1:, None])[:, 0]  # [L - 1]
+            scored = scored.detach().numpy()[len(group.prompt.token_ids) - 1 :]
+            assert np.abs(scored - completion.logprobs)[completion.loss_mask].max() < 1e-4
+
+
+def test_the_same_answers_give_the_same_conversations_whatever_comes_back_first(talk):
+    class Late(Says):
+        def step(self, message):
+            time.sleep(hash((id(self), len(self.heard))) % 7 / 200)
+            return super().step(message)
+
+    first = talk(lambda prompt: Late("higher", "lower", "right"))
+    again = talk(lambda prompt: Late("higher", "lower", "right"))
+    assert tokens(first) == tokens(again)
+    assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
+
+
+def test_one_turn_of_a_conversation_is_a_completion(talk):
+    alone = talk(lambda prompt: None)
+    assert all(c.turns == () and c.loss_mask.all() for c in flat(alone))
+    assert {c.finish_reason for c in flat(alone)} <= {"stop", "length"}
+
+
+def test_a_slow_tool_holds_up_nobody_else(talk):
+    """Each of twelve tools answers only after all twelve were asked."""
+    asked = set()
+
+    class Slow(Environment):
+        async def step(self, message):
+            asked.add(self)
+            async with asyncio.timeout(30):
+                while len(asked) < 12:
+                    await asyncio.sleep(0.01)
+            return Turn(done=True)
+
+    ended = flat(talk(lambda prompt: Slow(), num=3))
+    assert len(asked) == len(ended) == 12
+
+
+def test_a_turn_that_does_not_fit_beside_the_others_waits_for_its_prefill(talk):
+    """More new tokens than the engine prefills at once: a seeded request of which half were done would end a CPU engine."""
+    first = tokens(
+        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
+    )
+    again = tokens(
+        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
+    )
+    assert first == again
+
+
+def reasons(groups):
+    return {c.finish_reason for c in flat(groups)}
+
+
+def test_limits_name_what_cut_a_conversation(talk):
+    endless = lambda prompt: Says(*["higher"] * 99)  # noqa: E731
+    assert reasons(talk(endless, max_turns=2)) <= {"max_turns", "max_tokens"}
+    assert all(len(c.turns) <= 2 for c in flat(talk(endless, max_turns=2)))
+    assert reasons(talk(endless, max_turns=99)) == {"max_tokens"}
+    assert all(c.num_sampled <= 48 for c in flat(talk(endless, max_turns=99)))
+    assert reasons(talk(endless, max_turn_tokens=1, max_turns=99)) == {"max_tokens"}
+    assert all(c.turns[-1].num_tokens <= 1 for c in flat(talk(endless, max_turn_tokens=1)))
+    assert reasons(talk(lambda prompt: Says("x" * 400, "right"))) == {"max_tokens"}
+
+
+def test_a_conversation_over_its_time_ends_with_time(talk):
+    class Sleeps(Says):
+        def step(self, message):
+            time.sleep(0.2)
+            return super().step(message)
+
+    groups = talk(lambda prompt: Sleeps(*["higher"] * 9), time_limit_seconds=0.15, max_turns=9)
+    assert "time" in reasons(groups)
+    assert reasons(groups) <= {"time", "max_tokens"}
+
+
+class Raises(Environment):
+    def step(self, message):
+        raise ValueError("the dice are lost")
+
+
+class Exits(Environment):
+    def step(self, message):
+        raise SystemExit(0)
+
+
+class Hangs(Environment):
+    def step(self, message):
+        time.sleep(60)
+
+
+class ReturnsNone(Environment):
+    def step(self, message):
+        return None
+
+
+class GivesNan(Environment):
+    def step(self, message):
+        return said("higher", reward=float("nan"))
+
+
+class Floods(Environment):
+    def step(self, message):
+        return said("x" * 10_000_000)
+
+
+class SpeaksAsPolicy(Environment):
+    def step(self, message):
+        return Turn(messages=[{"role": "assistant", "content": "I am you"}])
+
+
+class SaysNothing(Environment):
+    def step(self, message):
+        return Turn()
+
+
+class FailsToReset(Environment):
+    def reset(self):
+        raise OSError("no such board")
+
+    def step(self, message):
+        raise AssertionError
+
+
+class EndsBadly(Environment):
+    def step(self, message):
+        return Turn(done=True)
+
+    def close(self, finish_reason):
+        return "well"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (Raises, "the dice are lost"),
+        (Exits, "SystemExit"),
+        (Hangs, "took longer than conversations.call_seconds, 0.3 s"),
+        (ReturnsNone, "step returned NoneType; expected a Turn"),
+        (GivesNan, "the reward is nan"),
+        (Floods, "10,000,000 characters"),
+        (SpeaksAsPolicy, "role 'assistant'"),
+        (SaysNothing, "no messages and is not done"),
+        (FailsToReset, "no such board"),
+        (EndsBadly, "could not convert string to float"),
+    ],
+)
+def test_a_broken_environment_ends_its_own_conversation_alone(talk, broken, told):
+    sound = talk(lambda prompt: Says("higher", "right"), max_turn_tokens=40)
+    groups = talk(
+        lambda prompt: broken() if prompt.prompt_idx == 1 else Says("higher", "right"),
+        on_failure="none", call_seconds=0.3, max_turn_tokens=40,
+    )  # fmt: skip
+    failed = [c for c in groups[1].samples if c.finish_reason == "env_error"]
+    assert failed
+    assert all(told in c.error for c in failed)
+    assert tokens(groups)[::2] == tokens(sound)[::2]
+
+
+def test_a_broken_environment_ends_the_run_by_default(talk):
+    with pytest.raises(ConversationError, match=r"Raises of prompt .*turn 1, failed: ValueError: the dice are lost"):
+        talk(lambda prompt: Raises())
+    assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
+
+
+def handed_over(generator, asked, **options):
+    """[(place of the group, whether the engine still samples)], a call of `finished` each."""
+    seen = []
+    engine = generator.llm.llm_engine
+    groups = generator.generate(
+        asked, step=1, finished=lambda group: seen.append((group, engine.has_unfinished_requests())), **options
+    )
+    return [(next(i for i, group in enumerate(groups) if group is one), going) for one, going in seen]
+
+
+def test_a_group_is_handed_over_as_it_ends_while_others_are_sampled(generator, made):
+    generator.environments = None
+    long, short = prompts(made, 2)
+    short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
+    assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
+
+
+def test_a_group_ends_with_its_last_conversation_whatever_ends_that(generator, made):
+    def make(prompt):
+        return [Says("higher", "lower", "right"), FailsToReset(), Says("right")][prompt.prompt_idx]
+
+    generator.environments = conversations(make, made, on_failure="none", max_turn_tokens=4)
+    order = [place for place, _ in handed_over(generator, prompts(made))]
+    assert order[0] == 1  # before anything is sampled
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made):
+    """The controller's own way from prompts to rewards: the function that runs here is called when all is sampled."""
+
+    class Late(Says):
+        def step(self, message):
+            time.sleep(0.5)
+            return super().step(message)
+
+    def away(completions, **_):
+        return [time.time()] * len(completions)
+
+    def here(completions, **_):
+        return [time.time()] * len(completions)
+
+    generator.environments = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
+    graded = Grader.Config(workers=1, in_process=["here"]).build(task=TaskOf(away, here))
+    run = SimpleNamespace(
+        generator=generator, grader=graded, state=SimpleNamespace(step=1), config=SimpleNamespace(num_steps=1)
+    )
+    first, _ = Controller._sample(run, prompts(made, 2))
+    graded.close()
+    began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
+    assert all_sampled - began > 0.2
+
+
+def test_what_is_said_at_reset_belongs_to_the_prompt(talk, made):
+    class Opens(Says):
+        def reset(self):
+            return [{"role": "user", "content": "between 1 and 9"}]
+
+    for group in talk(lambda prompt: Opens("right")):
+        assert made.decode(group.prompt.token_ids, skip_special_tokens=False) == group.prompt.text
+        assert group.prompt.text.endswith("<|user|>between 1 and 9<|endoftext|><|assistant|>")
+
+
+def test_a_final_reward_counts_with_the_last_turn(talk):
+    class Pays(Says):
+        def close(self, finish_reason):
+            return {"stop": 10.0, "max_tokens": -1.0}[finish_reason]
+
+    for completion in flat(talk(lambda prompt: Pays(said("higher", reward=0.5), said("right", reward=1.0)))):
+        if completion.finish_reason == "stop":
+            assert [turn.reward for turn in completion.turns] == [0.5, 11.0]
+        else:
+            assert completion.turns[-1].reward == -1.0
+
+
+def test_a_turn_computes_none_of_the_whole_blocks_before_it(generator, made):
+    block = generator.llm.llm_engine.vllm_config.cache_config.block_size
+    ask = [{"role": "user", "content": "x"}]
+    long = [
+        Prompt(prompt_idx=i, text="x", token_ids=[100 + i] * (block + 10), expected_answer="", messages=ask)
+        for i in range(4)
+    ]
+    generator.environments = conversations(lambda prompt: Says("go on", "done"), made)
+    generator.llm.reset_prefix_cache()
+    groups = generator.generate(long, step=1, sampling_config=SamplingConfig(n=1, max_tokens=48))
+    second_turns = sum(len(completion.turns) == 2 for completion in flat(groups))
+    assert second_turns
+    hit_rate = generator.stats.metrics([])["generator/prefix_cache_hit_rate"]
+    assert hit_rate.value * hit_rate.weight == pytest.approx(block * second_turns)
+
+
+def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, made):
+    generator.environments = None
+    free = generator.generate(prompts(made, 1), step=3)
+    stop = next(one for c in flat(free) for one in c.text[2:] if one.isascii() and one.isalnum())
+    sampling = SamplingConfig(n=4, max_tokens=48, stop=[stop])
+    stopped = [
+        c for c in flat(generator.generate(prompts(made, 1), step=3, sampling_config=sampling)) if stop in c.text
+    ]
+    assert stopped
+    for completion in stopped:
+        assert completion.finish_reason == "stop"
+        assert made.decode(completion.token_ids, skip_special_tokens=True) == completion.text
+        assert stop not in made.decode(completion.token_ids[:-1], skip_special_tokens=True)

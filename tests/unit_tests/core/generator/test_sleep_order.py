@@ -1,0 +1,100 @@
+"""In which order the engine sleeps, wakes and is filled: an engine that records calls, since a CPU's cannot sleep."""
+
+import pytest
+import torch
+
+from torchtitan_rl.core.generator.generator import Generator
+
+
+class RecordingEngine:
+    """What `Generator` asks of vLLM's LLM, in order; `kept_cache` makes it keep its prefix cache."""
+
+    def __init__(self, *, kept_cache=False):
+        self.calls = []
+        self.kept_cache = kept_cache
+
+    def sleep(self, *, level):
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, *, tags):
+        self.calls.append(f"wake {' '.join(tags)}")
+
+    def collective_rpc(self, method, *, kwargs):
+        for name, _ in kwargs["weights_iterator"]:
+            self.calls.append(f"{method} {name}")
+
+    def reset_prefix_cache(self):
+        self.calls.append("reset prefix cache")
+        return not self.kept_cache
+
+
+def generator(*, sleeps=True, engine=None):
+    made = object.__new__(Generator)
+    made.llm = engine or RecordingEngine()
+    made._sleeps, made._asleep, made.policy_version = sleeps, False, -1
+    return made
+
+
+def weights(made, *names):
+    """The iterator that the trainer gathers lazily: each weight is made when the engine is ready for it."""
+    for name in names:
+        made.llm.calls.append(f"gather {name}")
+        yield name, torch.zeros(1)
+
+
+def test_a_step_gives_the_gpu_to_the_trainer_and_back_in_order():
+    made = generator()
+    made.sleep()
+    made.llm.calls.append("train")
+    made.load_weights(weights(made, "a", "b"), policy_version=3)
+    assert made.llm.calls == [
+        "sleep 2",
+        "train",
+        "wake weights",
+        "gather a",
+        "reload_weights a",
+        "gather b",
+        "reload_weights b",
+        "wake kv_cache",
+        "reset prefix cache",
+    ]
+    assert made.policy_version == 3
+
+
+def test_the_first_sync_finds_the_engine_awake():
+    made = generator()
+    made.load_weights(weights(made, "a"), policy_version=0)
+    assert made.llm.calls == ["gather a", "reload_weights a", "reset prefix cache"]
+
+
+def test_sleeping_twice_sleeps_once_and_the_next_sync_wakes_it():
+    made = generator()
+    made.sleep()
+    made.sleep()
+    made.load_weights(weights(made), policy_version=1)
+    made.sleep()
+    assert made.llm.calls == ["sleep 2", "wake weights", "wake kv_cache", "reset prefix cache", "sleep 2"]
+
+
+def test_without_sleep_mode_nothing_sleeps_or_wakes():
+    made = generator(sleeps=False)
+    made.sleep()
+    made.load_weights(weights(made), policy_version=1)
+    assert made.llm.calls == ["reset prefix cache"]
+
+
+def test_a_kept_prefix_cache_is_an_error_and_the_weights_stay_unclaimed():
+    made = generator(engine=RecordingEngine(kept_cache=True))
+    with pytest.raises(RuntimeError, match="prefix cache"):
+        made.load_weights(weights(made), policy_version=1)
+    assert made.policy_version == -1
+
+
+def test_vllm_takes_these_calls():
+    import inspect
+
+    from vllm import LLM
+
+    assert "level" in inspect.signature(LLM.sleep).parameters
+    assert "tags" in inspect.signature(LLM.wake_up).parameters
+    assert {"method", "kwargs"} <= inspect.signature(LLM.collective_rpc).parameters.keys()

@@ -1,0 +1,310 @@
+"""The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
+
+import os
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.integration.parity import SEQUENCES, TokenizerStandIn
+from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
+from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.engine_stats import tail_seconds
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.weight_proof import READ_BACK_ONE_IN, WeightProof
+from torchtitan_rl.core.generator.weight_samples import BLOCK, rows_one_in
+from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError
+from torchtitan_rl.core.trainer.held_weights import HeldWeights
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.policy import build_policy, score
+from torchtitan_rl.core.types import Completion, Prompt, flat
+
+PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+
+
+class Pair:
+    """A policy and an engine in one process."""
+
+    def __init__(self, folder) -> None:
+        save_tiny_checkpoint(folder)
+        spec = tiny_spec()
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        self.model = build_policy(
+            spec,
+            parallel_dims=ParallelDims.from_config(parallelism, 1),
+            parallelism=parallelism,
+            training=TrainingConfig(seq_len=384, mixed_precision_param="float32"),
+            compile_config=CompileConfig(),
+            activation_checkpoint="none",
+            logprob_chunk_tokens=64,
+            dump_folder="",
+        )
+        self.adapter = spec.state_dict_adapter(spec.model, None)
+        self.folder = str(folder)
+        self.restore()
+        self.weight_sync = WeightSync.Config(check_interval=1).build()
+        self.held = HeldWeights(self.model, self.adapter)
+        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
+            hf_assets_path=self.folder,
+            tokenizer=TokenizerStandIn(),
+            sampling=SamplingConfig(n=4, max_tokens=8),
+            seed=0,
+        )
+        self.sync()
+
+    def restore(self) -> None:
+        scale_policy(self.model, 1.0)  # back to shards
+        load_hf_weights(self.model, self.adapter, self.folder)
+
+    def change(self) -> None:
+        scale_policy(self.model, 1.5)
+
+    def weights(self):
+        return hf_weights(self.model, self.adapter, torch.float32)
+
+    def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
+        tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
+        with torch.no_grad():
+            positions = torch.arange(len(tokens), device=DEVICE_TYPE)
+            return score(self.model, tokens, positions, tokens.roll(-1), temperature)[0][:-1].cpu().numpy()
+
+    def of_completion(self, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+        """The policy's log-probabilities of a completion's tokens, [L]."""
+        whole = np.concatenate([prompt.token_ids, completion.token_ids])
+        return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
+
+    def sync(self, weights=None) -> None:
+        self.weight_sync.push(
+            self.weights() if weights is None else weights,
+            self.generator,
+            held=self.held,
+            policy_version=1,
+            probe=np.array(SEQUENCES[0]),
+            trainer_logprobs=self.logprobs,
+        )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    backend = "gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    made = Pair(tmp_path_factory.mktemp("tiny"))
+    yield made
+    made.generator.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _restored(pair):
+    yield
+    pair.restore()
+    pair.sync()
+
+
+def test_a_changed_policy_arrives_whole(pair):
+    pair.change()
+    pair.sync()
+    for sequence in SEQUENCES:
+        assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
+
+
+@pytest.fixture(params=["whole", "shards"])
+def holds(request, pair, monkeypatch):
+    """Whether the rank compares what arrived with what it holds, or both with what was sent."""
+    if request.param == "shards":
+        monkeypatch.setattr(pair.held, "whole", {})
+    return request.param
+
+
+def test_other_weights_than_the_policys_are_named(pair, holds):
+    old = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    pair.change()
+    how = {"whole": "did not arrive: the engine computes with", "shards": "was sent with"}[holds]
+    with pytest.raises(WeightSyncError, match=f"model.embed_tokens.weight {how} other values than the policy holds"):
+        pair.sync(old)
+
+
+def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, holds):
+    layer = next(p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.up_proj" in name for name in p.rows))
+    pack = layer.quant_method.process_weights_after_loading
+
+    def change_and_pack(layer) -> None:
+        layer.weight.data[len(layer.weight) // 2 :] *= 1.01  # the lower half is up_proj's
+        pack(layer)
+
+    layer.quant_method.process_weights_after_loading = change_and_pack
+    says = "policy's: model.layers.1.mlp.up_proj.weight did not arrive: the engine computes with other values [^;]*$"
+    with pytest.raises(WeightSyncError, match=says):
+        pair.sync()
+    layer.quant_method.process_weights_after_loading = pack
+
+
+def test_a_tensor_that_is_left_out_is_named(pair):
+    pair.change()
+    without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
+    with pytest.raises(WeightSyncError, match="policy's: lm_head.weight was not sent. Nothing was sampled"):
+        pair.sync(without_head)
+
+
+def test_a_push_of_nothing_is_named(pair):
+    with pytest.raises(WeightSyncError, match="model.embed_tokens.weight was not sent; .* and .* more"):
+        pair.sync([])
+
+
+@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine packs nothing")
+def test_a_packed_copy_that_stays_old_is_named_when_its_turn_comes(pair, monkeypatch):
+    layer = next(
+        p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.down_proj" in name for name in p.rows)
+    )
+    pack, old, faults = layer.quant_method.process_weights_after_loading, layer.cpu_linear, []
+
+    def pack_but_keep_the_old(layer) -> None:
+        pack(layer)
+        layer.cpu_linear = old
+
+    pair.change()
+    layer.quant_method.process_weights_after_loading = pack_but_keep_the_old
+    monkeypatch.setattr(pair.weight_sync, "_check_probe", lambda *args: None)  # which would see it at once
+    for _ in range(READ_BACK_ONE_IN):
+        with suppress_but_keep(WeightSyncError, faults):
+            pair.sync()
+    layer.quant_method.process_weights_after_loading = pack
+    assert [str(fault).split("policy's: ")[1] for fault in faults] == [
+        "model.layers.1.mlp.down_proj.weight did not arrive: the engine computes with other values than the policy holds. "
+        "Nothing was sampled with them."
+    ]
+
+
+def test_rows_in_another_order_are_seen(pair, holds):
+    swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
+    matrix[[3, 70]] = matrix[[70, 3]]
+    name, faults = "policy's: model.layers.1.mlp.gate_proj.weight ", []
+    for _ in range(rows_one_in(len(matrix))):
+        with suppress_but_keep(WeightSyncError, faults):
+            pair.sync([(n, t.clone()) for n, t in swapped])
+    assert sum(name in str(fault) for fault in faults) == 2  # a row each; the probe sees it at the other pushes
+
+
+def test_after_a_width_of_pushes_every_element_was_compared(pair):
+    name, faults = "model.layers.0.mlp.up_proj.weight", []
+    height, width = dict(pair.weights())[name].shape
+    for _ in range(rows_one_in(height) * width // BLOCK):
+        wrong = [(n, t.clone()) for n, t in pair.weights()]
+        dict(wrong)[name][5, 11] += 1e-6
+        with suppress_but_keep(WeightSyncError, faults):
+            pair.sync(wrong)
+    assert len(faults) == 1
+    assert name in str(faults[0])
+
+
+@contextmanager
+def suppress_but_keep(error: type[Exception], kept: list[Exception]):
+    try:
+        yield
+    except error as raised:
+        kept.append(raised)
+
+
+def test_a_probe_far_over_the_runs_own_noise_is_an_error():
+    sync = WeightSync.Config(max_diff=0.5).build()
+    zeros = np.zeros(4, np.float32)
+    for _ in range(3):
+        sync._check_probe(zeros, zeros + 0.001, torch.bfloat16)
+    sync._check_probe(zeros, zeros + 0.04, torch.bfloat16)  # a tenth of the dtype's limit is always allowed
+    with pytest.raises(WeightSyncError, match="differ from the trainer's by 0.1, over 20 x the median of 4 probes"):
+        sync._check_probe(zeros, zeros + 0.1, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "degree", "expected"),
+    [
+        (128, 128, 2, [(0, 128), (0, 128)]),  # replicated
+        (64, 128, 2, [(0, 64), (64, 128)]),
+        (64, 128, 4, [(0, 64), (0, 64), (64, 128), (64, 128)]),  # 2 key heads on 4 ranks
+        (64, 100, 2, [(0, 64), (64, 100)]),  # a vocabulary padded to 128
+    ],
+)
+def test_a_ranks_share_by_the_shapes_alone(size, full, degree, expected):
+    proofs = [WeightProof(torch.nn.Module(), tp_rank=rank, tp_size=degree) for rank in range(degree)]
+    assert [proof._range(size, full) for proof in proofs] == expected
+
+
+def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
+    names = [name for name, _ in pair.weights()]
+    assert len(names) == len(set(names))
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(names)
+    on_disk = pair.adapter.get_hf_storage_reader(pair.folder).read_metadata().state_dict_metadata
+    assert set(on_disk) <= set(names)
+
+
+def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
+    one_by_one = {name: tensor.clone() for name, tensor in pair.weights()}
+    found = {}
+    for name, tensor in hf_weights(pair.model, pair.adapter, torch.float32, whole_blocks=True):
+        found[name] = tensor.clone()
+    assert list(found) == list(one_by_one)
+    assert all(torch.equal(found[name], tensor) for name, tensor in one_by_one.items())
+    assert all(isinstance(p, DTensor) for p in pair.model.layers.parameters())
+
+
+def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
+    block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size  # only whole blocks of tokens are cached
+    prompt = Prompt(prompt_idx=0, text="", token_ids=[1 + i % 120 for i in range(2 * block + 3)], expected_answer="")
+    pair.generator.generate([prompt])
+    pair.change()
+    pair.sync()
+    for completion in pair.generator.generate([prompt])[0].samples:
+        assert completion.logprobs == pytest.approx(pair.of_completion(prompt, completion), abs=1e-4)
+
+
+def test_sampling_is_repeatable_by_seed_step_and_round(pair):
+    def tokens(**at):
+        return [c.token_ids.tolist() for c in flat(pair.generator.generate(PROMPTS, **at))]
+
+    assert tokens(step=3) == tokens(step=3)
+    assert tokens(step=3) != tokens(step=4)
+    assert tokens(step=3, round=1) != tokens(step=3)
+
+
+def test_logprobs_are_at_the_sampling_temperature(pair):
+    hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
+    completion = pair.generator.generate(PROMPTS[:1], sampling_config=hot)[0].samples[0]
+    scored = pair.of_completion(PROMPTS[0], completion, temperature=2.0)
+    assert completion.logprobs == pytest.approx(scored, abs=1e-4)
+
+
+def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pair):
+    groups = pair.generator.generate(PROMPTS)
+    assert [group.prompt for group in groups] == PROMPTS
+    assert [[c.sample_idx for c in group.samples] for group in groups] == [[0, 1, 2, 3]] * len(PROMPTS)
+    completions = flat(groups)
+    assert {c.policy_version for c in completions} == {1}
+    assert all(c.loss_mask.all() for c in completions)
+    assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)
+
+
+def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) -> None:
+    pair.generator.generate(PROMPTS)
+    metrics = pair.generator.stats.metrics([])
+    assert metrics["generator/preemptions"].value == 0
+    assert 0 <= metrics["generator/prefix_cache_hit_rate"].value < 1
+    assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))
+    assert metrics["generator/tail_s"].value >= 0
+    assert metrics["generator/prompts_s"].value > 0
+
+
+def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:
+    assert tail_seconds([(0.0, 8), (1.0, 8), (2.0, 4), (3.0, 3), (5.5, 0)]) == 2.5
+    assert tail_seconds([(0.0, 8), (9.0, 0)]) == 0.0
+    assert tail_seconds([]) == 0.0

@@ -1,0 +1,299 @@
+"""Slow, wild and foreign reward functions: many calls at once, real kills, and TRL's own functions unchanged."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parts.grading import TaskOf, constant, group, groups, logged, rewards, score
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.grading import Grader, RewardError
+from torchtitan_rl.resilience.workers import WorkerDied, WorkerPool
+
+
+async def later_the_earlier(completions, log_extra, **_):
+    begin = time.monotonic()
+    await asyncio.sleep(1 - 0.1 * int(completions[0]))
+    log_extra("span", [(begin, time.monotonic())])
+    return [float(text) for text in completions]
+
+
+def slowly(completions, log_extra, **_):
+    begin = time.monotonic()
+    time.sleep(1)
+    log_extra("span", [(begin, time.monotonic())])
+    return [float(text) for text in completions]
+
+
+@pytest.mark.parametrize(("function", "workers"), [(later_the_earlier, 0), (slowly, 8)])
+def test_all_groups_of_a_step_wait_together_and_come_back_in_order(build, function, workers):
+    graded = build(function, workers=workers)
+    scored = graded.score(groups(8))
+    assert [rewards(g.samples) for g in scored] == [[float(i)] for i in range(8)]
+    spans = [g.samples[0].extra["span"] for g in scored]
+    together = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
+    assert max(together) >= 4, spans  # one after another: never two
+    assert graded.drain_metrics()[f"reward/{function.__name__}/seconds"].value > 0
+
+
+def test_an_async_function_that_blocks_is_ended_and_the_others_keep_what_they_have(build, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.core.grading.calls._BLOCKED_SECONDS", 0.2)
+
+    async def blocks(completions, **_):
+        while True:
+            pass
+
+    async def quick(completions, **_):
+        return [1.0]
+
+    [scored] = build(quick, blocks, time_limit_seconds=0.3, on_failure="none").score(groups(1))
+    assert scored.samples[0].reward_breakdown == {"quick": 1.0, "blocks": None}
+    assert "took longer than 0.3 s" in scored.samples[0].extra["error/blocks"]
+
+
+def takes_the_alarm(completions, **_):
+    """As math_verify does: it sets the process's only alarm, and clears it."""
+    import signal
+
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.alarm(0)
+    while True:
+        pass
+
+
+def test_a_function_that_takes_the_alarm_away_is_still_ended(build):
+    begin = time.monotonic()
+    with pytest.raises(RewardError, match="takes_the_alarm.*longer than 0.2 s"):
+        score(build(takes_the_alarm, time_limit_seconds=0.2), "a")
+    assert time.monotonic() - begin < 10
+
+
+def native_loop(completions, **_):
+    return [sum(range(10**15))]
+
+
+def fork_bomb(completions, **_):
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()  # leaves the process group
+            os.fork()
+    time.sleep(1000)
+
+
+def dies(completions, **_):
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "limit", "said"),
+    [
+        (native_loop, 0.5, "longer than 0.5 s"),
+        (fork_bomb, 0.5, "longer than 0.5 s"),
+        (dies, 30.0, "its process was ended: it exited with code 0"),
+    ],
+)
+def test_what_only_a_kill_ends_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):
+    def fine(completions, **_):
+        return [2.0]
+
+    graded = build(function, fine, workers=1, time_limit_seconds=limit, on_failure="none")
+    before = _descendants()
+    [scored] = graded.score(groups(1))
+    assert scored.samples[0].reward_breakdown[function.__name__] is None
+    assert scored.samples[0].reward_breakdown["fine"] == 2.0
+    assert said in scored.samples[0].extra[f"error/{function.__name__}"]
+    assert len(_descendants()) <= len(before) + 1  # the new worker
+
+
+def _descendants() -> set[int]:
+    """Processes of this session's tests that run under the nursery: they have this process's command line."""
+    mine = Path("/proc/self/cmdline").read_bytes()
+    return {int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p) == mine}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_a_function_logs_and_raises_in_a_worker_arrives(build):
+    def logs(completions, log_extra, log_metric, **_):
+        log_extra("seen", list(completions))
+        log_metric("number", 3)
+        raise KeyError("gone")
+
+    graded = build(logs, constant(1.0), workers=1, on_failure="none")
+    [scored] = score(graded, "a")
+    assert scored.extra["seen"] == "a"
+    assert scored.extra["error/logs"].startswith("KeyError: 'gone' (")
+    assert logged(graded)["extra/number"] == (3.0, "mean", 1)
+
+
+def test_a_function_may_stay_in_the_training_process(build):
+    pids = []
+
+    def here(completions, **_):
+        pids.append(os.getpid())
+        return [0.0]
+
+    score(build(here, workers=1, in_process=["here"]), "a")
+    assert pids == [os.getpid()]
+    with pytest.raises(UserError, match="grader.in_process = .*'there'"):
+        build(here, workers=1, in_process=["there"])
+
+
+def test_nothing_outlives_the_process_that_started_it(tmp_path):
+    program = tmp_path / "outlived.py"
+    program.write_text(
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(Path.cwd())!r})\n"
+        "from torchtitan_rl.resilience.workers import WorkerPool\n"
+        "def bomb():\n"
+        "    if os.fork() == 0: os.setsid()\n"
+        "    time.sleep(1000)\n"
+        "pool = WorkerPool([bomb], 2)\n"
+        "pool.submit(0); pool.submit(0); time.sleep(1)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, str(program)], timeout=60)
+    deadline = time.monotonic() + 10
+    while left := [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(program).encode() in _read(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
+    pool = WorkerPool([lambda: print, lambda: lambda: 1, lambda: os.kill(os.getpid(), 9)], 1)
+    assert pool.submit(0).result() is print
+    with pytest.raises(TypeError, match="cannot leave its process"):
+        pool.submit(1).result()
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        pool.submit(2).result()
+    pool.close()
+
+
+def test_an_interrupt_that_a_function_raises_is_its_own_failure(build):
+    def interrupts(completions, **_):
+        raise KeyboardInterrupt
+
+    assert rewards(score(build(interrupts, on_failure="none"), "a")) == [None]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (["1.0"], "no number: the text '1.0'"),
+        (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
+        (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
+        ({"a": 1.0}, "returned dict"),
+        ({1.0}, "returned set"),
+    ],
+)
+def test_what_is_nearly_a_list_of_numbers_is_refused(build, output, said):
+    def returns(completions, **_):
+        return output
+
+    with pytest.raises(RewardError, match=said):
+        score(build(returns), "a")
+
+
+def test_a_function_may_change_all_that_it_gets(build):
+    def changes(prompts, completions, operands, **_):
+        prompts[0][0]["content"] = completions[0][0]["content"] = ""
+        operands[0].clear()
+        return [0.0]
+
+    def reads(prompts, completions, operands, **_):
+        return [float(prompts[0][0]["content"] == "hi" and completions[0][0]["content"] == "a" and operands[0] == [1])]
+
+    fields = {"messages": [{"role": "user", "content": "hi"}], "columns": {"operands": [1]}}
+    assert score(build(changes, reads), "a", **fields)[0].reward_breakdown["reads"] == 1.0
+
+
+def test_when_every_completion_fails_again_and_again_the_run_stops(build, caplog):
+    graded = build(constant(float("nan")), on_failure="none")
+    score(graded, "a", "b")
+    score(graded, "a", "b")
+    assert len([r for r in caplog.records if "No completion got a reward: all 2 failed" in r.message]) == 2
+    with pytest.raises(RewardError, match="3 times in a row: nothing is being learned"):
+        score(graded, "a", "b")
+
+
+FILE = """
+class Judge:
+    def __call__(self, completions, **_):
+        return [1.0] * len(completions)
+
+
+judge = Judge()
+
+
+def at_most(limit, *, low=0.0):
+    def at_most_limit(completions, **_):
+        return [1.0 if len(text) <= limit else low for text in completions]
+
+    return at_most_limit
+"""
+
+
+def test_rewards_go_by_the_name_in_their_reference_and_factories_take_literals(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    references = [f"{file}:judge", f"{file}:at_most(2)", "strict=" + f"{file}:at_most(limit=1, low=-1.0)"]
+    built = Grader.Config(rewards=references, weights={"judge": 0.5, "strict": 2.0}).build(task=TaskOf())
+    assert built.reward_names == ["judge", "at_most", "strict"]
+    assert score(built, "ab")[0].reward == 0.5 + 1.0 - 2.0
+    with pytest.raises(UserError, match=r"grader.rewards = .*at_most\(file\)'.*literal values"):
+        Grader.Config(rewards=[f"{file}:at_most(file)"]).build(task=TaskOf())
+    with pytest.raises(UserError, match=r"grader.rewards = .*Judge'.*not a class. Add \(\)"):
+        Grader.Config(rewards=[f"{file}:Judge"]).build(task=TaskOf())
+
+
+def test_the_members_of_a_mixture_are_scored_by_their_own_functions():
+    class Mixture(TaskOf):
+        def members(self):
+            return {"one": TaskOf(constant(1.0, "first")), "two": TaskOf(constant(2.0, "second"))}
+
+    graded = Grader.Config(weights={"second": 2.0}).build(task=Mixture())
+    scored = graded.score([group("46", task="two"), group("x", task="one")])
+    assert [g.samples[0].reward_breakdown for g in scored] == [{"second": 2.0}, {"first": 1.0}]
+    assert [g.samples[0].reward for g in scored] == [4.0, 1.0]
+    assert graded.reward_names == ["first", "second"]
+
+
+TRL = [
+    "trl.rewards:accuracy_reward",
+    "trl.rewards:reasoning_accuracy_reward",
+    "trl.rewards:think_format_reward",
+    "trl.rewards:get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10)",
+    "trl.rewards:get_repetition_penalty_reward(ngram_size=2)",
+    "trl.rewards:get_cosine_scaled_reward(max_len=100)",
+]
+
+
+class WithSolution(TaskOf):
+    def train_example(self, index, *, seed):
+        import dataclasses
+
+        return dataclasses.replace(super().train_example(index, seed=seed), columns={"solution": "$46$"})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_reward_functions_that_trl_publishes_run_unchanged(workers):
+    graded = Grader.Config(rewards=TRL, workers=workers).build(task=WithSolution())
+    fields = {"messages": [{"role": "user", "content": "?"}], "columns": {"solution": "$46$"}}
+    right, wrong = score(graded, r"<think>\n40+6\n</think>\n$\boxed{46}$", "45", **fields)
+    graded.close()
+    assert right.reward_breakdown["accuracy_reward"] == right.reward_breakdown["reasoning_accuracy_reward"] == 1.0
+    assert wrong.reward_breakdown["accuracy_reward"] == wrong.reward_breakdown["think_format_reward"] == 0.0
+    assert right.reward_breakdown["think_format_reward"] == 1.0
+    assert right.reward_breakdown["get_soft_overlong_punishment"] == -1.0
+    assert wrong.reward_breakdown["get_soft_overlong_punishment"] == 0.0
+    assert right.extra["accuracy_reward/answer_parsed"] == "[46, '46']"

@@ -1,0 +1,366 @@
+"""Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
+
+import logging
+import time
+
+import pytest
+
+from tests.parts.grading import TaskOf, constant, grader, group, length, rewards, score
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.grading import Grader, RewardError, TrainerState
+from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.library.tasks import SumDigits
+
+
+def test_sum_digits_group_gets_rewards_breakdown_and_answers():
+    built = Grader.Config().build(task=SumDigits.Config().build())
+    scored = score(built, "[ANSWER] 46", "[ANSWER] 36", "46", "[ANSWER] [ANSWER] 46")
+    assert rewards(scored) == [1.2, -0.8, -1.0, 1.0]
+    assert [s.correct for s in scored] == [True, False, False, True]
+    assert scored[0].reward_breakdown == {"correct": 1.0, "format": 0.2}
+    assert [s.answer for s in scored] == ["46", "36", None, "46"]
+    assert [s.completion.sample_idx for s in scored] == [0, 1, 2, 3]
+
+
+def test_trl_keywords_of_a_plain_prompt():
+    seen = {}
+
+    def everything(prompts, completions, completion_ids, **kwargs):
+        seen.update(kwargs, prompts=prompts, completions=completions, completion_ids=completion_ids)
+        return [0.0] * len(prompts)
+
+    score(grader(everything), "ab", "c", columns={"operands": [12, 34]})
+    assert seen["prompts"] == ["What is 12 + 34?\n"] * 2
+    assert seen["completions"] == ["ab", "c"]
+    assert seen["completion_ids"] == [[0, 1], [0]]
+    assert seen["expected_answer"] == ["46", "46"]
+    assert seen["operands"] == [[12, 34], [12, 34]]
+    assert callable(seen["log_extra"])
+    assert callable(seen["log_metric"])
+
+
+def test_chat_prompt_is_handed_over_in_trls_conversational_form():
+    messages = [{"role": "user", "content": "What is 12 + 34?"}]
+
+    def conversational(prompts, completions, **kwargs):
+        assert prompts == [messages, messages]
+        return [
+            float(completion[0]["content"] == "yes" and completion[0]["role"] == "assistant")
+            for completion in completions
+        ]
+
+    assert rewards(score(grader(conversational), "yes", "no", messages=messages)) == [1.0, 0.0]
+
+
+def test_a_function_gets_only_the_keywords_it_names():
+    def narrow(completions, operands, log_metric):
+        return [float(sum(numbers)) for numbers in operands]
+
+    assert rewards(score(grader(narrow), "a", "b", columns={"operands": [1, 2]})) == [3.0, 3.0]
+
+
+def test_a_keyword_that_nobody_gives_is_named():
+    def needy(completions, difficulty):
+        return difficulty
+
+    with pytest.raises(UserError, match=r"reward function needy = \['difficulty'\]: .* 'operands'"):
+        grader(needy)
+    with pytest.raises(RewardError, match=r"'operand'.*needs \['operands'\]"):  # a row without the others' column
+        score(grader(operand), "a")
+
+
+def operand(completions, operands):
+    return [0.0] * len(completions)
+
+
+def test_callable_objects_partials_and_coroutines_are_reward_functions():
+    import functools
+
+    class Judge:
+        def __call__(self, completions, **_):
+            return [1.0] * len(completions)
+
+    def scaled(completions, by, **_):
+        return [by] * len(completions)
+
+    async def slow_judge(completions, **_):
+        return [0.5] * len(completions)
+
+    class AsyncJudge:
+        async def __call__(self, completions, **_):
+            return [0.25] * len(completions)
+
+    scored = score(grader(Judge(), functools.partial(scaled, by=4.0), slow_judge, AsyncJudge()), "a")
+    assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5, "AsyncJudge": 0.25}
+
+
+def test_weights_enter_the_sum_and_not_the_breakdown():
+    scored = score(grader(constant(1.0, "right"), length, weights={"length": -0.1}), "abcd")
+    assert scored[0].reward == pytest.approx(0.6)
+    assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
+
+
+def test_none_leaves_a_function_out_and_all_none_leaves_no_reward():
+    def sometimes(completions, **_):
+        return [None if text == "skip" else 2.0 for text in completions]
+
+    scored = score(grader(sometimes), "skip", "x")
+    assert rewards(scored) == [None, 2.0]
+    assert rewards(score(grader(sometimes, constant(1.0)), "skip", "x")) == [1.0, 3.0]
+    assert scored[0].extra == {}
+
+
+def test_tensors_and_arrays_are_accepted():
+    import torch
+
+    def as_tensor(completions, **_):
+        return torch.tensor([len(text) for text in completions])
+
+    assert rewards(score(grader(as_tensor), "ab", "c")) == [2.0, 1.0]
+
+
+def raises(completions, **_):
+    raise KeyError("boom")
+
+
+def too_few(completions, **_):
+    return [1.0]
+
+
+def nothing(completions, **_):
+    return None
+
+
+def words(completions, **_):
+    return ["good"] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raises, "boom"),
+        (too_few, "returned 1 values for 2 completions"),
+        (nothing, "returned NoneType"),
+        (words, "no number"),
+        (constant(float("nan")), "returned nan for completion 0"),
+        (constant(float("inf")), "returned inf for completion 0"),
+    ],
+)
+def test_failure_policies(function, said, caplog):
+    with pytest.raises(RewardError, match=f"{function.__name__}.*What is 12.*{said}.*grader.on_failure_of"):
+        score(grader(function), "a", "b")
+
+    tolerant = grader(function, constant(1.0, "other"), on_failure="none")
+    with caplog.at_level(logging.WARNING):
+        scored = score(tolerant, "a", "b")
+        score(tolerant, "c", "d")
+    assert rewards(scored) == [None, None]
+    assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
+    assert function.__name__ in "".join(scored[0].extra)
+    assert len(scored[0].extra) == 1
+    assert tolerant.drain_metrics()[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
+    assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
+
+
+def test_an_error_that_quotes_all_that_it_was_given_is_cut():
+    def quotes(completions, **_):
+        raise ValueError("y" * 5_000_000)
+
+    with pytest.raises(RewardError) as raised:
+        score(grader(quotes), "a")
+    assert len(str(raised.value)) < 3000
+    assert "[... 4,998,000 characters ...]" in str(raised.value)
+
+
+def test_a_nan_costs_only_its_own_completion():
+    def one_bad(completions, **_):
+        return [float("nan") if text == "bad" else 1.0 for text in completions]
+
+    scored = score(grader(one_bad, on_failure="none"), "bad", "good")
+    assert rewards(scored) == [None, 1.0]
+    assert scored[0].extra == {"error/one_bad": "returned nan"}
+    assert scored[1].extra == {}
+
+
+def test_the_policy_of_one_function_overrides_the_general_one():
+    assert rewards(score(grader(raises, on_failure_of={"raises": "none"}), "a")) == [None]
+
+
+def sleeps(completions, **_):
+    time.sleep(30)
+
+
+def loops(completions, **_):
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
+def runaway_regex(completions, **_):
+    import re
+
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+async def sleeps_async(completions, **_):
+    import asyncio
+
+    await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("function", [sleeps, loops, runaway_regex, sleeps_async])
+def test_a_hanging_function_is_ended_by_its_time_limit(function):
+    start = time.monotonic()
+    tolerant = grader(function, on_failure="none", time_limit_seconds=0.2)
+    scored = score(tolerant, "a", "b")
+    assert rewards(scored) == [None, None]
+    assert "longer than 0.2 s" in scored[0].extra[f"error/{function.__name__}"]
+    with pytest.raises(RewardError, match="longer than 0.1 s"):
+        score(grader(function, time_limit_seconds_of={function.__name__: 0.1}), "a")
+    assert time.monotonic() - start < 5
+
+
+def test_an_alarm_set_before_is_put_back():
+    import signal
+
+    previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        score(grader(constant(1.0)), "a")
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_groups_come_back_in_their_order_each_with_its_own_prompt():
+    groups = [group("46", "x", prompt_idx=1), group(prompt_idx=7), group("12", prompt_idx=0, expected_answer="12")]
+
+    def right(completions, expected_answer):
+        return [float(text == expected) for text, expected in zip(completions, expected_answer)]
+
+    graded = grader(right).score(groups)
+    assert [g.prompt for g in graded] == [g.prompt for g in groups]
+    assert [rewards(g.samples) for g in graded] == [[1.0, 0.0], [], [1.0]]
+
+
+def test_correct_is_the_tasks_own_judgement_and_not_the_sign_of_the_reward():
+    class Even(TaskOf):
+        def extract_answer(self, text):
+            return text or None
+
+        def is_correct(self, answer, expected_answer):
+            return answer is not None and int(answer) % 2 == int(expected_answer) % 2
+
+    scored = score(Grader.Config().build(task=Even(constant(5.0))), "2", "3", "")
+    assert [s.correct for s in scored] == [True, False, False]
+    assert rewards(scored) == [5.0, 5.0, 5.0]
+
+
+def test_an_answer_that_is_no_text_is_told_as_it_would_never_be_right():
+    class Counts(TaskOf):
+        def extract_answer(self, text):
+            return 46
+
+    with pytest.raises(RewardError, match="extract_answer returned int 46, expected a text or None"):
+        score(Grader.Config().build(task=Counts(constant(5.0))), "46")
+
+
+def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
+    seen = {}
+
+    def curious(finish_reasons, logprobs, loss_masks, completion_ids, trainer_state):
+        seen.update(locals())
+        return [0.0, 0.0]
+
+    prompt = group("a").prompt
+    fields = {"policy_version": 0, "text": ""}
+    cut = Completion(sample_idx=0, token_ids=[5, 6], logprobs=[-0.5, -2], finish_reason="length", **fields)
+    with_tool = Completion(
+        sample_idx=1,
+        token_ids=[5, 8, 9],
+        logprobs=[-1, 0, -0.25],
+        loss_mask=[True, False, True],
+        finish_reason="stop",
+        **fields,
+    )
+    groups = [Group(prompt=prompt, samples=[cut, with_tool])]
+    grader(curious).score(groups, state=TrainerState(global_step=4, max_steps=50))
+    assert seen["finish_reasons"] == ["length", "stop"]
+    assert seen["logprobs"] == [[-0.5, -2.0], [-1.0, -0.25]]
+    assert seen["loss_masks"] == [[True, True], [True, False, True]]
+    assert seen["completion_ids"] == [[5, 6], [5, 8, 9]]
+    assert (seen["trainer_state"].global_step, seen["trainer_state"].max_steps) == (4, 50)
+    grader(curious).score(groups)
+    assert seen["trainer_state"].global_step == 0
+
+
+def test_a_function_that_empties_what_it_gets_takes_nothing_from_the_next():
+    def greedy(completions, **_):
+        scores = [0.0] * len(completions)
+        completions.clear()
+        return scores
+
+    assert rewards(score(grader(greedy, length), "ab")) == [2.0]
+
+
+def exits(completions, **_):
+    raise SystemExit(0)
+
+
+def test_a_function_that_exits_fails_like_any_other():
+    with pytest.raises(RewardError, match="'exits'.*SystemExit: 0"):
+        score(grader(exits), "a")
+    assert rewards(score(grader(exits, on_failure="none"), "a")) == [None]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"weights": {"length": float("nan")}}, "grader.weights length = nan: expected a finite number"),
+        ({"time_limit_seconds": -1.0}, "grader.time_limit_seconds = -1.0: expected 0 or more"),
+        ({"time_limit_seconds_of": {"length": float("nan")}}, "grader.time_limit_seconds_of length = nan"),
+    ],
+)
+def test_impossible_settings_are_errors(setting, said):
+    with pytest.raises(UserError, match=said):
+        grader(length, **setting)
+
+
+def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
+    file = tmp_path / "my_rewards.py"
+    file.write_text("def brevity(completions, **_):\n    return [-len(text) for text in completions]\n")
+    config = Grader.Config(rewards=[f"{file}:brevity", "tests_of_rewards_do_not_exist:f"])
+    with pytest.raises(UserError, match="No module named 'tests_of_rewards_do_not_exist'"):
+        config.build(task=TaskOf())
+    built = Grader.Config(rewards=[f"{file}:brevity"], weights={"brevity": 0.5}).build(task=TaskOf(constant(1.0)))
+    assert built.reward_names == ["constant", "brevity"]
+    assert rewards(score(built, "ab")) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("nowhere.py:f", "no file"),
+        ("{file}:missing", r"expected a function of .*It has \['brevity'\]"),
+        ("brevity", "expected path/to/file.py"),
+        ("..relative:f", "expected path/to/file.py"),
+    ],
+)
+def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
+    file = tmp_path / "rewards.py"
+    file.write_text("def brevity(completions, **_):\n    return []\n")
+    with pytest.raises(UserError, match=f"grader.rewards.*{said}"):
+        Grader.Config(rewards=[reference.format(file=file)]).build(task=TaskOf())
+
+
+def test_two_functions_of_one_name_and_settings_of_none_are_errors():
+    with pytest.raises(UserError, match=r"two called \['constant'\]"):
+        grader(constant(1.0), constant(2.0))
+    for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
+        with pytest.raises(UserError, match=r"lenght.*expected names of.*\['length'\]"):
+            grader(length, **setting)

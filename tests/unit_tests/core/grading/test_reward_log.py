@@ -1,0 +1,148 @@
+"""log_extra and log_metric: what reward functions may log, and that it never decides about training."""
+
+import logging
+
+import pytest
+
+from tests.parts.grading import constant, grader, logged, rewards, score
+
+
+def test_extras_travel_with_their_completions():
+    def counts(completions, log_extra, **_):
+        log_extra("characters", [len(text) for text in completions])
+        return [0.0] * len(completions)
+
+    scored = score(grader(counts), "ab", "c")
+    assert [s.extra for s in scored] == [{"characters": 2}, {"characters": 1}]
+
+
+def test_metrics_are_drained_as_mean_and_count():
+    def accurate(completions, log_metric, **_):
+        for text in completions:
+            log_metric("accuracy", float(text == "right"))
+        return [0.0] * len(completions)
+
+    graded = grader(accurate)
+    score(graded, "right", "right", "right")
+    score(graded, "wrong")
+    assert logged(graded) == {"extra/accuracy": (0.75, "mean", 4)}
+    assert logged(graded) == {}
+
+
+def test_conditional_logging_leaves_other_groups_without_the_column():
+    def sometimes(completions, log_extra, log_metric, **_):
+        if "odd" in completions:
+            log_extra("note", ["seen"] * len(completions))
+            log_metric("odd", 1)
+        return [0.0] * len(completions)
+
+    graded = grader(sometimes)
+    assert score(graded, "even")[0].extra == {}
+    assert logged(graded) == {}
+    assert score(graded, "odd")[0].extra == {"note": "seen"}
+
+
+def test_a_wrong_length_raises_at_the_call_naming_function_and_column():
+    def careful(completions, log_extra, **_):
+        log_extra("good", ["x"] * len(completions))
+        with pytest.raises(ValueError, match=r"'careful' called log_extra\('bad', ...\) with 1 values for 2"):
+            log_extra("bad", ["x"])
+        log_extra("late", ["x"] * len(completions))
+        return [1.0] * len(completions)
+
+    scored = score(grader(careful), "a", "b")
+    assert rewards(scored) == [1.0, 1.0]
+    assert scored[0].extra == {}
+
+
+@pytest.mark.parametrize("bad", [["x"], "xy", 7, None])
+def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad, caplog):
+    def careless(completions, log_extra, log_metric, **_):
+        log_metric("calls", 1.0)
+        log_extra("good", ["x"] * len(completions))
+        log_extra("bad", bad)
+        return [float(len(text)) for text in completions]
+
+    graded = grader(careless)
+    with caplog.at_level(logging.WARNING):
+        scored = score(graded, "ab", "c")
+    assert rewards(scored) == [2.0, 1.0]
+    assert scored[0].extra == {}
+    assert logged(graded) == {}
+    assert "'careless' called log_extra('bad'" in caplog.text
+
+
+def test_a_metric_that_is_no_number_costs_no_scores(caplog):
+    def careless(completions, log_metric, **_):
+        log_metric("mood", "good")
+        return [1.0] * len(completions)
+
+    assert rewards(score(grader(careless), "a")) == [1.0]
+    assert "Give a number" in caplog.text
+
+
+def logs(name, column):
+    def function(completions, log_extra, log_metric, **_):
+        log_extra(column, [name] * len(completions))
+        log_metric(column, 1.0 if name == "f" else 3.0)
+        return [0.0] * len(completions)
+
+    function.__name__ = name
+    return function
+
+
+def test_one_name_of_two_functions_is_namespaced_and_warned_once(caplog):
+    graded = grader(logs("f", "note"), logs("g", "note"), logs("h", "own"))
+    scored = [score(graded, "a")[0] for _ in range(3)]
+    assert all(s.extra == {"f/note": "f", "g/note": "g", "own": "h"} for s in scored)
+    metrics = logged(graded)
+    assert metrics["extra/f/note"] == (1.0, "mean", 3)
+    assert metrics["extra/g/note"] == (3.0, "mean", 3)
+    assert len([r for r in caplog.records if "column 'note'" in r.message]) == 1
+
+
+def test_a_reward_function_named_like_a_core_column_overwrites_nothing():
+    scored = score(grader(constant(2.0, "reward"), constant(3.0, "prompt")), "a")
+    assert scored[0].reward == 5.0
+    assert scored[0].reward_breakdown == {"reward": 2.0, "prompt": 3.0}
+
+
+def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
+    def shaky(completions, log_metric, **_):
+        for value in (1.0, float("nan"), 3.0, float("inf")):
+            log_metric("value", value)
+        return [0.0] * len(completions)
+
+    graded = grader(shaky)
+    score(graded, "a")
+    assert logged(graded) == {"extra/value": (2.0, "mean", 2), "extra/value/non_finite": (2.0, "sum", 1.0)}
+
+
+def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
+    def fails_late(completions, log_extra, **_):
+        log_extra("seen", list(completions))
+        raise RuntimeError("later")
+
+    scored = score(grader(fails_late, on_failure="none"), "a")
+    assert scored[0].extra["seen"] == "a"
+    assert scored[0].extra["error/fails_late"].startswith("RuntimeError: later (")
+    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 124)")
+
+
+def test_tensors_are_shown_as_numbers():
+    import torch
+
+    def lengths(completions, log_extra, **_):
+        log_extra("length", torch.tensor([len(text) for text in completions]))
+        return [0.0] * len(completions)
+
+    [scored] = score(grader(lengths), "abc")
+    assert scored.extra == {"length": 3}
+    assert type(scored.extra["length"]) is int
+
+
+def test_grading_needs_no_process_group():
+    import torch.distributed
+
+    assert not torch.distributed.is_initialized()
+    assert rewards(score(grader(constant(1.0)), "a")) == [1.0]

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from tests.parts.grading import group
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.types import Group, ScoredCompletion
+from torchtitan_rl.observability.evaluation import print_results, results_of, write_results
+
+
+def test_due_before_the_first_step_every_so_many_and_after_the_last():
+    evaluation = Evaluation.Config(every=10).build()
+    assert [step for step in range(26) if evaluation.due(step, 25)] == [0, 10, 20, 25]
+    assert not any(Evaluation.Config(every=0).build().due(step, 25) for step in range(26))
+
+
+def test_a_sampled_pass_has_names_of_its_own():
+    [greedy] = Evaluation.Config().build().passes
+    assert (greedy.prefix, greedy.split, greedy.sampling.temperature) == ("evaluation", "eval_greedy", 0)
+    _, sampled = Evaluation.Config(sampled=SamplingConfig(n=4)).build().passes
+    assert (sampled.prefix, sampled.split, sampled.sampling.n) == ("evaluation/sampled", "eval_sampled", 4)
+
+
+def concluded(evaluation, *accuracies):
+    """Which of these results were the best so far."""
+    best = []
+    for accuracy in accuracies:
+        evaluation.conclude({"evaluation/accuracy": accuracy, "evaluation/length": 100 * accuracy})
+        best.append(evaluation.is_best)
+    return best
+
+
+def test_the_best_result_and_when_to_give_up():
+    evaluation = Evaluation.Config(best_by="evaluation/accuracy", stop_after=2).build()
+    assert concluded(evaluation, 0.5, 0.4, 0.6, 0.6) == [True, False, True, False]
+    assert not evaluation.gives_up
+    resumed = Evaluation.Config(best_by="evaluation/accuracy", stop_after=2).build()
+    resumed.load_state_dict(json.loads(json.dumps(evaluation.state_dict())))
+    assert concluded(resumed, 0.1) == [False]
+    assert resumed.gives_up
+    assert concluded(Evaluation.Config(best_by="-evaluation/length").build(), 0.5, 0.4, 0.6) == [True, True, False]
+    assert concluded(Evaluation.Config().build(), 0.5) == [False]
+
+
+def test_settings_that_cannot_decide_are_errors():
+    with pytest.raises(UserError, match="evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"):
+        Evaluation.Config(stop_after=3).build()
+    with pytest.raises(UserError, match="evaluation.every = 0: expected 1 or more, as evaluation.best_by asks"):
+        Evaluation.Config(best_by="evaluation/accuracy", every=0).build()
+    with pytest.raises(UserError, match="evaluation.best_by = 'accuracy': expected a metric of the evaluation"):
+        Evaluation.Config(best_by="accuracy").build()
+    with pytest.raises(
+        UserError, match=r"evaluation.best_by = 'evaluation/acc': expected one of \['evaluation/accuracy'"
+    ):
+        concluded(Evaluation.Config(best_by="evaluation/acc").build(), 0.5)
+
+
+def evaluated(*correct, idx=0, task=""):
+    """A group of one prompt with these judgements."""
+    asked = group(*("46" if one else "45" for one in correct), prompt_idx=idx, task=task)
+    samples = [ScoredCompletion(completion=c, reward=0.0, answer=c.text, correct=c.text == "46") for c in asked.samples]
+    return Group(prompt=asked.prompt, samples=samples)
+
+
+def test_results_are_told_for_all_and_for_each_task_with_the_wrong_answers(tmp_path, capsys):
+    told = [(True, "a"), (False, "a"), (True, "b")]
+    groups = draft_episodes([evaluated(right, idx=i, task=task) for i, (right, task) in enumerate(told)])
+    results = results_of({"evaluation": groups})
+    metrics = results["metrics"]
+    assert metrics["evaluation/accuracy"] == 2 / 3
+    assert (metrics["evaluation/a/accuracy"], metrics["evaluation/b/accuracy"]) == (0.5, 1.0)
+    assert metrics["evaluation/accuracy_low"] < 2 / 3 < metrics["evaluation/accuracy_high"]
+    [failure] = results["failures"]["evaluation"]
+    assert (failure["answer"], failure["expected_answer"], failure["completion"]) == ("45", "46", "45")
+    file = write_results(tmp_path / "evaluation", 40, results)
+    assert (file.name, json.loads(file.read_text())) == ("step-40.json", results)
+    print_results(results)
+    assert "evaluation/accuracy" in capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""Phases outside steps are visible, and timed ones recorded."""
+
+import io
+import sys
+import threading
+import time
+
+import pytest
+
+from torchtitan_rl.observability import heartbeat, phase, progress, record_metric, timed
+
+progress_module = sys.modules["torchtitan_rl.core.events"]  # the package's `progress` is the function
+
+
+def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
+    with phase("start vLLM engine"):
+        assert capsys.readouterr().out == "start vLLM engine ...\n"
+        time.sleep(0.12)
+    assert capsys.readouterr().out in ("start vLLM engine: 0.1 s\n", "start vLLM engine: 0.2 s\n")
+
+
+def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys, monkeypatch):
+    assert (progress_module.HEARTBEAT_SECONDS, progress_module.LONGEST_SILENCE_SECONDS) == (8.0, 120.0)
+    monkeypatch.setattr(progress_module, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(progress_module, "LONGEST_SILENCE_SECONDS", 0.3)
+    with phase("slow"):
+        time.sleep(1.2)  # lines at 0.1, 0.2, 0.4, 0.7 and 1.0 s
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "slow ..."
+    assert 3 <= len(lines[1:-1]) <= 5
+    assert all(line.startswith("slow ... ") for line in lines[1:-1])
+    time.sleep(0.35)
+    assert capsys.readouterr().out == ""
+    assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(progress_module, "HEARTBEAT_SECONDS", 0.1)
+    with heartbeat("step 1"), timed("train"):
+        pass
+    assert capsys.readouterr().out == ""
+    with heartbeat("step 2"), timed("rollout/total"), timed("generate"):
+        time.sleep(0.15)
+    assert capsys.readouterr().out == "step 2: generate ... 0 s\n"
+
+
+def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
+    with pytest.raises(RuntimeError, match="no engine"), phase("start"):
+        raise RuntimeError("no engine")
+    assert "start: failed after 0.0 s" in capsys.readouterr().out
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_a_closed_or_an_ascii_stdout_stops_no_phase(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for stream in (FullDisk(), closed, io.TextIOWrapper(io.BytesIO(), encoding="ascii")):
+        monkeypatch.setattr("sys.stdout", stream)
+        with phase("train ±"):
+            pass
+
+
+def test_only_rank_0_prints(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    progress("hello")
+    with phase("quiet"):
+        pass
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    progress("hello")
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_timed_sums_a_rank_s_calls_and_keeps_the_slowest_rank(ranks):
+    from torchtitan_rl.observability import collector
+
+    world = ranks(2)
+    for rank, seconds in ((0, (0.01,)), (1, (0.05, 0.05))):
+        collector.activate(world.recorders[rank]._collector)
+        for each in seconds:
+            with timed("generate"):
+                time.sleep(each)
+    assert 0.1 <= world.flush(1)["time/generate"] < 0.3
+
+
+def test_timed_records_also_when_the_inside_fails_and_without_a_recorder(recorder):
+    with timed("nothing"):
+        pass
+    run = recorder()
+    with pytest.raises(ValueError, match="x"), timed("update"):
+        raise ValueError("x")
+    record_metric("y", 1.0)
+    assert "time/update" in run.flush(1)

@@ -1,0 +1,36 @@
+import json
+from types import SimpleNamespace
+
+from tests.parts.grading import group
+from torchtitan_rl.core.state import RunState
+
+
+class Part:
+    """Something with a state, such as a controller."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_a_step_adds_its_prompts_its_optimizer_steps_and_the_tokens_it_trained_on():
+    groups = [group("abc", "de", prompt_idx=0), group("f", prompt_idx=1)]
+    state = RunState()
+    for _ in range(2):
+        state.count(groups, SimpleNamespace(optimizer_steps=4, trained_tokens=10))
+    assert (state.optimizer_steps, state.prompts_seen, state.tokens_seen) == (8, 4, 20)
+
+
+def test_counters_and_parts_survive_and_a_new_part_keeps_its_own_start():
+    saved = RunState(old=Part(3))
+    saved.step = 7
+    state = saved.state_dict()
+    assert isinstance(json.loads(state["json"]), dict)
+    resumed = RunState(old=Part(0), new=Part(5))
+    resumed.load_state_dict(state)
+    assert (resumed.step, resumed.parts["old"].value, resumed.parts["new"].value) == (7, 3, 5)

@@ -1,0 +1,119 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import _registry
+from torchtitan.models.common.attention import VarlenAttention
+
+from torchtitan_rl.core.trainer import attention
+from torchtitan_rl.core.trainer.attention import (
+    FlashVarlen,
+    PackedRows,
+    PackedSDPA,
+    describe_attention,
+    flash_attention,
+)
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2]])
+def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
+    torch.manual_seed(0)
+    T, heads, kv_heads, width = sum(lengths), 4, 2, 8
+    q = torch.randn(1, T, heads, width, requires_grad=True)
+    k, v = (torch.randn(1, T, kv_heads, width, requires_grad=True) for _ in range(2))
+    positions = torch.cat([torch.arange(n) for n in lengths])  # [T]
+    attention = PackedSDPA.Config().build()
+    found = attention(q, k, v, attention_masks=PackedRows.of(positions), enable_gqa=True)
+    rows, begin = [], 0
+    for n in lengths:
+        part = [t[:, begin : begin + n].transpose(1, 2) for t in (q, k, v)]
+        rows.append(F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True).transpose(1, 2))
+        begin += n
+    expected = torch.cat(rows, 1)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((out * weights).sum(), (q, k, v), retain_graph=True) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_sequence_that_goes_on_from_anothers_tokens_attends_to_them_as_if_they_were_its_own():
+    torch.manual_seed(0)
+    positions = torch.tensor([0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1])
+    whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 8, 11]  # each sequence with all of its tokens
+    own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 16]  # the places there of the pack's
+    lengths = [5, 4, 3, 3, 2]
+    qkv = [torch.randn(1, 12, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    attention = PackedSDPA.Config().build()
+    found = attention(*qkv, attention_masks=PackedRows.of(positions), enable_gqa=True)
+    rows = PackedRows.of(torch.cat([torch.arange(n) for n in lengths]))
+    expected = attention(*(t[:, whole] for t in qkv), attention_masks=rows, enable_gqa=True)[:, own]
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((out * weights).sum(), qkv) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for a GPU of the compute capability that it is called with, as far as constructors look."""
+
+    def simulate(capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(attention, "ON_CPU", False)
+
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", dict(_registry._FLASH_ATTENTION_IMPLS))
+    flash_attention.cache_clear()
+    yield simulate
+    flash_attention.cache_clear()
+    _registry.restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [
+        ((8, 0), ""),
+        ((8, 9), ""),
+        ((9, 0), "flash_attn_interface"),
+        ((10, 0), "flash_attn.cute.interface"),
+        ((12, 0), ""),
+    ],
+)
+def test_every_gpu_gets_flash_attention_2_where_no_better_one_is_installed(gpu, capability, missing):
+    gpu(capability)
+    built = attention.attention_config(float32=False).build()
+    assert isinstance(built, FlashVarlen)
+    assert built.window_size == (-1, 0)
+    assert flash_attention() == ("FA2", missing)
+    line = describe_attention(FlashVarlen.Config())
+    assert "FA2" in line
+    assert missing in line
+
+
+@pytest.mark.parametrize(("capability", "name"), [((9, 0), "FA3"), ((10, 0), "FA4"), ((10, 3), "FA4")])
+def test_the_gpus_own_flash_attention_is_taken_where_it_can_be_imported(gpu, capability, name):
+    class Handle:
+        def remove(self):
+            pass
+
+    gpu(capability)
+    activations = []
+    _registry.register_flash_attention_impl(name, register_fn=lambda: activations.append(name) or Handle())
+    for _ in range(2):
+        FlashVarlen.Config().build()
+    assert activations == [name]
+    assert _registry.current_flash_attention_impl() == name
+    assert flash_attention() == (name, "")
+
+
+def test_float32_has_sdpa_on_a_gpu_too(gpu):
+    gpu((9, 0))
+    config = attention.attention_config(float32=True)
+    assert isinstance(config, PackedSDPA.Config)
+    assert "SDPA" in describe_attention(config)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_the_simulation_reaches_the_fault_of_torchtitans_own_constructor(gpu, capability):
+    gpu(capability)
+    with pytest.raises(ModuleNotFoundError, match="flash_attn"):
+        VarlenAttention.Config().build()

@@ -1,0 +1,56 @@
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchtitan_rl.core.trainer.finite import FiniteUpdates, NonFiniteLossError, fault_in
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """A model and its optimizer after a step, on one rank."""
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return model, [optimizer]
+
+
+def test_finite_numbers_are_no_fault(parts):
+    assert fault_in(*parts) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_cause_is_named_before_its_effects(parts, value):
+    model, (optimizer,) = parts
+    model[1].weight.grad[0, 0] = value
+    assert fault_in(*parts) == "the gradients of 1.weight"
+    optimizer.state[model[0].bias]["exp_avg"][0] = value
+    assert fault_in(*parts) == "the optimizer's moments of 0.bias"
+    with torch.no_grad():
+        model[0].weight[0, 0] = model[1].bias[0] = value
+    assert fault_in(*parts) == "the weights of 0.weight (and 1 more)"
+
+
+def test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew(parts):
+    updates = FiniteUpdates(*parts, skip=1)
+    assert updates.allows(0.5, 1.0)
+    assert not updates.allows(math.nan, 1.0)
+    assert updates.allows(0.5, 1.0)
+    assert not updates.allows(0.5, math.inf)
+    with pytest.raises(NonFiniteLossError, match="number 2 in a row and trainer.skip_nonfinite_updates allows 1"):
+        updates.allows(0.5, math.inf)
+
+
+def test_weights_that_are_not_finite_are_never_skipped(parts):
+    model, _ = parts
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    with pytest.raises(
+        NonFiniteLossError, match="the weights of 0.weight not finite; the update was not applied. Go on from"
+    ):
+        FiniteUpdates(*parts, skip=9).allows(math.nan, math.nan)
+    with pytest.raises(NonFiniteLossError, match="the weights of 0.weight not finite, as loaded"):
+        FiniteUpdates(*parts, skip=9).check_loaded()

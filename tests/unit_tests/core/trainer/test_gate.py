@@ -1,0 +1,90 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit_tests.core.trainer.test_packing import COUNTS, member
+from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, fill_logprob_diff
+from torchtitan_rl.core.trainer.packing import pack
+
+
+def diffs_of(values) -> LogprobDiffs:
+    diffs = LogprobDiffs()
+    diffs.add(np.asarray(values))
+    return diffs
+
+
+def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
+    members = [member(), member((1,), (2, 3, 4), mask=(True, False, True))]
+    batch = pack(members, normalizers=COUNTS, multiple=8)
+    logprobs = batch.sampler_logprobs.clone()  # [T]
+    logprobs[0] = 100.0  # a prompt token
+    logprobs[6] = 100.0  # an environment's token
+    logprobs[2] += 0.5
+    logprobs[7] -= 0.25
+    assert fill_logprob_diff(batch, logprobs).max() == pytest.approx(0.5)
+    first, second = (m.episode for m in members)
+    assert (first.logprob_diff_mean, first.logprob_diff_max) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert (second.logprob_diff_mean, second.logprob_diff_max) == (pytest.approx(0.125), pytest.approx(0.25))
+
+
+def test_a_micro_batch_of_padding_alone_has_no_difference():
+    batch = pack([], normalizers=COUNTS, multiple=8)
+    assert len(fill_logprob_diff(batch, torch.ones(8))) == 0
+
+
+def test_nan_is_the_largest_difference():
+    batch = pack([member()], normalizers=COUNTS, multiple=1)
+    logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
+    diffs = diffs_of(fill_logprob_diff(batch, logprobs))
+    assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
+    assert math.isfinite(diffs.total)
+    assert math.isnan(batch.members[0].episode.logprob_diff_max)
+
+
+@pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])
+def test_gate_stops_with_the_likely_causes(diff):
+    with pytest.raises(
+        LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"
+    ):
+        LogprobGate.Config(max_diff=0.1).build().check(diffs_of([diff]))
+
+
+def test_gate_passes_within_the_bound_and_when_off():
+    LogprobGate.Config(max_diff=0.1).build().check(diffs_of([0.1]))
+    assert LogprobGate.Config(max_diff=None).build().check(diffs_of([math.inf])) is None
+
+
+def test_an_empty_micro_batch_differs_by_nothing():
+    batch = pack([], normalizers=COUNTS, multiple=8)
+    diffs = diffs_of(fill_logprob_diff(batch, batch.sampler_logprobs + 1))
+    assert (diffs.largest, diffs.summary()) == (0.0, {})
+
+
+def test_the_distribution_is_held_against_the_run_so_far():
+    generator = np.random.default_rng(0)
+    gate = LogprobGate.Config().build()
+    for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
+        rare = [0.4] * (step % 2)
+        gate.check(diffs_of([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
+    with pytest.raises(
+        LogprobGateError, match="logprob_diff/mean is .* over 20 x the median .* of the 20 steps before"
+    ):
+        gate.check(diffs_of(generator.exponential(0.06, size=4000)))
+
+
+def test_a_few_wrong_tokens_in_a_hundred_are_seen_in_the_quantile():
+    gate = LogprobGate.Config().build()
+    for _ in range(3):
+        gate.check(diffs_of([1e-4] * 1000))
+    with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
+        gate.check(diffs_of([1e-4] * 980 + [0.04] * 20))
+
+
+def test_a_quantile_is_that_of_all_tokens():
+    values = np.random.default_rng(0).exponential(0.01, size=5000)
+    assert diffs_of(values).summary() == {
+        "mean": pytest.approx(values.mean()),
+        "p99": pytest.approx(np.quantile(values, 0.99), rel=0.3),
+    }

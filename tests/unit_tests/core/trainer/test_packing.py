@@ -1,0 +1,178 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtitan_rl.core.trainer.packing import atoms_of, num_packed, pack, plan_microbatches, split_groups
+from torchtitan_rl.core.types import Completion, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
+
+COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
+
+
+def episode(tokens=(8, 9), *, sample_idx=0, advantage=1.0, left_out=None, mask=None) -> Episode:
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=0, token_ids=tokens, logprobs=[-0.5 - i for i in range(len(tokens))],
+        loss_mask=mask, text="", finish_reason="stop",
+    )  # fmt: skip
+    scored = ScoredCompletion(completion=completion, reward=1.0)
+    return Episode(scored=scored, advantage=advantage, left_out=left_out)
+
+
+def prompt(tokens=(5, 6, 7), prompt_idx=0) -> Prompt:
+    return Prompt(prompt_idx=prompt_idx, text="", token_ids=tokens, expected_answer="")
+
+
+def member(prompt_tokens=(5, 6, 7), tokens=(8, 9), **kwargs) -> Member:
+    return Member(prompt(prompt_tokens), episode(tokens, **kwargs))
+
+
+def group(prompt_idx: int, *episodes: Episode) -> Group[Episode]:
+    return Group(prompt=prompt(prompt_idx=prompt_idx), samples=list(episodes))
+
+
+def of_lengths(*sizes: list[int]) -> list[list[Member]]:
+    """Atoms whose sequences have these many tokens, one of them the prompt's."""
+    return [[member((1,), tuple(range(n - 1))) for n in atom] for atom in sizes]
+
+
+def test_each_position_speaks_of_the_token_it_predicts():
+    batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
+    assert batch.labels.tolist()[:9] == [6, 7, 8, 9, 0, 2, 3, 4, 0]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + [0, 1, 2, 3, 4, 0, 1]  # no longer than the longest
+    assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 1, 0] + [0] * 7
+    assert batch.sampler_logprobs.tolist()[:9] == [0, 0, -0.5, -1.5, 0, -0.5, -1.5, -2.5, 0]
+    assert batch.advantages.tolist()[:9] == [0, 0, 1, 1, 0, -2, -2, -2, 0]
+    assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 4 + [2] * 7
+
+
+def test_tokens_that_the_policy_did_not_sample_are_seen_but_not_trained_on():
+    batch = pack([member((1,), (2, 3, 4, 5), mask=(True, False, False, True))], normalizers=COUNTS, multiple=1)
+    assert batch.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert batch.labels.tolist() == [2, 3, 4, 5, 0]
+    assert batch.loss_mask.tolist() == [1, 0, 0, 1, 0]
+    assert batch.advantages.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_siblings_share_all_of_their_prompt_but_its_last_token():
+    members = [
+        member((5, 6, 7), (8, 9)),
+        Member(prompt((1, 2), 1), episode((3,))),
+        member((5, 6, 7), (4,), advantage=-2.0),
+    ]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.members == [members[0], members[2], members[1]]
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
+    assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
+    assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
+    assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
+    assert num_packed(members, share_prompts=True) == 10
+    assert num_packed(members, share_prompts=False) == 12
+
+
+def test_an_empty_micro_batch_is_only_padding():
+    batch = pack([], normalizers=COUNTS, multiple=8)
+    assert batch.token_ids.shape == (8,)
+    assert batch.loss_mask.sum() == 0
+    assert batch.sequence_ids.tolist() == [0] * 8  # S = 0, so padding has id 0 = S
+    assert batch.reference_logprobs is None
+
+
+def test_an_empty_prompt_or_uneven_payloads_never_reach_the_packer():
+    with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
+        prompt((), prompt_idx=3)
+    with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) logprobs"):
+        Completion(sample_idx=1, policy_version=0, token_ids=[1, 2], logprobs=[0.1], text="", finish_reason="stop")
+
+
+def test_reference_logprobs_need_every_episode_to_have_them():
+    one, two = member(), member()
+    one.episode.reference_logprobs = np.float32([-1.0, -2.0])
+    assert pack([one, two], normalizers=COUNTS, multiple=1).reference_logprobs is None
+    two.episode.reference_logprobs = np.float32([-3.0, -4.0])
+    batch = pack([one, two], normalizers=COUNTS, multiple=1)
+    assert batch.reference_logprobs.tolist() == [0, 0, -1, -2, 0, 0, 0, -3, -4, 0]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.integers(10, 120),
+)
+def test_plan_holds_each_atom_once_within_budget_with_equal_counts(sizes, num_ranks, max_tokens):
+    atoms = of_lengths(*sizes)
+    plans = plan_microbatches(atoms, num_ranks=num_ranks, max_tokens=max_tokens)
+    planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
+    assert sorted(planned) == sorted(id(m.episode) for atom in atoms for m in atom)
+    assert len({len(plan) for plan in plans}) == 1
+    assert len(plans[0]) >= bool(atoms)
+    batch_of = {id(m.episode): (r, b) for r, plan in enumerate(plans) for b, batch in enumerate(plan) for m in batch}
+    assert all(len({batch_of[id(m.episode)] for m in atom}) == 1 for atom in atoms)
+    atom_of = {id(m.episode): i for i, atom in enumerate(atoms) for m in atom}
+    for batch in (batch for plan in plans for batch in plan):
+        whole = len({atom_of[id(m.episode)] for m in batch})
+        assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
+
+
+def test_work_is_balanced_over_ranks():
+    plans = plan_microbatches(
+        of_lengths(*([n] for n in (100, 90, 80, 30, 20, 10, 10, 10))), num_ranks=2, max_tokens=1000
+    )
+    loads = [sum(m.num_tokens for batch in plan for m in batch) for plan in plans]
+    assert max(loads) - min(loads) <= 10
+
+
+def test_the_cost_of_attention_counts_in_the_balance():
+    atoms = of_lengths([100], *[[10]] * 10)
+    even, quadratic = (
+        plan_microbatches(atoms, num_ranks=2, max_tokens=1000, attention_cost=cost) for cost in (0.0, 1.0)
+    )
+    assert [sum(map(len, plan)) for plan in even] == [1, 10]  # 100 tokens each
+    assert [sum(map(len, plan)) for plan in quadratic] == [1, 10]  # and nothing joins the long one
+    more = of_lengths([100], *[[10]] * 12)
+    plans = plan_microbatches(more, num_ranks=2, max_tokens=1000, attention_cost=1.0)
+    assert [sum(map(len, plan)) for plan in plans] == [1, 12]
+    assert [sum(map(len, plan)) for plan in plan_microbatches(more, num_ranks=2, max_tokens=1000)] == [2, 11]
+
+
+def test_uneven_lengths_leave_little_padding_and_no_rank_waits():
+    """1,024 episodes of log-normal length on 8 ranks; they meet in every micro-batch, so each one's slowest rank counts."""
+    lengths = np.random.default_rng(0).lognormal(np.log(700), 0.5, 1024).astype(int).clip(2, 4096)
+    plans = plan_microbatches(of_lengths(*[[n] for n in lengths]), num_ranks=8, max_tokens=16384, attention_cost=2e-4)
+    tokens = [sum(m.num_tokens for m in batch) for plan in plans for batch in plan]
+    assert sum(-n % 128 for n in tokens) < 0.03 * sum(tokens)
+    costs = np.array([[sum(m.num_tokens + 1e-4 * m.num_tokens**2 for m in batch) for batch in plan] for plan in plans])
+    assert costs.max(0).sum() < 1.05 * costs.sum() / 8
+
+
+def test_atoms_are_episodes_or_whole_groups_in_the_loss():
+    groups = [
+        group(0, episode(), episode(left_out="truncated"), episode()),
+        group(1, episode(), episode(tokens=()), episode(mask=(False, False))),
+    ]
+    first, second = ([e for e in g.samples if e.in_loss and e.completion.num_sampled] for g in groups)
+    assert [[m.episode for m in a] for a in atoms_of(groups, whole_groups=False)] == [[e] for e in (*first, *second)]
+    assert [[m.episode for m in a] for a in atoms_of(groups, whole_groups=True)] == [first, second]
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])
+def test_mini_batches_hold_whole_groups_that_learn(parts, sizes):
+    groups = [group(i, episode(), episode(left_out="truncated")) for i in range(3)]
+    groups.append(group(3, episode(left_out="zero variance")))
+    split = split_groups(groups, parts)
+    assert [len(part) for part in split] == sizes
+    assert sorted(g.prompt.prompt_idx for part in split for g in part) == [0, 1, 2]
+
+
+def test_without_anything_to_learn_there_is_no_mini_batch():
+    assert split_groups([group(0, episode(left_out="no reward"))], 4) == []
+
+
+def test_packed_tensors_are_on_the_device():
+    batch = pack([member()], normalizers=COUNTS, multiple=1)
+    assert batch.token_ids.device.type in ("cpu", "cuda")
+    assert batch.token_ids.dtype == torch.int64
+    assert batch.loss_mask.dtype == batch.advantages.dtype == torch.float32

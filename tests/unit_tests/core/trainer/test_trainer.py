@@ -1,0 +1,232 @@
+"""`Trainer` on a tiny random Qwen3 in one process: what an update, a score and a checkpoint see."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import DTensor
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.integration.invariance import MAX_TOKENS, scored_step
+from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.algorithm import KL, Algorithm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer import policy
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
+from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.resilience.checkpointer import PolicyState
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield str(path)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def build(folder):
+    def trainer(algorithm: Algorithm.Config | None = None, reshard: str = "default", **config) -> Trainer:
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
+        set_spmd_backend(parallelism.spmd_backend)
+        settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
+        return Trainer.Config(parallelism=parallelism, **settings).build(
+            model_spec=tiny_spec(),
+            hf_assets_path=folder,
+            parallel_dims=ParallelDims.from_config(parallelism, 1),
+            algorithm=(algorithm or Algorithm.Config()).build(),
+            num_steps=10,
+            max_model_len=64,
+            max_completion_tokens=MAX_TOKENS,
+            temperature=1.0,
+            dump_folder="",
+        )
+
+    return trainer
+
+
+def credited(trainer: Trainer, **step):
+    groups = draft_episodes(scored_step(**step))
+    if trainer.reference is not None:
+        trainer.score_reference(groups)
+    trainer.algorithm.assign_credit(groups, max_completion_tokens=MAX_TOKENS)
+    return groups
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    """All of them in one vector, a copy."""
+    values = (p.full_tensor() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+    return torch.cat([value.detach().double().flatten() for value in values])
+
+
+def test_a_checkpoint_after_a_probe_holds_the_sharded_master_weights(build):
+    trainer = build(mixed_precision_param="bfloat16")
+    trainer.token_logprobs(np.arange(1, 9))
+    state = PolicyState(trainer.model).state_dict()
+    assert {name: t.dtype for name, t in state.items()} == dict.fromkeys(state, torch.float32)
+    assert all(isinstance(t, DTensor) for t in state.values())
+
+
+def test_a_completion_without_sampled_tokens_needs_no_reference(build):
+    trainer = build(Algorithm.Config(kl=KL.Config(coef=0.1)))
+    groups = scored_step(num_prompts=2)
+    prompt, samples = groups[0].prompt, list(groups[0].samples)
+    for place, (tokens, mask) in enumerate([([], []), ([5, 6], [False, False])]):
+        completion = Completion(
+            sample_idx=place, policy_version=0, token_ids=tokens, logprobs=[0.0] * len(tokens), loss_mask=mask, text="",
+            finish_reason="stop",
+        )  # fmt: skip
+        samples[place] = ScoredCompletion(completion=completion, reward=1.0)
+    episodes = draft_episodes([Group(prompt=prompt, samples=samples), groups[1]])
+    trainer.score_reference(episodes)
+    assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
+    trainer.algorithm.assign_credit(episodes, max_completion_tokens=MAX_TOKENS)
+    assert [e.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
+    assert trainer.update(episodes).optimizer_steps == 1
+
+
+def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
+    trainer = build(Algorithm.Config(zero_variance="drop"), num_minibatches=2)
+    trainer.update(credited(trainer))
+    before = weights(trainer)
+    groups = credited(trainer)
+    for episode in flat(groups):
+        episode.left_out = "no reward"
+    report = trainer.update(groups)
+    assert torch.equal(weights(trainer), before)
+    assert (report.optimizer_steps, report.trained_tokens, report.update_ratio) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_completions_without_an_advantage_are_scored_but_need_no_backward(build, monkeypatch, epochs):
+    """The same update, metrics and differences as with a backward over all of them."""
+    split, whole = build(num_epochs=epochs), build(num_epochs=epochs)
+    monkeypatch.setattr(whole.algorithm, "is_silent", lambda episode: False)
+    steps = [credited(trainer) for trainer in (split, whole)]
+    reports = [trainer.update(groups) for trainer, groups in zip((split, whole), steps, strict=True)]
+    assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
+    assert reports[0].rank_tokens >= reports[1].rank_tokens  # a prompt is shared within a micro-batch
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+    torch.testing.assert_close(weights(split), weights(whole), rtol=1.2e-7, atol=1e-9)  # a float32's last digit
+    for ours, theirs in zip(*map(flat, steps), strict=True):
+        np.testing.assert_allclose(ours.logprob_diff, theirs.logprob_diff, atol=1e-5)
+    sums = [
+        sum(m["policy/entropy"].value * m["policy/entropy"].weight for m in report.metrics if "policy/entropy" in m)
+        for report in reports
+    ]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "silent"),
+    [
+        (Algorithm.Config(), True),
+        (Algorithm.Config(entropy_coef=0.01), False),
+        (Algorithm.Config(loss=MaxEnt.Config()), False),
+    ],
+)
+def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
+    episode = draft_episodes(scored_step())[0].samples[0]
+    assert algorithm.build().is_silent(episode) is silent
+    episode.advantage = 0.1
+    assert not algorithm.build().is_silent(episode)
+
+
+def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, capsys):
+    small, large = build(max_tokens_per_microbatch=3), build()
+    reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
+    assert reports[0].rank_tokens > reports[1].rank_tokens  # nobody to share a prompt with
+    assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_batches_that_share_gathered_weights_give_the_bits_of_those_that_gather_their_own(
+    build, monkeypatch, dtype
+):
+    gathers = []
+    to_unsharded = FSDPParamGroup._to_unsharded
+
+    def gathered(group: FSDPParamGroup) -> None:
+        gathers.append(group)
+        to_unsharded(group)
+
+    monkeypatch.setattr(FSDPParamGroup, "_to_unsharded", gathered)
+
+    def updated(reshard: str) -> tuple[int, torch.Tensor]:
+        trainer = build(reshard=reshard, mixed_precision_param=dtype, max_tokens_per_microbatch=40)
+        groups = credited(trainer)
+        trainer.update(groups)
+        gathers.clear()
+        trainer.update(groups)  # with the weights of the first
+        return len(gathers), weights(trainer)
+
+    (shared, found), (own, expected) = updated("default"), updated("always")
+    assert torch.equal(found, expected)
+    assert shared == len(tiny_spec().model.layers) + 1  # each layer, and embedding, norm and head together
+    assert own >= 3 * shared
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kept_gradients_are_those_that_fsdp_adds_up(build, monkeypatch, dtype):
+    """In the second step too, and without the roundings of bfloat16 sums."""
+    kept = build(mixed_precision_param=dtype, max_tokens_per_microbatch=40)
+    monkeypatch.setattr(policy, "keep_gradients", lambda model: None)
+    plain = build(mixed_precision_param=dtype, max_tokens_per_microbatch=40)
+    gradients = [[], []]
+    for trainer, found in zip((kept, plain), gradients, strict=True):
+        for _ in range(2):
+            drop = trainer.optimizer.zero_grad
+            trainer.optimizer.zero_grad = lambda: None
+            trainer.update(credited(trainer))
+            found.append(torch.cat([p.grad.full_tensor().flatten() for p in trainer.model.parameters()]))
+            trainer.optimizer.zero_grad = drop
+            drop()
+    for ours, theirs in zip(*gradients, strict=True):
+        bound = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
+        assert float((ours - theirs).norm() / theirs.norm()) < bound
+    assert not torch.equal(*gradients[0])
+
+
+def test_more_mini_batches_than_groups_and_several_passes(build):
+    trainer = build(num_minibatches=9, num_epochs=2)
+    groups = credited(trainer)
+    learning = sum(any(e.in_loss for e in group.samples) for group in groups)
+    report = trainer.update(groups)
+    assert report.optimizer_steps == 2 * learning
+    assert report.trained_tokens == 2 * sum(report.rank_tokens)
+    assert all(e.logprob_diff_max is not None for e in flat(groups) if e.in_loss)
+
+
+def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
+    trainer = build()
+    trainer.restore_settings()
+    for group in trainer.optimizer.optimizers[0].param_groups:
+        group["lr"] = 1e-2  # large against float32's rounding of the weights
+    before = weights(trainer)
+    report = trainer.update(credited(trainer))
+    after = weights(trainer)
+    assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
+
+
+def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
+    trainer = build()
+    [group] = trainer.optimizer.optimizers[0].param_groups
+    own = {key: value for key, value in group.items() if key != "params"}
+    group.update(lr=9.0, weight_decay=9.0, betas=(0.0, 0.0), eps=9.0)  # as a checkpoint of another run leaves them
+    trainer.restore_settings()
+    assert {key: value for key, value in group.items() if key != "params"} == own
+
+
+def test_turns_whose_advantages_cancel_out_are_not_silent():
+    episode = draft_episodes(scored_step())[0].samples[0]
+    episode.advantage, episode.turn_advantages = 0.0, (0.7, -0.7)
+    assert not Algorithm.Config().build().is_silent(episode)
+    episode.turn_advantages = (0.0, 0.0)
+    assert Algorithm.Config().build().is_silent(episode)

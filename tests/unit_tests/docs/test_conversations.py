@@ -1,0 +1,128 @@
+"""The code of docs/conversations.md, run as it is written, with a policy that says what it is told to."""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.types import Group
+from torchtitan_rl.library.environments.conversations import Conversations
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.setup.registry import load_config
+
+PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
+MODULES = ("my_tools", "my_environment")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The page's Python blocks, each in the file that its first line names."""
+    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+class Script:
+    """A policy that says these texts, one a turn."""
+
+    def __init__(self, made, *texts: str) -> None:
+        self.made, self.texts, self.asked = made, list(texts), []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.asked)
+
+    def add(self, place, conversation, *, seeded) -> None:
+        self.asked.append(place)
+
+    def step(self) -> list[Sampled]:
+        text = self.texts.pop(0)
+        ids = self.made(text + self.made.eos_token)["input_ids"]
+        return [Sampled(self.asked.pop(), ids, [-0.5] * len(ids), text, "stop")]
+
+
+def talk(config, *texts: str):
+    """The scored completion of the config's first prompt by a policy that says these texts, and the prompt."""
+    made = chat_tokenizer()
+    task = config.task.build()
+    [prompt] = PromptStream.Config(max_prompt_tokens=1000).build(task=task, tokenizer=made, seed=0).next_batch(1)
+    conversations = config.conversations.build(
+        members=task.members(), tokenizer=made, end_token_ids=[made.eos_token_id], template_options={}
+    )
+    conversations.check([prompt])
+    one = Conversation(
+        prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000, most_tokens=4000
+    )
+    list(roll_out([one], Script(made, *texts), conversations.host([one]), lambda value: value, wait_for_answers=False))
+    group = Group(prompt=one.prompt, samples=[one.completion(0)])
+    [scored] = Grader.Config().build(task=task).score([group])
+    return one.prompt, scored.samples[0]
+
+
+def test_every_python_block_is_a_file_of_this_test_and_as_short_as_it_should_be(files):
+    assert {path.stem for path in files.glob("*.py")} == set(MODULES)
+    lines = {name: [line for line in (files / f"{name}.py").read_text().splitlines() if line] for name in MODULES}
+    assert len(lines["my_tools"]) <= 30
+    assert len(lines["my_environment"]) <= 40
+
+
+def test_the_tool_task_answers_calls_until_there_is_none(files):
+    config = load_config(f"{files}/my_tools.py:powers")
+    asked = config.task.build().train_example(0, seed=0)
+    base = int(re.search(r"\d+", asked.messages[0]["content"])[0])
+    call = f'<tool_call>{{"name": "power", "arguments": {{"base": {base}, "exponent": 3}}}}</tool_call>'
+    prompt, scored = talk(config, call, f"[ANSWER] {base**3}")
+    assert "power(base, exponent)" in prompt.text
+    assert [message["role"] for message in scored.completion.messages] == ["assistant", "tool", "assistant"]
+    assert scored.completion.messages[1]["content"] == str(base**3)
+    assert scored.correct
+    assert scored.reward == pytest.approx(1.2)
+
+
+def test_the_tool_may_run_in_a_process(files):
+    import my_tools
+
+    from torchtitan_rl.library.environments import ToolEnvironment
+    from torchtitan_rl.resilience.tool_processes import in_processes
+
+    [methods] = re.findall(r"```python\n(def .*?)```", PAGE.read_text(), re.DOTALL)
+    names = {**vars(my_tools), "in_processes": in_processes}
+    exec(f"class Killable(Powers):\n{textwrap.indent(methods, '    ')}", names)
+    environment = ToolEnvironment(names["Killable"](my_tools.Powers.Config()).tools())
+    call = '<tool_call>{"name": "power", "arguments": {"base": 3, "exponent": 2}}</tool_call>'
+    assert environment.step({"role": "assistant", "content": call}).messages[0]["content"] == "9"
+
+
+def test_the_environment_counts_in_turn(files):
+    config = load_config(f"{files}/my_environment.py:countup")
+    prompt, scored = talk(config, "2", "6", "10", "14", "18")
+    assert prompt.messages[-1]["content"] == "We count by 2 to 20, in turn. I begin: 0"
+    assert [message["content"] for message in scored.completion.messages[1::2]] == ["4", "8", "12", "16"]
+    assert scored.completion.finish_reason == "stop"
+    assert scored.reward == pytest.approx(1.4)
+    _, scored = talk(config, "2", "7")
+    assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
+
+
+def test_the_table_of_finish_reasons_is_complete():
+    from typing import get_args
+
+    from torchtitan_rl.core.types import FinishReason
+
+    table = re.search(r"\| finish reason .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(FinishReason))
+
+
+def test_every_setting_the_page_names_exists():
+    fields = set(Conversations.Config.__dataclass_fields__)
+    assert set(re.findall(r"conversations\.([a-z_]+)", PAGE.read_text())) - {"md", "py"} <= fields

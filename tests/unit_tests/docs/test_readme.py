@@ -1,0 +1,116 @@
+"""README and docs: the examples of README run as they stand, and every command and field that is named exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.parts.grading import score
+from torchtitan_rl.core import types
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+from torchtitan_rl.setup.validation import validate
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run")
+LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with the Python blocks of all pages, each in the file that its first line names; README's come last."""
+    for page in [*PAGES.values(), README]:
+        for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", page, re.DOTALL):
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
+def test_the_config_and_the_reward_of_the_readme_on_a_plain_and_on_a_chat_tokenizer(files, template):
+    _, config = parse_args(["--config", "my_configs.py:longer_sums"])
+    validate(config, world_size=1)
+    task = config.task.build()
+    tokenizer = make_small_tokenizer(["What is 12 + 34? Write [ANSWER]"], vocab_size=300)
+    tokenizer.chat_template = template
+    [prompt] = PromptStream.Config().build(task=task, tokenizer=tokenizer, seed=0).held_out(1)
+    assert (prompt.messages is not None) == bool(template)
+    grader = config.grader.build(task=task)
+    short, long = score(grader, "[ANSWER] 1", "x" * 200, prompt=prompt)
+    assert short.reward_breakdown["brevity"] == pytest.approx(-0.010)
+    assert long.reward_breakdown["brevity"] == pytest.approx(-0.2)
+    assert grader.drain_metrics()["extra/characters"].value == 105
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, arguments) of every command line that starts a run."""
+    found = []
+    for name, page in PAGES.items():
+        lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in _lines(block)]
+        for line in lines + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
+            words = shlex.split(line.partition(" > ")[0], comments=True) if line.count("'") % 2 == 0 else []
+            for i, word in enumerate(words):
+                if word.removeprefix("./") in LAUNCHERS and "..." not in words:
+                    found.append((name, shlex.join(words[i + 1 :])))
+    return found
+
+
+def _lines(block: str) -> list[str]:
+    return block.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize(("page", "arguments"), commands())
+def test_every_command_line_is_understood(files, page, arguments):
+    (files / "mine.py").write_text(as_python("debug_rows", load_config("debug_rows")))  # the tutorial's --print-config
+    args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
+    assert parse_args(args)[1].num_steps >= 1
+
+
+def test_every_field_that_is_named_exists():
+    configs = [load_config(name) for name in config_functions()]
+    tops = "|".join(configs[0].to_dict())
+    unknown = []
+    for name, page in PAGES.items():
+        overrides = [flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*(?:\.[a-z-]+)+)", page)]
+        dotted = re.findall(rf"`((?:{tops})(?:\.[a-z_]+)+)`", page)
+        named = [path for path in overrides + dotted if not path.endswith((".md", ".jsonl", ".py"))]
+        own = set(re.findall(r"\n +(\w+): ", page))  # fields of the page's own example classes
+        named = [path for path in named if path.rpartition(".")[2] not in own]
+        unknown += [f"{name}: {path}" for path in named if not any(has_field(config, path) for config in configs)]
+    assert not unknown
+
+
+def test_every_config_that_is_named_exists():
+    named = {name for page in PAGES.values() for name in re.findall(r"`((?:debug|qwen3)_\w+)`", page)}
+    assert named
+    assert named <= set(config_functions())
+
+
+def has_field(config, path: str) -> bool:
+    """Whether `config` has the field, or a flag `no_...` of it; what lies in a part that is None counts as there."""
+    for part in path.split("."):
+        if config is None:
+            return True
+        part = part if hasattr(config, part) else part.removeprefix("no_")
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+def test_the_types_and_the_files_of_the_readme_exist():
+    diagram = README.partition("The way of one sample")[2].partition("What is *small*")[0]
+    named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)", diagram, re.MULTILINE))
+    assert {name for pair in named for name in pair if name} == {
+        *("Prompt", "Completion", "ScoredCompletion", "Episode", "Member", "TrainBatch")
+    }
+    assert all(hasattr(types, a or b) for a, b in named)
+    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / path).exists(), path

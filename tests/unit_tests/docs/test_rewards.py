@@ -1,0 +1,101 @@
+"""The code of docs/rewards.md, run as it is written."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parts.grading import TaskOf, logged, score
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.grading.reward import load_reward
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import SumDigits
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+MODULES = ("my_rewards", "my_task", "my_config")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The page's Python blocks, each in the file that its first line names."""
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_every_python_block_is_a_file_of_this_test(files):
+    assert {path.stem for path in files.glob("*.py")} == set(MODULES)
+    assert PAGE.read_text().count("```python") == len(MODULES)
+
+
+@pytest.mark.parametrize("messages", [None, [{"role": "user", "content": "What is 12 + 34?"}]])
+def test_the_reward_functions_score_and_log(files, messages):
+    config = Grader.Config(
+        rewards=[f"{files}/my_rewards.py:brevity", f"{files}/my_rewards.py:judge"],
+        weights={"brevity": 0.1},
+        on_failure_of={"judge": "none"},
+        time_limit_seconds_of={"judge": 10},
+    )
+    grader = config.build(task=SumDigits.Config().build())
+    first, second = score(grader, "[ANSWER] 46", "", messages=messages)
+    assert first.reward_breakdown == {"correct": 1.0, "format": 0.2, "brevity": 1 - 11 / 64, "judge": 1.0}
+    assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
+    assert second.reward_breakdown["judge"] is None
+    assert second.reward == pytest.approx(-1.0 + 0.1)
+    assert (first.extra, second.extra) == ({"tokens": 11}, {"tokens": 0})
+    assert logged(grader) == {"extra/share_over_64_tokens": (0.0, "mean", 1)}
+
+
+def test_the_task_gives_prompts_and_rewards(files):
+    from my_task import WORDS, Backwards
+
+    task = Backwards.Config().build()
+    tokenizer = make_small_tokenizer(WORDS, vocab_size=280)
+    stream = PromptStream.Config().build(task=task, tokenizer=tokenizer, seed=0)
+    two_epochs = [p.expected_answer for p in stream.next_batch(14)]
+    assert sorted(two_epochs[:7]) == sorted(two_epochs[7:]) == sorted(word[::-1] for word in WORDS[3:])
+    assert two_epochs[:7] != two_epochs[7:]
+    [held_out] = stream.held_out(1)
+    assert held_out.text == "Spell anchor backwards.\n"
+    scored = score(Grader.Config().build(task=task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
+    assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
+
+
+def test_every_keyword_of_the_table_is_handed_over(files):
+    table = re.search(r"\| keyword .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
+    named = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line))
+    seen = {}
+
+    def curious(**keywords):
+        seen.update(keywords)
+        return [0.0]
+
+    score(Grader.Config().build(task=TaskOf(curious)), "x")
+    assert set(named) == set(seen)
+
+
+def test_the_config_is_a_config_of_the_registry(files):
+    from torchtitan_rl.setup.registry import parse_args
+
+    name, config = parse_args(["--config", f"{files}/my_config.py:backwards", "--task.upper"])
+    assert config.task.build().held_out_examples(1)[0].text == "Spell ANCHOR backwards.\n"
+    assert config.evaluation.num_prompts == 3
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_the_command_lines_are_understood(files, monkeypatch, block):
+    from torchtitan_rl.setup.registry import parse_args
+
+    monkeypatch.chdir(files)
+    command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]
+    _, config = parse_args(shlex.split(command.replace("\\\n", " ")))
+    task = config.task.build()
+    own = {function.__name__ for function in task.reward_functions()}
+    named = {load_reward(reference)[0] for reference in config.grader.rewards}
+    assert set(config.grader.build(task=task).reward_names) == own | named

@@ -1,0 +1,78 @@
+"""docs/tutorial.md: its data, its rewards and what it says is told; its commands are tested with the README's."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.make_arrivals import rows
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Completion, Group, Prompt
+from torchtitan_rl.library.starts.sums import arrivals
+from torchtitan_rl.setup.registry import load_config
+
+PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the page's Python and JSON files, and no cache but its own."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(code)
+    [mine] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "mine.jsonl").write_text(mine)
+    (tmp_path / "arrivals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(2000, 0)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config_on(path: str):
+    config = load_config("debug_rows")
+    config.task.path = path
+    return config
+
+
+def test_the_first_row_of_the_data_is_the_one_shown():
+    assert json.dumps(rows(2000, 0)[0]) in PAGE
+
+
+def test_the_start_knows_the_form_and_the_habit_shown(here):
+    task = config_on("arrivals.jsonl").task.build()
+    shown = re.findall(r"`([^`]*<answer>[^`]*)`", PAGE)
+    assert shown
+    for completion in shown:
+        assert task.extract_answer(completion) is not None
+    assert arrivals().chat
+
+
+def test_the_reward_of_the_page_sees_the_column_and_logs(here):
+    config = config_on("arrivals.jsonl")
+    config.grader.rewards, config.grader.weights = ["tutorial_rewards.py:short"], {"short": 0.2}
+    task = config.task.build()
+    [example] = task.held_out_examples(1)
+    prompt = Prompt(
+        prompt_idx=0, text="?", token_ids=[1], expected_answer=example.expected_answer, columns=example.columns
+    )
+    text = f"<answer>{example.expected_answer}</answer>"
+    sample = Completion(sample_idx=0, policy_version=0, token_ids=[1], logprobs=[0.0], text=text, finish_reason="stop")
+    grader = config.grader.build(task=task)
+    [group] = grader.score([Group(prompt=prompt, samples=[sample])])
+    assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
+    assert group.samples[0].extra == {"characters": len(text)}
+    minutes = example.columns["minutes"]
+    assert grader.drain_metrics()["extra/characters_a_minute"].value == pytest.approx(len(text) / minutes)
+
+
+def test_what_is_told_of_the_rows_of_the_page_is_what_it_shows(here, capsys):
+    config_on("mine.jsonl").task.build().leave_out(lambda examples: [None] * len(examples))
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2
+    assert all(line in PAGE for line in told)
+
+
+def test_a_row_that_cannot_be_used_is_an_error(here):
+    (here / "mine.jsonl").write_text('{"answer": 1}\n')
+    with pytest.raises(UserError, match="task.prompt_column"):
+        config_on("mine.jsonl").task.build()

@@ -1,0 +1,73 @@
+"""What of a conversation is recorded: metrics, rows, panels, traces."""
+
+from rich.console import Console
+
+from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion, TurnRecord
+from torchtitan_rl.observability.metrics.conversations import conversation_metrics
+from torchtitan_rl.observability.panels import sample_panel
+from torchtitan_rl.observability.rows import episode_rows
+
+CALL = TurnRecord(
+    text="<tool_call>...</tool_call>",
+    num_tokens=3,
+    messages=({"role": "tool", "name": "multiply", "content": "42"},),
+    reward=-0.1,
+    columns={"tool_calls": 1, "tool_errors": 0},
+    environment_seconds=0.2,
+)
+LAST = TurnRecord(text="It is 42.", num_tokens=2, columns={"tool_calls": 0, "tool_errors": 0}, environment_seconds=0.4)
+
+
+def group(*turns: TurnRecord, error: str | None = None) -> list[Group[Episode]]:
+    mask = [True] * 3 + [False] * 4 + [True] * 2
+    completion = Completion(
+        sample_idx=0, policy_version=0, token_ids=range(9), logprobs=[-0.5 * m for m in mask], loss_mask=mask,
+        text="\n".join(turn.text for turn in turns), finish_reason="stop", turns=turns, error=error,
+    )  # fmt: skip
+    messages = [{"role": "user", "content": "6 * 7?"}]
+    prompt = Prompt(prompt_idx=0, text="6 * 7?", token_ids=[1], expected_answer="42", messages=messages)
+    return [Group(prompt=prompt, samples=[Episode(scored=ScoredCompletion(completion=completion, reward=1.0))])]
+
+
+def values(groups) -> dict[str, float]:
+    return {name: metric.value for name, metric in conversation_metrics(groups).items()}
+
+
+def test_metrics_count_turns_tools_seconds_and_tokens():
+    found = values(group(CALL, LAST))
+    assert found["conversations/turns/mean"] == 2
+    assert found["conversations/tool_calls"] == 1
+    assert found["conversations/tool_errors"] == 0
+    assert found["conversations/environment_seconds/max"] == 0.4
+    assert (found["conversations/tokens_sampled"], found["conversations/tokens_observed"]) == (5, 4)
+    assert found["conversations/env_errors"] == 0
+
+
+def test_a_failed_environment_is_counted_and_completions_without_one_are_not():
+    assert values(group(CALL, error="ValueError: lost"))["conversations/env_errors"] == 1
+    assert values(group()) == {}
+
+
+def test_a_row_holds_the_conversation_message_by_message():
+    [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
+    assert [message["role"] for message in row["conversation"]] == ["assistant", "tool", "assistant"]
+    assert row["conversation"][0]["reward"] == -0.1
+    assert (row["turns"], row["response_tokens"], row["observed_tokens"]) == (2, 5, 4)
+    assert "conversation" not in episode_rows(group(), step=1, split="train", policy_step=0)[0]
+
+
+def test_a_panel_shows_who_said_what():
+    [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(sample_panel(row, console))
+    shown = console.export_text()
+    assert "assistant reward -0.1" in shown
+    assert "tool name multiply" in shown
+    assert "42" in shown
+
+
+def test_a_long_conversation_shows_its_ends():
+    [row] = episode_rows(group(*[CALL] * 40), step=1, split="train", policy_step=0)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(sample_panel(row, console))
+    assert "[... 68 messages ...]" in console.export_text()

@@ -1,0 +1,277 @@
+"""MaxEnt-GRPO's listwise loss through `Algorithm`."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    episodes_of,
+    group,
+    group_of,
+    merge,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+    scored,
+    spread_logprobs,
+)
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Reinforce, TokenTruncate
+from torchtitan_rl.library.maxent import MaxEnt, MetaController
+from torchtitan_rl.library.seed_grpo import SeedGrpo
+
+SIGMOID_1 = math.e / (math.e + 1)
+
+
+def maxent(**kwargs) -> Algorithm:
+    return Algorithm.Config(loss=MaxEnt.Config(q_floor=0.0, **kwargs)).build()
+
+
+def packed(algorithm, episodes, **kwargs):
+    return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
+
+
+def test_weights_and_advantages_of_a_group():
+    episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
+    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
+    assert [episode.advantage for episode in episodes] == pytest.approx([SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12)
+
+
+def test_the_loss_is_the_mean_over_groups_of_a_cross_entropy():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
+    values = policy_like(episodes, 0.4)
+    loss = run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss
+    scores = [value.detach().sum() for value in values]
+
+    def cross_entropy(rewards, own):
+        w = torch.softmax(torch.tensor(rewards, dtype=torch.float64), 0)
+        return -(w * torch.log_softmax(torch.stack(own), 0)).sum()
+
+    expected = (cross_entropy([1.0, 0.0], scores[:2]) + cross_entropy([0.0, 1.0, 2.0], scores[2:])) / 2
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_the_gradient_is_share_minus_weight_on_every_token():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
+    values = policy_like(episodes)  # both sequences have log-probability -2: shares 1/2 and 1/2
+    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
+    assert values[0].grad.tolist() == pytest.approx([0.5 - SIGMOID_1] * 2, abs=1e-12)
+    assert values[1].grad.tolist() == pytest.approx([SIGMOID_1 - 0.5], abs=1e-12)
+
+
+def test_length_normalisation_divides_the_sequence_log_probability():
+    algorithm = maxent(normalize_policy=True)
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-2.0, -2.0), (-2.0,)]))
+    values = policy_like(episodes)
+    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
+    assert values[0].grad.tolist() == pytest.approx([(0.5 - SIGMOID_1) / 2] * 2, abs=1e-12)
+
+
+def test_gradient_agrees_with_finite_differences():
+    algorithm = maxent(clip_coef=0.3, tau=0.5)
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
+    batch = packed(algorithm, episodes, old=[episode.completion.logprobs for episode in episodes])
+    values = [value.detach().requires_grad_() for value in policy_like(episodes, 0.1)]
+
+    def function(*values):
+        logprobs = spread_logprobs(batch, episodes, list(values))
+        return algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).loss
+
+    assert torch.autograd.gradcheck(function, tuple(values))
+
+
+def test_the_clip_loss_is_added_with_the_weights_as_advantages():
+    listwise, both = maxent(), maxent(clip_coef=0.5, clip=Clip.Config(eps_high=0.1))
+    episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
+    old = [[-1.0], [-1.0]]
+    values = [torch.tensor([-1 + math.log(r)], dtype=torch.float64, requires_grad=True) for r in (1.5, 1.0)]
+    losses = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)).loss.item()
+        for algorithm in (listwise, both)
+    ]
+    advantage = SIGMOID_1 - 0.5
+    clip = (-1.1 * advantage + advantage) / 2  # token mean over two tokens
+    assert losses[1] - losses[0] == pytest.approx(0.5 * clip, abs=1e-12)
+
+
+def test_the_reference_enters_by_its_log_probability_per_token():
+    scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
+    reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
+    by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
+    assert by_length[0].mass == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
+    in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
+    assert in_sum[0].mass == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
+    assert maxent(beta=1.0).needs_reference
+    assert not maxent().needs_reference
+    with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
+        episodes_of(maxent(beta=1.0), scored_group)
+
+
+def test_equal_rewards_have_no_gradient_unless_asked_for():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
+    assert [episode.mass for episode in episodes[:3]] == [1 / 3] * 3
+    assert [episode.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
+    values = policy_like(episodes, 0.5)
+    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
+    assert all(not value.grad.any() for value in values[:3])
+    uniform = maxent(neutral="uniform")
+    episodes = episodes_of(uniform, group(0, [0.1] * 3))
+    values = policy_like(episodes, 0.5)
+    run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
+    assert any(value.grad.any() for value in values)
+
+
+def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one():
+    episodes = episodes_of(
+        maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
+    )
+    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12)
+    assert [episode.in_loss for episode in episodes] == [True, False, True, False]
+
+
+def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax():
+    algorithm = maxent()
+    first = group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0))
+    with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
+    values = policy_like(with_none, 0.4)
+    beside = run_loss(algorithm, with_none, values, packed(algorithm, with_none))
+    alone = run_loss(algorithm, with_none, values, packed(algorithm, with_none, order=[0, 2, 3, 4, 5]))
+    assert beside.loss.item() == pytest.approx(alone.loss.item(), abs=1e-14)
+    assert merge([beside.metrics]) == pytest.approx(merge([alone.metrics]), abs=1e-12)
+
+
+def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
+    values = policy_like(episodes, 0.4)
+    whole = run_loss(algorithm, episodes, values, packed(algorithm, episodes))
+    parts = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=o, padding=2))
+        for o in ([3, 2, 4], [1, 0])
+    ]
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-12)
+    assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
+    assert algorithm.requires_whole_groups
+    with pytest.raises(ValueError, match=r"prompt 1: its masses sum to 0\.\d+ in this micro-batch, expected 1"):
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=[0, 1, 2]))
+
+
+def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    values = policy_like(episodes)
+    loss = run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with a listwise loss"),
+        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
+        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*leave the field out"),
+        ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        Algorithm.Config(loss=MaxEnt.Config(), **config)
+    Algorithm.Config(loss=Reinforce.Config(), **config)
+
+
+def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
+    algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
+    (key,) = algorithm.controller_inputs
+    parts = [
+        run_loss(algorithm, episodes, policy_like(episodes), packed(algorithm, episodes, order=o))
+        for o in ([0, 1], [4, 6, 5])
+    ]
+    w = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
+    pair = -SIGMOID_1 * math.log(SIGMOID_1) - (1 - SIGMOID_1) * math.log(1 - SIGMOID_1)
+    assert merge([part.metrics for part in parts])[key] == pytest.approx(
+        (pair - (w * w.log()).sum().item()) / 2, abs=1e-12
+    )
+
+
+def test_metrics_of_the_weights():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
+    metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
+    h = -(SIGMOID_1 * math.log(SIGMOID_1) + (1 - SIGMOID_1) * math.log(1 - SIGMOID_1))
+    expected = {
+        "maxent/tau": 1.0,
+        "maxent/beta": 0.0,
+        "maxent/neutral_fraction": 0.5,
+        "maxent/weight_entropy/min": h,  # the neutral group is left out
+        "maxent/weight_entropy/max": h,
+        "maxent/weight_entropy_normalized/mean": h / math.log(2),
+        "maxent/q_entropy/min": h,
+        "maxent/q_entropy/max": math.log(2),
+        "groups/effective_rollouts": (math.exp(h) + 2) / 2,
+        "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_clip_loss_of_sequences_is_summed_over_the_group():
+    clip = {"clip_coef": 0.5, "clip": Clip.Config(eps_high=0.1)}
+    listwise, both = maxent(), maxent(clip_ratio="sequence", **clip)
+    groups = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,)] * 2)
+    episodes = episodes_of(both, *groups)
+    old = [[-1.0, -1.0], [-1.0], [-1.0], [-1.0]]
+    # sequence ratios 1.2 * 1.25 = 1.5 (clipped at 1.1), 0.9, and 1 in the second group
+    rows = [[1.2, 1.25], [0.9], [1.0], [1.0]]
+    values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in rows]
+    outputs = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)) for algorithm in (listwise, both)
+    ]
+    advantage = SIGMOID_1 - 0.5
+    clip_loss = 0.5 * (-1.1 * advantage + 0.9 * advantage) / 2  # of two groups; the second sums to 0
+    assert outputs[1].loss.item() - outputs[0].loss.item() == pytest.approx(clip_loss, abs=1e-12)
+    metrics = outputs[1].metrics
+    assert metrics["loss/clip"].value == pytest.approx(clip_loss, abs=1e-12)
+    assert metrics["loss/listwise"].value == pytest.approx(outputs[0].loss.item(), abs=1e-12)
+    assert metrics["ratio/max"].value == pytest.approx(1.5, abs=1e-12)
+    (outputs[1].loss - outputs[0].loss).backward()
+    assert values[0].grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)
+
+
+def test_the_clip_part_is_reported_apart_and_only_where_there_is_one():
+    both, alone = maxent(clip_coef=0.5), maxent()
+    episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
+    values = policy_like(episodes, 0.1)
+    metrics = run_loss(both, episodes, values, packed(both, episodes)).metrics
+    parts = metrics["loss/listwise"].value + metrics["loss/clip"].value
+    assert metrics["loss/policy"].value == pytest.approx(parts, abs=1e-15)
+    plain = run_loss(alone, episodes, values, packed(alone, episodes)).metrics
+    assert not {"loss/listwise", "loss/clip", "ratio/clip_fraction", "ratio/overflow_fraction"} & plain.keys()
+
+
+def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
+    episodes = episodes_of(
+        maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
+    )
+    assert [e.q_mass for e in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12)
+    assert episodes[0].mass > episodes[0].q_mass
+
+
+def test_the_tasks_own_judgement_says_what_is_incorrect():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], correct=[False, True]))  # a format bonus for a wrong answer
+    mass = algorithm.group_metrics(episodes.groups)["groups/incorrect_mass"].value
+    assert mass == pytest.approx(SIGMOID_1, abs=1e-12)
+
+
+def test_only_sampled_tokens_weigh_in_the_reference():
+    columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
+    reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
+    episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)
+    assert episodes[0].mass == pytest.approx(0.5, abs=1e-12)

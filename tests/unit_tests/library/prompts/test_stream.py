@@ -1,0 +1,251 @@
+"""PromptStream: what a prompt is, the same on every rank, and resumed at the exact place."""
+
+import dataclasses
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch.distributed.checkpoint as dcp
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import Example, SumDigits
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer():
+    return make_small_tokenizer(["What is 12 + 34?\n[ANSWER] 46"] * 4, vocab_size=300)
+
+
+def stream(tokenizer, *, seed=0, task=None, read_ahead=0, **config) -> PromptStream:
+    task = task or SumDigits.Config(max_integers=2, instruction="").build()
+    return PromptStream.Config(read_ahead=read_ahead, **config).build(task=task, tokenizer=tokenizer, seed=seed)
+
+
+def texts(prompts):
+    return [prompt.text for prompt in prompts]
+
+
+def contents(prompts):
+    return [(p.prompt_idx, p.text, p.token_ids.tolist(), p.expected_answer, p.columns) for p in prompts]
+
+
+def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
+    prompts = stream(tokenizer)
+    first, second = prompts.next_batch(3), prompts.next_batch(2)
+    assert [prompt.prompt_idx for prompt in first + second] == [0, 1, 2, 0, 1]
+    task = SumDigits.Config(max_integers=2, instruction="").build()
+    for prompt, index in zip(first + second, itertools.count()):
+        example = task.train_example(index, seed=0)
+        assert (prompt.text, prompt.expected_answer) == (example.text, example.expected_answer)
+        assert prompt.columns == {"operands": example.columns["operands"]}
+        assert tokenizer.decode(prompt.token_ids) == prompt.text
+        assert prompt.token_ids.dtype == np.int32
+        assert prompt.messages is None
+
+
+def test_every_rank_sees_the_same_prompts_and_another_seed_sees_others(tokenizer):
+    assert contents(stream(tokenizer).next_batch(20)) == contents(stream(tokenizer).next_batch(20))
+    assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
+
+
+@pytest.mark.parametrize(("batches_before", "read_ahead"), [(0, 0), (1, 0), (3, 0), (0, 16), (3, 16)])
+def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before, read_ahead):
+    whole = stream(tokenizer, read_ahead=read_ahead)
+    for _ in range(batches_before):
+        whole.next_batch(5)
+    state = whole.state_dict()
+    resumed = stream(tokenizer, read_ahead=read_ahead)
+    resumed.next_batch(2)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        assert contents(resumed.next_batch(7)) == contents(whole.next_batch(7))
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_position_survives_a_distributed_checkpoint(tokenizer, tmp_path):
+    saved = stream(tokenizer)
+    saved.next_batch(5)
+    dcp.save({"dataloader": saved}, checkpoint_id=tmp_path / "step-1")
+    resumed = stream(tokenizer)
+    dcp.load({"dataloader": resumed}, checkpoint_id=tmp_path / "step-1")
+    assert contents(resumed.next_batch(4)) == contents(saved.next_batch(4))
+
+
+def test_held_out_is_fixed_and_moves_no_position(tokenizer):
+    prompts = stream(tokenizer)
+    held_out = contents(prompts.held_out(10))
+    assert held_out == contents(prompts.held_out(10)) == contents(stream(tokenizer, seed=9).held_out(10))
+    assert [prompt_idx for prompt_idx, *_ in held_out] == list(range(10))
+    assert contents(prompts.next_batch(4)) == contents(stream(tokenizer).next_batch(4))
+
+
+def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenizer):
+    tokenizer.chat_template = CHAT_TEMPLATE
+    [chat] = stream(tokenizer).next_batch(1)
+    [plain] = stream(tokenizer, apply_chat_template=False).next_batch(1)
+    assert chat.messages == [{"role": "user", "content": plain.text.rstrip()}]
+    assert chat.text == f"<user>{plain.text.rstrip()}<a>"
+    assert tokenizer.decode(chat.token_ids) == chat.text
+    assert plain.messages is None
+
+
+def test_the_chat_template_is_told_whether_to_think(tokenizer):
+    tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
+    assert stream(tokenizer).next_batch(1)[0].text.startswith("False<user>")
+    assert stream(tokenizer, enable_thinking=True).next_batch(1)[0].text.startswith("True<user>")
+
+
+def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
+    class WithTools(SumDigits):
+        def tool_schemas(self):
+            return [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+    tokenizer.chat_template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHAT_TEMPLATE
+    with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))
+    assert stream(tokenizer, task=with_tools).next_batch(1)[0].text.startswith("[add]<user>")
+    assert stream(tokenizer).next_batch(1)[0].text.startswith("<user>")
+
+
+def test_an_examples_member_and_its_sampling_reach_the_prompt(tokenizer):
+    sampling = SamplingConfig(n=2)
+
+    class Member(SumDigits):
+        def train_example(self, index, *, seed):
+            return dataclasses.replace(super().train_example(index, seed=seed), task="sums", sampling=sampling)
+
+        def members(self):
+            return {"": self, "sums": self}
+
+    [prompt] = stream(tokenizer, task=Member(SumDigits.Config(max_integers=2, instruction=""))).next_batch(1)
+    assert (prompt.task, prompt.sampling) == ("sums", sampling)
+
+
+def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
+    with pytest.raises(UserError, match=r"prompts.max_prompt_tokens = 8: expected at least \d+.*What is.*Raise it"):
+        stream(tokenizer, max_prompt_tokens=8)
+
+
+def test_a_prompt_without_tokens_is_an_error_that_names_its_place(tokenizer):
+    class WithAnEmptyOne(SumDigits):
+        def train_example(self, index, *, seed):
+            example = super().train_example(index, seed=seed)
+            return dataclasses.replace(example, text="", messages=None) if index == 9 else example
+
+    prompts = stream(tokenizer, task=WithAnEmptyOne(SumDigits.Config(max_integers=2, instruction="")), read_ahead=16)
+    prompts.next_batch(9)
+    with pytest.raises(UserError, match="prompt = '': expected at least one token.*Leave such examples out"):
+        prompts.next_batch(1)
+
+
+def test_a_generated_prompt_that_is_too_long_is_passed_over_and_counted(tokenizer):
+    class WithALongOne(SumDigits):
+        def train_example(self, index, *, seed):
+            example = super().train_example(index, seed=seed)
+            return dataclasses.replace(example, text="What " * 600) if index in (1, 9) else example
+
+    with_long_ones = stream(tokenizer, task=WithALongOne(SumDigits.Config(max_integers=2, instruction="")))
+    expected = texts(stream(tokenizer).next_batch(10))
+    assert texts(with_long_ones.next_batch(8)) == expected[:1] + expected[2:9]
+    assert with_long_ones.num_passed_over == 2 - 1
+    assert texts(with_long_ones.next_batch(1)) == texts(stream(tokenizer).next_batch(11))[-1:]
+    assert with_long_ones.num_passed_over == 2
+
+
+@pytest.mark.parametrize("enable_thinking", [False, True])
+def test_a_chat_prompt_has_the_tokens_of_transformers_apply_chat_template(tokenizer, enable_thinking):
+    tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
+    config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2")], "enable_thinking": enable_thinking}
+    for prompt in stream(tokenizer, **config).next_batch(3):
+        assert [message["role"] for message in prompt.messages] == ["system", "user", "assistant", "user"]
+        assert prompt.messages[0]["content"] == "Add."
+        rendered = tokenizer.apply_chat_template(
+            prompt.messages, add_generation_prompt=True, enable_thinking=enable_thinking, return_dict=False
+        )
+        assert prompt.token_ids.tolist() == rendered
+
+
+def test_plain_text_begins_with_the_system_prompt_and_the_examples(tokenizer):
+    config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2"), ("What is 1 + 2?\n", "3")]}
+    [bare] = stream(tokenizer).next_batch(1)
+    [prompt] = stream(tokenizer, **config).next_batch(1)
+    assert prompt.text == f"Add.\n\nWhat is 1 + 1?\n2\n\nWhat is 1 + 2?\n3\n\n{bare.text}"
+
+
+def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_remedy(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    with pytest.raises(
+        UserError, match="chat_template.*expected a generation prompt.*--prompts.no-apply-chat-template"
+    ):
+        stream(tokenizer)
+    assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None
+
+
+def test_a_template_that_needs_no_generation_prompt_is_none(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    assert stream(tokenizer).next_batch(1)[0].text.endswith("[/INST]")
+
+
+def test_messages_without_a_chat_template_are_an_error_with_the_remedy(tokenizer):
+    class Chat(SumDigits):
+        def train_example(self, index, *, seed):
+            return dataclasses.replace(super().train_example(index, seed=seed), text="")
+
+    with pytest.raises(UserError, match="prompts.apply_chat_template.*the tokenizer has none. Start from an instruct"):
+        stream(tokenizer, task=Chat(SumDigits.Config(max_integers=2, instruction="")))
+
+
+def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(UserError, match="hf_assets_path"):
+        stream(tokenizer)
+
+
+def test_a_tokenizer_with_unknown_tokens_is_an_error_naming_the_folder():
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "What": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(UserError, match="hf_assets_path"):
+        stream(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+
+
+def test_columns_reach_the_prompt_as_they_are(tokenizer):
+    class WithColumns(SumDigits):
+        def train_example(self, index, *, seed):
+            return Example(
+                text="What is 1?\n", expected_answer="1", columns={"number": index, "nested": {"a": [1, 2.5]}}
+            )
+
+    prompts = stream(tokenizer, task=WithColumns(SumDigits.Config(max_integers=2, instruction="")))
+    [first, second] = prompts.next_batch(2)
+    assert first.columns == {"number": 0, "nested": {"a": [1, 2.5]}}
+    assert second.columns["number"] == 1
+    assert type(second.columns["number"]) is int
+
+
+class _Ends(SumDigits):
+    """From the 40th example on it does as `act` says."""
+
+    def train_example(self, index, *, seed):
+        return self.act() if index >= 40 else super().train_example(index, seed=seed)
+
+
+@pytest.mark.parametrize(("act", "error"), [(sys.exit, SystemExit), (lambda: None, UserError)])
+def test_a_task_that_exits_or_gives_no_example_while_reading_ahead_leaves_no_step_waiting(tokenizer, act, error):
+    task = _Ends(SumDigits.Config(max_integers=2, instruction=""))
+    task.act = act
+    prompts = stream(tokenizer, task=task, read_ahead=16)
+    with pytest.raises(error):
+        prompts.next_batch(64)

@@ -1,0 +1,161 @@
+"""The library of rewards, each on what it should like and not like; the judge against a server on this machine."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from aiohttp import web
+
+from tests.parts.grading import TaskOf, grader, group, logged, rewards, score
+from torchtitan_rl.core.grading import Grader, RewardError
+from torchtitan_rl.library.rewards import (
+    Judge,
+    boxed,
+    exact_match,
+    final_answer,
+    json_object,
+    length,
+    math_answer,
+    numeric,
+    overlong,
+    regex,
+    repetition,
+    script,
+    tags,
+)
+
+
+def of(function, *texts, expected="46"):
+    return rewards(score(grader(function), *texts, expected_answer=expected))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{never closed", r"\boxed{never closed"),
+        ("<answer> 12 </answer> thanks", "12"),
+        ("2 + 2\n#### 4", "4"),
+        ("Therefore the answer is 12.", "12"),
+        ("first line\nlast line", "last line"),
+        ("", ""),
+    ],
+)
+def test_where_an_answer_is_found(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_answers_as_text_numbers_and_mathematics():
+    assert of(exact_match, "The answer is  New  york", "york", expected="new York") == [1.0, 0.0]
+    assert of(numeric, "#### 1,250.50", "it is 2501/2", "1250", "none", expected="1250.5") == [1.0, 1.0, 0.0, 0.0]
+    assert of(numeric, "1/0", expected="1") == [0.0]
+    assert of(numeric, "4", expected="four") == [None]
+    assert of(math_answer, r"$\boxed{\frac{2}{4}}$", "0.5", "3", expected=r"\frac{1}{2}") == [1.0, 1.0, 0.0]
+
+
+def test_forms():
+    assert of(boxed, r"\boxed{1}", r"\boxed{}", r"\boxed{1} \boxed{2}", "1") == [1.0, 0.0, 0.0, 0.0]
+    good = "<think>\na\n</think>\n<answer>b</answer>"
+    assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [
+        1.0, 0.0, 0.0, 0.0,
+    ]  # fmt: skip
+    assert of(json_object(["a"]), '{"a": 1}', '```json\n{"a": 1}\n```', '{"b": 1}', "[1]", "{") == [
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
+    assert of(regex(r"a.b"), "xa\nbx", "ab") == [1.0, 0.0]
+    assert of(regex(r"a.b", whole=True), "a\nb", "xa\nbx") == [1.0, 0.0]
+
+
+def test_lengths_repetition_and_scripts():
+    assert of(length(4), "abcd", "ab", "", "a" * 20) == [0.0, -0.5, -1.0, -1.0]
+    assert of(overlong(10, 4), "a" * 6, "a" * 8, "a" * 12) == [0.0, -0.5, -1.0]
+    assert repetition(2)(completion_ids=[[1, 2, 1, 2, 1], [1, 2, 3], [1]]) == [-0.5, 0.0, 0.0]
+    assert of(script("latin"), "abc", "abжд", "123") == [1.0, 0.5, None]
+
+
+def test_each_has_its_name_where_it_is_referred_to():
+    place = "torchtitan_rl.library.rewards"
+    config = Grader.Config(
+        rewards=[f"{place}:numeric", f"short={place}:length(target=10)", f'{place}:tags(["a", "b"])']
+    )
+    assert config.build(task=TaskOf()).reward_names == ["numeric", "short", "tags"]
+
+
+@pytest.fixture
+def server():
+    """A judge that marks by the answer's length, after a while, and fails the first time it sees "twice"; what it was asked, and how
+    many requests were open."""
+    asked, started, stop = [], threading.Event(), []
+    now_open, most_open = [], [0]
+    address = []
+
+    async def complete(request):
+        question = (await request.json())["messages"][0]["content"]
+        asked.append(question)
+        answer = question.partition("Answer:\n")[2].partition("\n")[0]
+        if answer == "twice" and sum("Answer:\ntwice" in one for one in asked) == 1:
+            return web.json_response({}, status=503, headers={"retry-after-ms": "10"})
+        now_open.append(answer)
+        most_open.append(len(now_open))
+        await asyncio.sleep(20 if answer == "slow" else 0.5)
+        now_open.remove(answer)
+        said = "I cannot say" if answer == "mute" else f"Reasons.\nMark: {len(answer)}"
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        )
+
+    async def serve():
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", complete)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        address.append(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1")
+        stop.append((asyncio.get_running_loop(), asyncio.Event()))
+        started.set()
+        await stop[0][1].wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    started.wait(10)
+    yield address[0], asked, most_open
+    stop[0][0].call_soon_threadsafe(stop[0][1].set)
+
+
+def test_the_judge_is_asked_for_all_groups_at_once_and_never_twice(server, tmp_path):
+    address, asked, most_open = server
+    cache = tmp_path / "marks.jsonl"
+    graded = grader(Judge(address, "m", cache=str(cache)))
+    groups = [group("ab", "twice", "x" * i, prompt_idx=i) for i in range(1, 9)]
+    scored = graded.score(groups)
+    assert max(most_open) >= 8
+    assert [rewards(g.samples) for g in scored] == [[0.2, 0.5, i / 10] for i in range(1, 9)]
+    count = len(asked)
+    assert count == 10 + 1  # ten different questions, one of them tried again
+    graded.score(groups)
+    grader(Judge(address, "m", cache=str(cache))).score(groups)
+    assert len(asked) == count
+    assert len([json.loads(line) for line in cache.read_text().splitlines()]) == 10
+
+
+def test_a_spent_budget_leaves_the_function_out(server):
+    graded = grader(Judge(server[0], "m", budget=2))
+    [scored] = graded.score([group("a", "bb", "ccc", "a")])
+    assert rewards(scored.samples) == [0.1, 0.2, None, 0.1]
+    assert logged(graded)["extra/judge_left_out"].value == 0.25
+
+
+def test_a_judge_without_a_mark_or_in_time_is_a_failure(server):
+    with pytest.raises(RewardError, match="Judge.*the judge gave no mark: 'I cannot say'"):
+        score(grader(Judge(server[0], "m")), "mute")
+    with pytest.raises(RewardError, match="Judge.*APITimeoutError"):
+        score(grader(Judge(server[0], "m", timeout_seconds=0.2, retries=0)), "slow")

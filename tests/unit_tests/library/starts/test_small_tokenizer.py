@@ -1,0 +1,37 @@
+"""The small tokenizer: any text round-trips, digits stand alone, and transformers' AutoTokenizer reads it back."""
+
+import pytest
+from transformers import AutoTokenizer, Qwen3Config
+
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+
+TEXTS = [f"What is {a} + {a + 7}?\n[ANSWER] {2 * a + 7}" for a in range(10, 90)]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_small_tokenizer(TEXTS, vocab_size=320).save_pretrained(folder)
+    # A checkpoint folder's config.json makes AutoTokenizer think of Qwen's own tokenizer class.
+    Qwen3Config().save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", [TEXTS[0], "h\u00e9 \U0001f600 \x00\t[ANSWER]", "  two  spaces \n\n", "12345.678"])
+def test_any_text_round_trips(loaded, text):
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+
+
+def test_each_digit_is_one_token(loaded):
+    assert len(loaded("1234567890")["input_ids"]) == 10
+
+
+def test_words_of_the_text_are_single_tokens_and_the_vocabulary_is_as_large_as_asked(loaded):
+    assert len(loaded("ANSWER")["input_ids"]) == 1
+    assert len(loaded) == 320
+
+
+def test_special_tokens_come_first_and_are_never_added_by_themselves(loaded):
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (0, 1)
+    assert 0 not in loaded(TEXTS[0])["input_ids"]
+    assert loaded("<|endoftext|>")["input_ids"] == [0]

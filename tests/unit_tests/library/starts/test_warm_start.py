@@ -1,0 +1,170 @@
+"""The warm start's mechanics, on a model of a few steps; what it teaches is measured by the debug job itself."""
+
+import dataclasses
+import fcntl
+import json
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.starts.sums import sum_in_columns, sums
+from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
+from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
+
+DIMENSIONS = {"vocab_size": 320, "dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "head_dim": 32}
+TINY = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions=DIMENSIONS)
+TASK = debug_task().build()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "start"
+    make_checkpoint(folder, TASK, 0, TINY)
+    return folder
+
+
+def test_worked_answers_are_right_unless_they_forget_the_carry():
+    for left in range(10, 100):
+        for right in range(10, 100):
+            careful = TASK.extract_answer(sum_in_columns(left, right, forget_carry=False))
+            habitual = TASK.extract_answer(sum_in_columns(left, right, forget_carry=True))
+            carries = left % 10 + right % 10 >= 10
+            assert careful == str(left + right)
+            assert habitual == str(left + right - 10 * carries)
+
+
+def test_worked_answers_show_the_columns():
+    assert sum_in_columns(47, 85, forget_carry=False) == "7+5=12 4+8+1=13 [ANSWER] 132"
+    assert sum_in_columns(47, 85, forget_carry=True) == "7+5=12 4+8=12 [ANSWER] 122"
+    assert sum_in_columns(12, 34, forget_carry=False) == "2+4=6 1+3=4 [ANSWER] 46"
+
+
+def test_the_text_is_of_the_training_split_and_has_the_habit_in_its_share():
+    right = {True: 0, False: 0}
+    for example, completion in _worked(TASK, TINY, 0, 3000):
+        left, added = example.columns["operands"]
+        assert not is_held_out((left, added))
+        if left % 10 + added % 10 >= 10:
+            right[completion.endswith(f" {left + added}")] += 1
+    assert right[False] / sum(right.values()) == pytest.approx(0.56, abs=0.05)
+
+
+def test_only_the_completion_is_learned_up_to_the_end_of_sequence(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [example.text + completion for example, completion in _worked(TASK, TINY, 0, 20)]
+    token_ids, labels = _pad(_tokenize(TASK, TINY, 0, 20, tokenizer), tokenizer.pad_token_id)
+    for row, text in enumerate(texts):
+        learned = labels[row][labels[row] != -100]
+        assert tokenizer.decode(learned) == text.partition("\n")[2] + tokenizer.eos_token
+        first = (labels[row] != -100).nonzero()[0].item()
+        assert tokenizer.decode(token_ids[row, : first + 1]).endswith("?\n")
+
+
+def test_the_folder_is_a_hugging_face_checkpoint(folder):
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["tie_word_embeddings"] is True
+    assert config["vocab_size"] == len(tokenizer) == 320
+    assert config["vocab_size"] % 64 == 0
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.dtype == torch.float32
+    assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_making_it_is_deterministic_and_leaves_random_state_and_threads_alone(folder, tmp_path):
+    torch.manual_seed(7)
+    before, threads, python = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
+    make_checkpoint(tmp_path / "again", TASK, 0, TINY)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (torch.get_num_threads(), random.getstate()) == (threads, python)
+    weights = (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == weights
+    make_checkpoint(tmp_path / "other", TASK, 1, TINY)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
+
+
+def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("torchtitan_rl.library.starts.warm_start._train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ensure_checkpoint(TASK, TINY, tmp_path)
+    folder = ensure_checkpoint(TASK, TINY, tmp_path)
+    Qwen3ForCausalLM.from_pretrained(folder)
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_made_checkpoint_is_reused_and_another_recipe_or_seed_has_its_own(tmp_path, capsys):
+    first = ensure_checkpoint(TASK, TINY, tmp_path)
+    capsys.readouterr()
+    assert ensure_checkpoint(TASK, TINY, tmp_path) == first
+    assert capsys.readouterr().out == ""
+    assert ensure_checkpoint(TASK, TINY, tmp_path, seed=1) != first
+
+
+def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
+    make_checkpoint(tmp_path / "start", TASK, 0, TINY)
+    lines = capsys.readouterr().out.splitlines()
+    assert "3 steps" in lines[0]
+    assert lines[-2].startswith("warm start: 100 %")
+    assert str(tmp_path / "start") in lines[-1]
+
+
+def test_two_runs_at_once_make_one_checkpoint(tmp_path):
+    program = (
+        "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "
+        "from torchtitan_rl.library.starts.sums import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
+        f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
+        "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    lines = [run.communicate(timeout=100)[0].splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    [folder] = {output[-1] for output in lines}
+    assert sum("warm start: wrote" in "\n".join(output) for output in lines) == 1
+    Qwen3ForCausalLM.from_pretrained(folder)
+
+
+def test_a_second_run_says_that_it_waits(tmp_path, capsys):
+    folder = ensure_checkpoint(TASK, TINY, tmp_path)
+    folder.rename(tmp_path / "made")
+    with open(folder.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(target=ensure_checkpoint, args=(TASK, TINY, tmp_path))
+        second.start()
+        second.join(timeout=1)
+        (tmp_path / "made").rename(folder)
+    second.join(timeout=5)
+    assert f"warm start: wait for another run that makes {folder} ..." in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"hf_assets_path is empty, and .*/file cannot.*--hf-assets-path"):
+        ensure_checkpoint(TASK, TINY, tmp_path / "file")
+
+
+def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(ensure_checkpoint(TASK, TINY, tmp_path)))
+    waiting.start()
+    waiting.join(timeout=0.5)
+    assert waiting.is_alive()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    made = ensure_checkpoint(TASK, TINY, tmp_path)
+    waiting.join(timeout=5)
+    assert found == [made]

@@ -1,0 +1,169 @@
+"""gsm8k, math, countdown and reasoning_gym: their examples, their splits and their judgements."""
+
+import json
+import time
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.answers import last_boxed
+from torchtitan_rl.library.math_answers import MathJudge
+from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
+from torchtitan_rl.library.tasks.gsm8k import Gsm8k
+from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def folder_of(path, **splits):
+    for split, rows in splits.items():
+        (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prompt_of(example) -> Prompt:
+    return Prompt(
+        prompt_idx=0, text="?", token_ids=[1], expected_answer=example.expected_answer, columns=example.columns
+    )
+
+
+def test_gsm8k_reads_the_published_columns_and_judges_the_number_behind_the_mark(tmp_path):
+    rows = [{"question": f"{i} eggs?", "answer": f"He has <<{i}+0={i}>>.\n#### 1,{i:03}"} for i in range(5)]
+    task = Gsm8k.Config(path=folder_of(tmp_path, train=rows[:4], test=rows[4:])).build()
+    [held_out] = task.held_out_examples(10)
+    assert held_out.text.startswith("4 eggs?\nReason")
+    assert held_out.expected_answer == "1,004"
+    for text, right in (("so #### 1004", True), ("#### 1,004.", True), ("1004", False), ("#### 5 #### 1004.0", True)):
+        assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
+
+
+def test_gsm8k_rows_whose_answer_has_no_mark_are_told(tmp_path):
+    with pytest.raises(UserError, match="row 2: no answer can be read from 'answer'"):
+        Gsm8k.Config(
+            path=folder_of(
+                tmp_path, train=[{"question": q, "answer": a} for q, a in ("a1", ("b", "#### 2"))][::-1], test=[]
+            )
+        ).build()
+
+
+def test_the_last_box_is_read_with_its_inner_braces():
+    assert last_boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert last_boxed(r"\boxed{1") is None
+    assert last_boxed("1") is None
+
+
+def test_math_judges_latex_by_its_value(tmp_path):
+    rows = [{"problem": f"Halve {i}.", "solution": rf"It is \boxed{{\frac{{{i}}}{{2}}}}."} for i in (1, 3, 5)]
+    task = Math.Config(path=folder_of(tmp_path, train=rows[1:], test=rows[:1])).build()
+    [held_out] = task.held_out_examples(10)
+    assert held_out.text == "Halve 1.\nReason step by step, and put the final answer within \\boxed{}."
+    assert held_out.expected_answer == r"\frac{1}{2}"
+    for text, right in ((r"\boxed{0.5}", True), (r"\boxed{1/2}", True), ("0.5", False), (r"\boxed{\frac{", False)):
+        assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
+
+
+def test_a_comparison_that_does_not_end_is_killed_and_the_next_is_judged():
+    judge = MathJudge(longest_seconds=1.0)
+    assert judge.equal("0.5", r"\frac{1}{2}")
+    started = time.perf_counter()
+    assert not judge.equal("9^{9^{9^9}}", "7")
+    assert time.perf_counter() - started < 5
+    assert judge.equal("0.25", r"\frac{1}{4}")
+
+
+@pytest.mark.parametrize(
+    ("expression", "right"),
+    [
+        ("(1 + 2) * 3", True),
+        ("3 * (2 + 1) = 9", True),
+        ("9", False),
+        ("1 + 2 + 3 * 2", False),
+        ("(1 + 2) * 3 * 1", False),
+        ("9**9**9", False),
+        ("__import__('os').system('true')", False),
+        ("(" * 150 + "1", False),
+        ("1/(2-2)+3", False),
+        ("12 * 3 / 4", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_countdown_takes_expressions_that_use_each_number_once(expression, right):
+    assert reaches(expression, [3, 1, 2], 9) == right
+
+
+def test_countdown_evaluates_exactly_and_never_for_long():
+    assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
+    started = time.process_time()
+    assert evaluate("9**9**9") is None
+    assert evaluate("9" * 10_000) is None
+    assert evaluate("True + 1") is None
+    assert time.process_time() - started < 0.1
+
+
+def test_countdown_targets_can_be_reached_and_splits_do_not_overlap():
+    task = Countdown.Config().build()
+    held_out = {(tuple(sorted(e.columns["numbers"])), e.columns["target"]) for e in task.held_out_examples(200)}
+    assert len(held_out) == 200
+    for index in range(300):
+        example = task.train_example(index, seed=0)
+        assert (tuple(sorted(example.columns["numbers"])), example.columns["target"]) not in held_out
+        assert 3 <= len(example.columns["numbers"]) <= 4
+    assert example == task.train_example(299, seed=0)
+    with pytest.raises(UserError, match="task.min_numbers = 1"):
+        Countdown.Config(min_numbers=1).build()
+
+
+def test_the_expected_answer_of_countdown_is_one_that_reaches_the_target():
+    task = Countdown.Config(max_numbers=6).build()
+    for example in [task.train_example(index, seed=0) for index in range(200)]:
+        assert reaches(example.expected_answer, example.columns["numbers"], example.columns["target"])
+
+
+def test_countdown_rewards_and_judgement_agree():
+    task = Countdown.Config().build()
+    columns = {"numbers": [[1, 2, 3]] * 3, "target": [9] * 3}
+    completions = ["<answer>(1+2)*3</answer>", "<answer>1+2+3</answer>", "9"]
+    assert task.correct(completions=completions, **columns) == [1.0, 0.0, 0.0]
+    assert task.format(completions=completions) == [0.1, 0.1, 0.0]
+
+
+def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers():
+    task = ReasoningGym.Config(
+        tasks=[("spell_backward", 1.0), ("gcd", 3.0)], settings=[("spell_backward.max_word_len", "4")]
+    ).build()
+    examples = [task.train_example(index, seed=0) for index in range(200)]
+    names = [example.columns["entry"]["metadata"]["source_dataset"] for example in examples]
+    assert 0.6 < names.count("gcd") / 200 < 0.9
+    assert examples[:20] == [task.train_example(index, seed=0) for index in range(20)]
+    held_out = task.held_out_examples(50)
+    assert not {example.text for example in held_out} & {example.text for example in examples}
+    for example in held_out:
+        answer = example.expected_answer
+        assert task.judge(task.extract_answer(f"so <answer>{answer}</answer>"), prompt_of(example))
+        assert not task.judge(task.extract_answer(answer), prompt_of(example))
+        assert (
+            task.score(completions=[f"<answer>{answer}</answer>", ""], entry=[example.columns["entry"]] * 2)[0] == 1.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tasks": [("spel_backward", 1.0)]}, "task.tasks = 'spel_backward'.*Did you mean spell_backward"),
+        ({"tasks": [("gcd", 0.0)]}, "task.tasks gcd = 0.0: expected a weight above 0"),
+        (
+            {"tasks": [("gcd", 1.0)], "settings": [("gcd.terms", "1")]},
+            "task.settings = {'terms': 1}: expected settings that gcd",
+        ),
+        ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
+    ],
+)
+def test_unknown_tasks_and_settings_are_errors_with_the_remedy(config, message):
+    with pytest.raises(UserError, match=message):
+        ReasoningGym.Config(**config).build()

@@ -1,0 +1,131 @@
+"""Mixtures: drawn by weight, the same on every rank, resumed at the exact place, each member for itself."""
+
+from collections import Counter
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.library.tasks.countdown import Countdown
+from torchtitan_rl.library.tasks.mixture import Mixture, Share
+from torchtitan_rl.observability.metrics.rewards import groups_by_task, task_metrics
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.validation import validate
+
+SHORT = SamplingConfig(n=4, max_tokens=16)
+
+
+def mixture(**shares) -> Mixture:
+    return Mixture.Config(
+        tasks=shares or {"sums": sums(3), "countdown": Share(task=Countdown.Config(), sampling=SHORT)}
+    ).build()
+
+
+def sums(weight=1.0, **settings) -> Share:
+    return Share(task=SumDigits.Config(max_integers=2, instruction="", **settings), weight=weight)
+
+
+@pytest.fixture
+def tokenizer():
+    return make_small_tokenizer(["What is 12 + 34? [ANSWER] 46"] * 4, vocab_size=300)
+
+
+def test_members_ask_by_their_weights_each_with_its_own_stream_from_the_start():
+    task = mixture()
+    examples = [task.train_example(index, seed=0) for index in range(6000)]
+    asked = Counter(example.task for example in examples)
+    assert asked["sums"] / 6000 == pytest.approx(0.75, abs=0.02)
+    for name, member in task.members().items():
+        mine = [example.text for example in examples if example.task == name]
+        assert mine[:50] + mine[-50:] == [
+            member.train_example(i, seed=0).text for i in [*range(50), *range(len(mine) - 50, len(mine))]
+        ]
+
+
+def test_the_stream_is_a_pure_function_of_seed_and_place():
+    places = [0, 4095, 4096, 9000, 17]
+    once = [mixture().train_example(place, seed=3).text for place in places]
+    assert once == [mixture().train_example(place, seed=3).text for place in reversed(places)][::-1]
+    assert once != [mixture().train_example(place, seed=4).text for place in places]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_resumes_a_mixture_at_the_exact_place_whatever_their_number(tokenizer, ranks):
+    def stream():
+        return PromptStream.Config(read_ahead=8).build(task=mixture(), tokenizer=tokenizer, seed=0)
+
+    whole = stream()
+    whole.next_batch(13)
+    state = whole.state_dict()
+    expected = [(p.task, p.text, p.sampling) for p in whole.next_batch(20)]
+    for _ in range(ranks):
+        resumed = stream()
+        resumed.load_state_dict(state)
+        assert [(p.task, p.text, p.sampling) for p in resumed.next_batch(20)] == expected
+
+
+def test_a_members_sampling_reaches_its_prompts_alone(tokenizer):
+    prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(40)
+    assert {prompt.task: prompt.sampling for prompt in prompts} == {"sums": None, "countdown": SHORT}
+
+
+def test_held_out_prompts_are_shared_out_evenly():
+    held_out = mixture().held_out_examples(9)
+    assert Counter(example.task for example in held_out) == {"sums": 5, "countdown": 4}
+    assert mixture().held_out_examples(1)[0].task == "sums"
+
+
+def test_the_start_is_that_of_the_first_member_that_makes_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name
+    )
+    both = {"countdown": Share(task=Countdown.Config()), "sums": sums()}
+    assert Mixture.Config(tasks=both).start_checkpoint(tmp_path) == tmp_path / "sums"
+    assert Mixture.Config(tasks={"countdown": both["countdown"]}).start_checkpoint(tmp_path) is None
+
+
+def test_wrong_members_are_errors_with_the_remedy():
+    with pytest.raises(UserError, match="task.tasks.sums.weight = 0: expected more than 0"):
+        mixture(sums=sums(0))
+    with pytest.raises(UserError, match="task.tasks = 'a/b': expected a name without /"):
+        mixture(**{"a/b": sums()})
+    with pytest.raises(UserError, match="expected one task or more"):
+        Mixture.Config().build()
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            SamplingConfig(n=8, max_tokens=32, temperature=0.5),
+            "sampling.temperature = 0.5: expected sampling.temperature 1.0",
+        ),
+        (SamplingConfig(n=8, max_tokens=33), "sampling.max_tokens = 33: expected .* most"),
+        (SamplingConfig(n=1, max_tokens=32), "sampling.n = 1"),
+    ],
+)
+def test_a_members_sampling_is_checked_before_anything_starts(own, message):
+    config = load_config("debug")
+    config.task = Mixture.Config(tasks={"sums": Share(task=config.task, sampling=own)})
+    with pytest.raises(UserError, match=message):
+        validate(config, world_size=1)
+
+
+def test_metrics_are_split_by_the_member_that_asked(tokenizer):
+    prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(8)
+    groups = [Group(prompt=p, samples=[episode(p.task == "sums", i) for i in range(2)]) for p in prompts]
+    found = {name: task_metrics(asked, f"train/{name}") for name, asked in groups_by_task(groups).items()}
+    assert found["sums"]["train/sums/accuracy"].value == 1.0
+    assert found["countdown"]["train/countdown/accuracy"].value == 0.0
+    assert found["sums"]["train/sums/prompts"].value + found["countdown"]["train/countdown/prompts"].value == 8
+
+
+def episode(right: bool, sample_idx: int) -> Episode:
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=0, token_ids=[1], logprobs=[0.0], text="x", finish_reason="stop"
+    )
+    return Episode(scored=ScoredCompletion(completion=completion, reward=float(right), correct=right))

@@ -1,0 +1,333 @@
+"""rows: which rows become examples, in which order, and what is said of the others."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import Rows
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def lines(*rows) -> bytes:
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+def sums(num, **more):
+    return [{"prompt": f"{i} + 1?", "answer": i + 1, **more} for i in range(num)]
+
+
+@pytest.fixture
+def build(tmp_path):
+    def build(content, name="data.jsonl", **config) -> Rows:
+        rows = content if isinstance(content, bytes) else lines(*content)
+        (tmp_path / name).write_bytes(rows)
+        return Rows.Config(path=str(tmp_path / name), **config).build()
+
+    return build
+
+
+def told(task, capsys) -> str:
+    """What a run's start says of the rows, with a tokenizer that finds no fault."""
+    task.leave_out(lambda examples: [None] * len(examples))
+    return capsys.readouterr().out
+
+
+def texts(task, num, seed=0):
+    return [task.train_example(i, seed=seed).text for i in range(num)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", lines(*sums(20))),
+        ("bom.jsonl", b"\xef\xbb\xbf" + lines(*sums(20))),
+        ("blank.jsonl", b"\n" + lines(*sums(20)) + b"\n\n"),
+        ("list.json", json.dumps(sums(20)).encode()),
+        ("lines.json", lines(*sums(20))),
+        ("a.csv", b"prompt,answer\n" + b"".join(b"%d + 1?,%d\n" % (i, i + 1) for i in range(20))),
+        ("a.tsv", b"prompt\tanswer\n" + b"".join(b"%d + 1?\t%d\n" % (i, i + 1) for i in range(20))),
+    ],
+)
+def test_every_text_format_gives_the_same_examples(build, name, content):
+    task = build(content, name)
+    found = {(e.text, e.expected_answer) for e in (task.train_example(i, seed=0) for i in range(19))}
+    found |= {(e.text, e.expected_answer) for e in task.held_out_examples(1)}
+    assert found == {(f"{i} + 1?", str(i + 1)) for i in range(20)}
+
+
+def test_parquet_saved_data_sets_and_folders_of_splits_are_read(tmp_path):
+    Dataset.from_list(sums(20)).to_parquet(tmp_path / "a.parquet")
+    Dataset.from_list(sums(20)).save_to_disk(tmp_path / "saved")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train-1.jsonl").write_bytes(lines(*sums(8)))
+    (tmp_path / "folder" / "train-2.jsonl").write_bytes(lines(*sums(20)[8:16]))
+    (tmp_path / "folder" / "test.jsonl").write_bytes(lines(*sums(20)[16:]))
+    DatasetDict(train=Dataset.from_list(sums(20)), test=Dataset.from_list(sums(2))).save_to_disk(tmp_path / "splits")
+    for name in ("a.parquet", "saved", "splits"):
+        assert len(set(texts(Rows.Config(path=str(tmp_path / name)).build(), 19))) == 19
+    folder = Rows.Config(path=str(tmp_path / "folder"), held_out_split="test").build()
+    assert set(texts(folder, 16)) == {f"{i} + 1?" for i in range(16)}
+    assert [e.expected_answer for e in folder.held_out_examples(99)] == ["17", "18", "19", "20"]
+
+
+def test_an_edited_file_is_read_anew(build):
+    assert "0 + 1?" in texts(build(sums(20)), 19)
+    assert texts(build([{"prompt": f"other {i}", "answer": i} for i in range(20)]), 1)[0].startswith("other")
+
+
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own_by_seed(build):
+    task = build(sums(20))
+    first, second = texts(task, 38)[:19], texts(task, 38)[19:]
+    assert sorted(first) == sorted(second)
+    assert len(set(first)) == 19
+    assert first != second
+    assert first == texts(build(sums(20)), 19)
+    assert first != texts(task, 19, seed=1)
+    assert task.epoch(38) == 2.0
+
+
+def test_the_held_out_share_depends_on_the_prompts_and_its_seed_alone(build):
+    def held_out(task):
+        return sorted(e.text for e in task.held_out_examples(100))
+
+    chosen = held_out(build(sums(40), held_out_share=0.25))
+    assert len(chosen) == 10
+    assert chosen == held_out(build(sums(40)[::-1], held_out_share=0.25))
+    assert chosen != held_out(build(sums(40), held_out_share=0.25, held_out_seed=1))
+    assert not set(chosen) & set(texts(build(sums(40), held_out_share=0.25), 30))
+
+
+def test_messages_become_the_prompt_and_other_columns_reach_reward_functions_by_name(build):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    task = build([{"messages": turns, "level": 3}, {"messages": turns[1:], "source": {"page": 1}}])
+    both = [task.train_example(0, seed=0), *task.held_out_examples(1)]
+    assert {len(example.messages) for example in both} == {2, 1}
+    assert all(example.text == "" and example.expected_answer == "" for example in both)
+    columns = [example.columns for example in both]
+    assert {"level": 3, "source": None} in columns
+    assert {"level": None, "source": {"page": 1}} in columns
+
+
+def test_a_template_makes_the_prompt_of_columns(build):
+    rows = [{"question": f"{i} + 1?", "context": "Add."} for i in range(2)]
+    [example] = build(rows, template="{context}\nQuestion: {question}\nAnswer:").held_out_examples(1)
+    assert example.text in [f"Add.\nQuestion: {i} + 1?\nAnswer:" for i in range(2)]
+
+
+@pytest.mark.parametrize(("given", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("x", "x"), ("007", "007")])
+def test_numbers_and_texts_are_answers(build, given, text):
+    [example] = build([{"prompt": "a", "answer": given}, {"prompt": "b", "answer": given}]).held_out_examples(1)
+    assert example.expected_answer == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected", "right"),
+    [
+        ("text", " yes\n", "yes", True),
+        ("text", "yes, it is", "yes", False),
+        ("tag", "<answer>no</answer> so <answer> yes </answer>", "yes", True),
+        ("tag", "yes", "yes", False),
+        ("number", "3 x 400 = 1,200.", "1200.0", True),
+        ("number", "it is 12 or 13", "12", False),
+        ("number", "1e999999999", "12", False),
+        ("number", "none", "12", False),
+    ],
+)
+def test_answers_are_compared_as_their_kind_says(build, kind, text, expected, right):
+    task = build([{"prompt": p, "answer": expected} for p in "ab"], answer_kind=kind)
+    assert task.is_correct(task.extract_answer(text), expected) == right
+    assert task.correct(completions=[text], expected_answer=[expected]) == [float(right)]
+
+
+def test_rows_without_answers_have_no_reward_and_no_judgement_of_their_own(build):
+    task = build([{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(UserError, match="grader.rewards = .*a reward function, as the task has none"):
+        Grader.Config().build(task=task)
+    assert task.judge("x", None) is None
+
+
+def test_what_is_left_out_is_told_with_its_row_numbers(build, capsys):
+    rows = [*sums(3), {"prompt": "9?"}, {"prompt": "8?", "answer": ""}, *sums(2), {"prompt": "7?", "answer": 7}]
+    assert (
+        "data.jsonl: 3 rows for training; left out: 2 without an answer (rows 4, 5), "
+        "2 with the prompt of an earlier row (rows 6, 7)" in told(build(rows), capsys)
+    )
+
+
+def test_a_training_row_that_is_also_held_out_is_left_out_and_told(build, tmp_path, capsys):
+    (tmp_path / "test.jsonl").write_bytes(lines(*sums(6)[4:]))
+    task = build(sums(6), held_out_path=str(tmp_path / "test.jsonl"))
+    assert "4 rows for training; left out: 2 also held out (rows 5, 6)" in told(task, capsys)
+    assert sorted(texts(task, 4)) == [f"{i} + 1?" for i in range(4)]
+
+
+def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_their_rows(build, tmp_path, capsys):
+    for name, rows in (("easy", sums(4)), ("hard", [{"prompt": f"{i} * 2?", "answer": 2 * i} for i in range(9)])):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(*rows))
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("easy", "hard")}
+    task = build(sums(6), held_out_paths=paths)
+    out = told(task, capsys)
+    assert "data.jsonl: 2 rows for training; left out: 4 also held out (rows 1, 2, 3, 4)" in out
+    assert "easy.jsonl: 4 rows held out as easy" in out
+    assert [(e.task, e.text) for e in task.held_out_examples(5)] == [
+        *[("easy", f"{i} + 1?") for i in range(3)],
+        *[("hard", f"{i} * 2?") for i in range(2)],
+    ]
+    assert set(task.members()) >= {e.task for e in task.held_out_examples(99)} | {task.train_example(0, seed=0).task}
+    with pytest.raises(UserError, match="task.held_out_path = .*Name all in held_out_paths"):
+        build(sums(6), held_out_paths=paths, held_out_path=paths["easy"])
+    with pytest.raises(UserError, match="task.held_out_paths = 'sampled': expected a name"):
+        build(sums(6), held_out_paths={"sampled": paths["easy"]})
+
+
+def test_an_id_that_two_rows_have_is_told(build, capsys):
+    task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
+    assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lines(*sums(2)) + b'\n{"prompt":', "data.jsonl has 1 row that cannot be examples. row 3: no JSON. Mend or"),
+        (lines(*sums(2)) + b'\n{"prompt": "h\xe9"}', "row 3: not UTF-8"),
+        ('{"prompt": "a"}\n'.encode("utf-16"), "row 1: not UTF-8"),
+        (lines(*sums(2), [1]), "row 3: no JSON object"),
+        (lines(*sums(2), {"answer": 3}), "row 3: no 'prompt'"),
+        (lines(*sums(2), {"prompt": 3}), "row 3: 'prompt' is neither a text nor a list of messages"),
+        (lines(*sums(2), {"prompt": "a", "answer": True}), "row 3: 'answer' is neither a text nor a number"),
+        (lines(*sums(2), {"prompt": [{"role": "user"}]}), "row 3: a message whose content is no text"),
+        (lines(*sums(2), {"prompt": ["a"]}), "row 3: a message without a role"),
+        (
+            lines(*sums(2), {"prompt": [{"role": "assistant", "content": "a"}]}),
+            "row 3: messages do not end with the user",
+        ),
+        (
+            lines(*[{"prompt": i, "answer": 1} for i in range(30)]),
+            "30 rows .* rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: ",
+        ),
+        (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
+        (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
+        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' is neither a text nor"),
+        (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
+        (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
+        (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
+        (lines(*sums(1)), "task.path = .*expected rows for training and held-out ones"),
+        (
+            lines(*sums(1) * 3),
+            r"held-out ones, but: data.jsonl: 0 rows for training; left out: 2 with the prompt of an earlier",
+        ),
+        (b"", "task.path = .*expected at least one row, but it is empty"),
+    ],
+)
+def test_wrong_rows_are_errors_with_their_numbers_and_the_remedy(build, content, message):
+    with pytest.raises(UserError, match=message):
+        build(content)
+
+
+def test_wrong_csv_rows_are_errors_with_their_numbers(build):
+    with pytest.raises(UserError, match="row 2: more fields than the header"):
+        build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
+    with pytest.raises(UserError, match="row 2: not UTF-8"):
+        build(b"prompt,answer\na,1\nh\xe9,2\n", "b.csv")
+    with pytest.raises(UserError, match="row 2: no CSV .unexpected end of data"):
+        build(b'prompt,answer\na,1\n"b,2\nc,3\n', "c.csv")
+    with pytest.raises(UserError, match="row 1: two columns 'prompt'"):
+        build(b"prompt,prompt\na,1\n", "d.csv")
+    with pytest.raises(UserError, match="expected at least one row, but it is empty"):
+        build(b"prompt,answer\n", "e.csv")
+
+
+def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
+    with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
+        Rows.Config(path="nowhere.jsonl").build()
+    with pytest.raises(UserError, match="expected one of .jsonl"):
+        build(b"a", "a.txt")
+    with pytest.raises(
+        UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
+    ):
+        build(sums(2), answer_column="label")
+    with pytest.raises(UserError, match="no column 'query' for task.template"):
+        build(sums(2), template="{query}")
+    with pytest.raises(UserError, match="task.template cannot be filled: Single '{' encountered"):
+        build(sums(2), template="{")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
+        Rows.Config(path=str(tmp_path / "empty")).build()
+
+
+def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out(build, capsys):
+    with pytest.raises(UserError, match="row 3: no answer can be read from 'answer'"):
+        build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
+    rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
+    assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
+
+
+def test_a_path_starts_where_the_caller_is_and_a_hubs_name_stays_one(build, tmp_path, monkeypatch):
+    build(sums(4))
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    assert len(set(texts(Rows.Config(path="data.jsonl").build(), 3))) == 3
+    monkeypatch.setattr("torchtitan_rl.library.tasks.table._from_hub", lambda path, *_: pytest.fail(path))
+    with pytest.raises(pytest.fail.Exception, match="^org/name$"):
+        Rows.Config(path="org/name").build()
+
+
+def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    with pytest.raises(
+        UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but: .+ Pass a file"
+    ):
+        Rows.Config(path="org/name").build()
+
+
+def test_prompts_over_the_limit_are_left_out_and_told_before_training(build, capsys):
+    task = build(
+        [*sums(9), {"prompt": "long " * 100, "answer": 1}, {"prompt": "longer " * 100, "answer": 1}], held_out_share=0.4
+    )
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
+    stream = PromptStream.Config(max_prompt_tokens=64, read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    assert "longer than prompts.max_prompt_tokens 64 (row" in capsys.readouterr().out
+    assert all(len(prompt.token_ids) <= 64 for prompt in stream.next_batch(30) + stream.held_out(10))
+    assert stream.num_passed_over == 0
+
+
+def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, capsys):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    rows = [{"messages": [turns[0], {**turns[1], "content": f"1 + {i}?"}]} for i in range(3)]
+    task = build(sums(9) + [{"prompt": row["messages"], "answer": 1} for row in rows], held_out_share=0.01)
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300, chat=True)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<|user|>"
+    )
+    tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    assert "3 that the chat template refuses (rows 10, 11, 12)" in capsys.readouterr().out
+    assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
+
+
+def test_a_stream_of_rows_is_the_same_on_every_rank_and_resumes_in_the_middle_of_an_epoch(build):
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
+
+    def stream():
+        return PromptStream.Config(read_ahead=8).build(task=build(sums(20)), tokenizer=tokenizer, seed=3)
+
+    one, other, resumed = stream(), stream(), stream()
+    for _ in range(3):
+        assert [p.text for p in one.next_batch(9)] == [p.text for p in other.next_batch(9)]
+    resumed.load_state_dict(one.state_dict())
+    assert [p.text for p in resumed.next_batch(20)] == [p.text for p in other.next_batch(20)]
+
+
+def test_rows_are_not_held_in_memory_as_python_objects(build):
+    task = build(sums(1000))
+    assert isinstance(task._train.kept, np.ndarray)
+    assert task._train.table._data.cache_files

@@ -1,0 +1,159 @@
+"""sum_digits: its splits, its examples and its one judgement of answers."""
+
+import itertools
+import re
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.task import Example
+from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
+
+
+@pytest.fixture
+def two_integers() -> SumDigits:
+    return SumDigits.Config(max_integers=2).build()
+
+
+def test_splits_of_two_integers_cover_all_and_never_overlap(two_integers):
+    pairs = set(itertools.combinations_with_replacement(range(10, 100), 2))
+    held_out_pool = {pair for pair in pairs if is_held_out(pair)}
+    assert len(pairs) == 4095
+    held_out = {tuple(sorted(e.columns["operands"])) for e in two_integers.held_out_examples(len(held_out_pool))}
+    train = {tuple(sorted(two_integers.train_example(i, seed=0).columns["operands"])) for i in range(30_000)}
+    assert held_out == held_out_pool
+    assert not train & held_out
+    assert len(train) > 0.98 * (len(pairs) - len(held_out_pool))
+    assert 0.1 < len(held_out_pool) / len(pairs) < 0.15
+
+
+def test_order_of_operands_does_not_change_the_split():
+    for operands in itertools.combinations(range(10, 100, 7), 3):
+        assert len({is_held_out(permutation) for permutation in itertools.permutations(operands)}) == 1
+
+
+def test_no_stream_of_any_seed_touches_the_held_out_list():
+    task = SumDigits.Config().build()
+    held_out = {tuple(sorted(e.columns["operands"])) for e in task.held_out_examples(256)}
+    for seed in range(5):
+        assert not held_out & {tuple(sorted(task.train_example(i, seed=seed).columns["operands"])) for i in range(500)}
+
+
+def test_train_example_is_a_pure_function_of_seed_and_index(two_integers):
+    again = SumDigits.Config(max_integers=2).build()
+    stream = [two_integers.train_example(i, seed=3) for i in range(50)]
+    assert stream == [again.train_example(i, seed=3) for i in range(50)]
+    assert stream != [again.train_example(i, seed=4) for i in range(50)]
+
+
+def test_held_out_list_is_fixed_and_a_longer_one_begins_with_the_shorter():
+    task = SumDigits.Config().build()
+    assert task.held_out_examples(100)[:30] == SumDigits.Config().build().held_out_examples(30)
+
+
+def test_more_held_out_examples_than_exist_is_an_error_that_names_the_remedy(two_integers):
+    with pytest.raises(UserError, match="evaluation.num_prompts = 600: expected at most .* raise task.max_integers"):
+        two_integers.held_out_examples(600)
+
+
+def test_examples_have_the_configured_number_of_two_digit_integers():
+    task = SumDigits.Config(min_integers=2, max_integers=4).build()
+    counts = set()
+    for index in range(300):
+        example = task.train_example(index, seed=0)
+        operands = [int(number) for number in re.findall(r"\d+", example.text.split("?")[0])]
+        assert operands == example.columns["operands"]
+        assert all(10 <= operand <= 99 for operand in operands)
+        assert example.expected_answer == str(sum(operands))
+        counts.add(len(operands))
+    assert counts == {2, 3, 4}
+
+
+def test_an_empty_instruction_leaves_the_question_alone():
+    example = SumDigits.Config(max_integers=2, instruction="").build().train_example(0, seed=0)
+    assert re.fullmatch(r"What is \d\d \+ \d\d\?\n", example.text)
+
+
+def test_impossible_range_of_integers_is_an_error():
+    with pytest.raises(UserError, match="task.max_integers = 2: expected between task.min_integers, 3, and 1000"):
+        SumDigits.Config(min_integers=3, max_integers=2).build()
+    with pytest.raises(UserError, match="task.min_integers = 1: expected at least 2"):
+        SumDigits.Config(min_integers=1).build()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("[ANSWER] 132", "132"),
+        ("so it is [ANSWER]\n132.", "132"),
+        ("[ANSWER]132", "132"),
+        ("[ANSWER] 0132", "132"),
+        ("[ANSWER] +132 apples", "132"),
+        ("[ANSWER] -132", "-132"),
+        ("[ANSWER] 132.5", None),
+        ("[ANSWER] 1,320", None),
+        ("[ANSWER] 122 or [ANSWER] 132", "132"),
+        ("[ANSWER] 132 [ANSWER]", None),
+        ("[ANSWER] one", None),
+        ("132", None),
+        ("", None),
+        ("[ANSWER] " + "9" * 5000, None),
+    ],
+)
+def test_extracted_answer(two_integers, text, answer):
+    assert two_integers.extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "form"),
+    [
+        ("[ANSWER] 132", 1.0, 0.2),
+        ("[ANSWER] 122", -1.0, 0.2),
+        ("132", -1.0, 0.0),
+        ("[ANSWER] 132 [ANSWER] 132", 1.0, 0.0),
+        ("[ANSWER] 122 [ANSWER] 132", 1.0, 0.0),
+        ("[ANSWER] 132 [ANSWER] 122", -1.0, 0.0),
+        ("[ANSWER]", -1.0, 0.0),
+    ],
+)
+def test_rewards_of_plain_and_chat_completions(two_integers, text, correct, form):
+    for completion in (text, [{"role": "assistant", "content": text}]):
+        scores = {
+            function.__name__: function(prompts=[""], completions=[completion], expected_answer=["132"])
+            for function in two_integers.reward_functions()
+        }
+        assert scores == {"correct": [correct], "format": [form]}
+
+
+def test_the_reward_and_the_evaluation_judge_alike(two_integers):
+    for text in ("[ANSWER] 132", "[ANSWER] 0132", "[ANSWER] 122", "nothing"):
+        [reward] = two_integers.correct(completions=[text], expected_answer=["132"])
+        assert (reward > 0) == two_integers.is_correct(two_integers.extract_answer(text), "132")
+
+
+def test_a_column_with_a_name_of_the_grader_is_an_error():
+    for name in ("completions", "finish_reasons", "trainer_state"):
+        with pytest.raises(UserError, match=f"Example.columns = .*{name}"):
+            Example(text="", expected_answer="", columns={name: [1]})
+
+
+@pytest.mark.parametrize(("given", "kept"), [(46, "46"), (0.5, "0.5"), (-3, "-3"), ("46", "46")])
+def test_a_number_as_expected_answer_becomes_its_text(given, kept):
+    assert Example(text="", expected_answer=given).expected_answer == kept
+
+
+@pytest.mark.parametrize("given", [None, ["46"], True])
+def test_any_other_expected_answer_is_an_error(given):
+    with pytest.raises(UserError, match="Example.expected_answer = .*expected a text"):
+        Example(text="", expected_answer=given)
+
+
+def test_only_prompts_without_an_instruction_have_a_start_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "torchtitan_rl.library.starts.warm_start.ensure_checkpoint",
+        lambda task, recipe, root: (task.config, recipe.name, root),
+    )
+    assert SumDigits.Config().start_checkpoint(tmp_path) is None
+    harder = SumDigits.Config(max_integers=4, instruction="")
+    assert harder.start_checkpoint(tmp_path) == (debug_task(), "sums", tmp_path)

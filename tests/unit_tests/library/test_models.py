@@ -1,0 +1,127 @@
+"""Each architecture as torchtitan builds it from a folder: the numbers of transformers, and the same weights back."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+from transformers import AutoModelForCausalLM
+
+from tests.parts.tiny import ODD, save_odd_checkpoint
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.policy import build_policy, score_only
+from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def policy_of(folder):
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    spec = spec_from_folder(folder)
+    model = build_policy(
+        spec,
+        parallel_dims=ParallelDims.from_config(parallelism, 1),
+        parallelism=parallelism,
+        training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+        compile_config=CompileConfig(),
+        activation_checkpoint="none",
+        logprob_chunk_tokens=32,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, str(folder))
+    return model, adapter
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("architecture", sorted(ODD))
+def test_log_probabilities_are_those_of_transformers_and_the_weights_come_back(tmp_path, architecture, tie):
+    save_odd_checkpoint(tmp_path, architecture, tie=tie)
+    model, adapter = policy_of(tmp_path)
+    token_ids = torch.randint(0, 130, (96,), generator=torch.Generator().manual_seed(0))  # [T]
+    ours = score_only(model, token_ids, torch.arange(96), token_ids.roll(-1), 1.0)[:-1]  # [T - 1]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        logp = theirs(token_ids[None]).logits[0, :-1].log_softmax(-1)  # [T - 1, V]
+    torch.testing.assert_close(ours, logp.gather(-1, token_ids[1:, None])[:, 0], atol=2e-5, rtol=0)
+
+    stored = load_file(tmp_path / "model.safetensors")
+    back = dict(hf_weights(model, adapter, torch.float32))
+    assert back.keys() == stored.keys() | {"lm_head.weight"}
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+    assert torch.equal(back["lm_head.weight"], back["model.embed_tokens.weight"]) is tie
+
+
+@pytest.mark.parametrize("size", QWEN3_SIZES)
+def test_a_published_size_read_from_its_config_is_torchtitans_own(tmp_path, size):
+    with torch.device("meta"):
+        new_hf_model(qwen3(size)).config.save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "architectures": ["Qwen3ForCausalLM"]}))
+    assert hf_architecture(spec_from_folder(tmp_path).model) == hf_architecture(qwen3(size).model)
+
+
+LLAMA_3_2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": True,
+    "eos_token_id": [128001, 128008, 128009],
+}
+
+
+def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2))
+    spec = spec_from_folder(tmp_path)
+    rope = spec.model.layers[0].attention.rope
+    assert (spec.name, spec.flavor, rope.dim, rope.theta, rope.scaling_factor) == ("llama3", "16x2048", 64, 5e5, 32.0)
+    assert spec.model.norm.eps == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. docs/models.md"),
+        ({"mlp_bias": True}, "has mlp_bias True"),
+        ({"attention_bias": True}, "has attention_bias True"),
+        ({"hidden_act": "gelu"}, "has hidden_act 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "has rope_type 'yarn'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantization_config"),
+        ({"model_type": "nothing"}, "transformers cannot read its config.json"),
+        ({"hidden_size": "big"}, "transformers cannot read its config.json: .*hidden_size"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_scaling": None, "head_dim": 32},
+            "has head_dim 32, not hidden_size / num_attention_heads",
+        ),
+    ],
+)
+def test_what_torchtitan_does_not_compute_is_refused(tmp_path, change, said):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_3_2, **change}))
+    with pytest.raises(UserError, match=f"hf_assets_path = .*{said}"):
+        spec_from_folder(tmp_path)

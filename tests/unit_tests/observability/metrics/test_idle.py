@@ -1,0 +1,38 @@
+import pytest
+
+from tests.parts.observability import group, sample
+from torchtitan_rl.observability.metrics.idle import IdleNotice, likely_reason
+
+
+def equal(**kwargs):
+    return [group(0, sample(0, 0.0, **({"text": "a"} | kwargs)), sample(1, 0.0, **({"text": "b"} | kwargs)))]
+
+
+def test_it_is_said_after_three_such_steps_and_not_before(capsys):
+    notice = IdleNotice()
+    for _ in range(2):
+        notice.see(equal())
+    notice.see([group(0, sample(0, 0.0), sample(1, 1.0))])
+    for _ in range(2):
+        notice.see(equal())
+    assert "nothing to learn" not in capsys.readouterr().out
+    notice.see(equal())
+    assert (
+        "nothing to learn from for 3 steps: in no group do rewards differ. No completion is right"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ([group(0, sample(0, None), sample(1, None))], "No completion has a reward"),
+        (equal(text="same"), "the same text: raise sampling.temperature"),
+        (equal(finish_reason="length"), "cut off at sampling.max_tokens"),
+        (equal(correct=False), "No completion is right"),
+        (equal(correct=True), "Every completion is right"),
+        ([*equal(correct=True), *equal(correct=False)], "either always right or never"),
+    ],
+)
+def test_the_likely_reason(groups, reason):
+    assert reason in likely_reason(groups)

@@ -1,0 +1,379 @@
+"""The metric set: closed-form values, absent keys, and its page in the docs."""
+
+import re
+import time
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.parts.observability import group, sample
+from torchtitan_rl.observability import Recorder, read_rows
+from torchtitan_rl.observability.machine import Speeds, measured_speeds
+from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
+from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
+from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
+from torchtitan_rl.observability.metrics.rewards import (
+    advantage_metrics,
+    group_metrics,
+    participation_metrics,
+    reward_metrics,
+)
+from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
+
+PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
+
+UPDATE = SimpleNamespace(
+    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, flops_per_token=10.0,
+    rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
+)  # fmt: skip
+STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
+SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
+ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
+FOOTPRINT = Footprint(
+    weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32", engine_dtype="bfloat16"
+)
+SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
+
+
+def values(metrics):
+    return {key: float(metric.value) for key, metric in metrics.items()}
+
+
+def tokens(*completions, prompt_idx=0):
+    """A group whose completions have these tokens."""
+    return group(prompt_idx, *(sample(i, token_ids=ids) for i, ids in enumerate(completions)))
+
+
+def judged(*verdicts, prompt_idx=0, **fields):
+    """A group whose completions the task judged so."""
+    return group(prompt_idx, *(sample(i, correct=right, **fields) for i, right in enumerate(verdicts)))
+
+
+def test_reward_statistics_over_rollouts_within_groups_and_of_each_function():
+    groups = [
+        group(0, sample(0, 1.0, breakdown={"right": 1.0}), sample(1, 0.0, breakdown={"right": 0.0})),
+        group(1, sample(0, 3.0, breakdown={"right": 3.0}), sample(1, None, breakdown={"right": None})),
+    ]
+    found = values(reward_metrics(groups))
+    assert (found["reward/mean"], found["reward/min"], found["reward/max"]) == (pytest.approx(4 / 3), 0.0, 3.0)
+    assert found["reward/std"] == pytest.approx((14 / 9) ** 0.5)
+    assert found["reward/group_std"] == (0.5 + 0.0) / 2
+    assert (found["reward/right/p0"], found["reward/right/p50"], found["reward/right/p100"]) == (0.0, 1.0, 3.0)
+    assert "reward/shaped/mean" not in found
+
+
+def test_the_shaped_reward_is_what_advantages_are_made_from_and_no_entropy_is_added():
+    found = values(reward_metrics([group(0, sample(shaped_reward=0.5), sample(1, shaped_reward=1.0))]))
+    assert found["reward/shaped/mean"] == 0.75
+    assert not any("entropy" in key for key in found)
+
+
+def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
+    bonus = {"reward": 0.2}
+    groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
+    found = values(group_metrics(groups))
+    assert found["groups/all_right_fraction"] == 0.25
+    assert found["groups/all_wrong_fraction"] == 0.5
+    assert found["groups/mixed_fraction"] == 0.25
+    assert found["train/accuracy"] == 3 / 7
+
+
+def test_without_a_judgement_the_keys_of_right_and_wrong_are_absent():
+    assert set(group_metrics([judged(None, None)])) == {"groups/zero_variance_fraction"}
+    assert not any("right" in key or "wrong" in key for key in completion_metrics([judged(None)]))
+    assert not any("accuracy" in key or "@" in key for key in evaluation_metrics([judged(None, None)]))
+
+
+def test_zero_variance_is_of_the_rewards():
+    groups = [
+        group(0, sample(0, 1.0), sample(1, 1.0)),
+        group(1, sample(0, 1.0), sample(1, 0.0)),
+        group(2, sample(0, None)),
+    ]
+    assert values(group_metrics(groups))["groups/zero_variance_fraction"] == 0.5
+
+
+def test_advantages_and_participation_are_of_the_completions_in_the_loss():
+    groups = [
+        group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))
+    ]
+    found = values(advantage_metrics(groups) | participation_metrics(groups))
+    assert (found["advantage/mean"], found["advantage/positive_fraction"]) == (-1.0, 0.5)
+    assert found["loss/completion_fraction"] == pytest.approx(2 / 3)
+    assert found["loss/left_out/no_reward"] == pytest.approx(1 / 3)
+    assert advantage_metrics([]) == participation_metrics([]) == {}
+
+
+def test_completions_left_out_as_not_finite_are_one_count_whatever_the_fault():
+    faults = [
+        "not finite: reward function 'f' returned nan",
+        "not finite: the sampler's log-probability of token 17 is -inf",
+        "zero variance",
+    ]
+    found = values(participation_metrics([group(0, *(sample(i, left_out=why) for i, why in enumerate(faults)))]))
+    assert found["nonfinite/completions"] == 2
+    assert {key for key in found if "left_out" in key} == {"loss/left_out/not_finite", "loss/left_out/zero_variance"}
+
+
+def test_completion_lengths_of_all_and_of_those_that_terminated_and_of_right_and_wrong_ones():
+    ends = [(2, "stop", True), (4, "stop", False), (9, "length", False)]
+    members = [sample(i, token_ids=[1] * n, finish_reason=end, correct=right) for i, (n, end, right) in enumerate(ends)]
+    found = values(completion_metrics([group(0, *members)]))
+    assert [found[f"completions/length/{part}"] for part in ("mean", "min", "max")] == [5, 2, 9]
+    assert (found["completions/terminated_length/mean"], found["completions/terminated_length/max"]) == (3, 4)
+    assert (found["completions/right_length/mean"], found["completions/wrong_length/mean"]) == (2, 6.5)
+    assert found["completions/clipped_fraction"] == pytest.approx(1 / 3)
+    assert found["completions/finish_reason/stop"] == pytest.approx(2 / 3)
+    assert (found["completions/tokens"], found["completions/prompt_tokens"], found["completions/count"]) == (15, 6, 3)
+
+
+def test_lengths_count_what_the_policy_sampled_and_not_what_an_environment_wrote():
+    groups = [group(0, sample(token_ids=[1, 2, 3], loss_mask=[True, False, True]))]
+    assert values(completion_metrics(groups))["completions/length/mean"] == 2
+    assert values(diversity_metrics(groups))["diversity/distinct_1/micro"] == 1.0
+    assert values(evaluation_metrics(groups))["evaluation/length"] == 2
+
+
+def test_terminated_lengths_are_absent_when_none_terminated_and_all_keys_without_episodes():
+    found = completion_metrics([group(0, sample(finish_reason="length"))])
+    assert not any("terminated" in key for key in found)
+    assert completion_metrics([]) == diversity_metrics([]) == evaluation_metrics([]) == {}
+
+
+def test_distinct_n_does_not_cross_completion_boundaries():
+    found = values(diversity_metrics([tokens([1, 2], [3, 1, 2])]))
+    assert found["diversity/distinct_1/macro"] == 3 / 5
+    assert found["diversity/distinct_2/macro"] == 2 / 3
+
+
+def test_diversity_macro_is_the_mean_over_groups_and_micro_over_their_n_grams():
+    found = values(diversity_metrics([tokens([1, 1, 1, 1], [1, 1]), tokens([1], [2], prompt_idx=1)]))
+    assert found["diversity/distinct_1/macro"] == pytest.approx((1 / 6 + 1) / 2)
+    assert found["diversity/distinct_1/micro"] == pytest.approx(3 / 8)
+    assert found["diversity/distinct_2/macro"] == pytest.approx(1 / 4)
+    assert found["diversity/jaccard_distance/macro"] == pytest.approx((0 + 1) / 2)
+    assert found["diversity/groups"] == 2
+
+
+def test_mean_pairwise_jaccard_distance_equals_its_definition():
+    completions = [[1, 2, 3, 3], [2, 3, 4], [9], [1, 2, 3], []]
+    pairs = list(combinations([set(ids) for ids in completions if ids], 2))
+    expected = sum(1 - len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+    found = values(diversity_metrics([tokens(*completions)]))
+    assert found["diversity/jaccard_distance/micro"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_large_token_ids_make_no_false_bigrams():
+    found = values(diversity_metrics([tokens([2**17, 0, 1, 2**17 - 1])]))
+    assert found["diversity/distinct_2/micro"] == 1.0
+
+
+def test_diversity_takes_whole_groups_until_its_token_budget():
+    groups = [tokens([1, 2, 3], [1, 2, 3], prompt_idx=p) for p in range(5)]
+    assert values(diversity_metrics(groups, max_tokens=7))["diversity/groups"] == 2
+    assert values(diversity_metrics(groups, max_tokens=1))["diversity/groups"] == 1
+
+
+def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
+    right = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    groups = [
+        group(p, *(sample(s, float(hit), correct=bool(hit), answer="1" if hit else None) for s, hit in enumerate(hits)))
+        for p, hits in enumerate(right)
+    ]
+    found = values(evaluation_metrics(groups))
+    assert found["evaluation/accuracy"] == pytest.approx(3 / 12)
+    assert found["evaluation/mean@4"] == pytest.approx((1 / 4 + 2 / 4 + 0) / 3)
+    by_counting = sum(sum(any(pair) for pair in combinations(hits, 2)) / 6 for hits in right) / 3
+    assert found["evaluation/pass@2"] == pytest.approx(by_counting)
+    assert found["evaluation/pass@4"] == pytest.approx(2 / 3)
+    assert "evaluation/pass@1" not in found
+    assert found["evaluation/format_rate"] == found["evaluation/reward"] == pytest.approx(3 / 12)
+    assert found["evaluation/length"] == 3
+
+
+def test_greedy_evaluation_has_accuracy_alone_and_a_prefix_tells_evaluations_apart():
+    found = evaluation_metrics([judged(True), judged(True, reward=None)], prefix="evaluation/greedy")
+    assert values(found)["evaluation/greedy/accuracy"] == 1.0
+    assert not any("@" in key for key in found)
+
+
+def test_pass_at_the_largest_n_that_is_no_power_of_two_is_there():
+    found = evaluation_metrics([judged(*[True] * 6)])
+    assert {key for key in found if re.search(r"pass@\d+$", key)} == {
+        "evaluation/pass@2",
+        "evaluation/pass@4",
+        "evaluation/pass@6",
+    }
+
+
+def perf(update=UPDATE, seconds=SECONDS, **known):
+    return values(perf_metrics(update, generated_tokens=1000, seconds=seconds, **known))
+
+
+def test_optimizer_and_perf_by_their_formulas():
+    assert values(optimizer_metrics(UPDATE, STATE)) == {
+        "optimizer/grad_norm": 0.5,
+        "optimizer/clipped_fraction": 0.25,
+        "optimizer/update_ratio": 1e-3,
+        "optimizer/learning_rate": 1e-5,
+        "optimizer/step": 7,
+        "optimizer/prompts_seen": 9,
+        "optimizer/tokens_seen": 100,
+    }
+    assert perf(peak_flops=40_000.0, peak_memory_bytes=3 * 2**30) == {
+        "perf/generated_tokens_per_s": 500,
+        "perf/trained_tokens_per_s": 400,
+        "perf/step_tokens_per_s": 200,
+        "perf/mfu": pytest.approx(0.1),
+        "perf/padding_fraction": 0.2,
+        "perf/silent_fraction": 0,
+        "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
+        "perf/peak_memory_gib": 3,
+    }
+
+
+def test_throughput_counts_every_pass_over_the_batch():
+    twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400})
+    found = perf(twice, peak_flops=40_000.0)
+    assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(0.2))
+
+
+def test_tokens_without_a_backward_count_a_third_in_mfu():
+    silent = SimpleNamespace(**{**vars(UPDATE), "silent_tokens": 600})
+    found = perf(silent, peak_flops=40_000.0)
+    assert (found["perf/silent_fraction"], found["perf/mfu"]) == (0.5, pytest.approx(0.1 * 2 / 3))
+
+
+def test_efficiency_is_the_unavoidable_work_over_the_seconds():
+    groups = [tokens([1, 2, 3, 4], [5, 6])]
+    prompt = len(groups[0].prompt.token_ids)
+    found = values(efficiency_metrics(groups, UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT))
+    cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
+    assert found == {
+        "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
+        "efficiency/train": pytest.approx(1200 * 10 / 2 / 4000 / 3.0),
+        "efficiency/sync": pytest.approx(2 * 100 / 2 / 1000 / 0.5),
+    }
+    assert (
+        efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
+        == {}
+    )
+
+
+def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
+    slow = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9.0, memory_bytes_per_s=1000.0)
+    found = efficiency_metrics(
+        [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
+    )
+    assert values(found)["efficiency/decode"] == pytest.approx(6 * 10 / 3 / 2 / 9.0 / 2.0)
+
+
+def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
+    assert values(lost_metrics(UPDATE, seconds=SECONDS)) == {
+        "lost/padding_s": pytest.approx(3.0 * 300 / 1500),
+        "lost/imbalance_s": pytest.approx(3.0 * (1 - 600 / 700)),
+        "lost/waiting_s": 0.25,
+    }
+    nothing = SimpleNamespace(rank_tokens=[0, 0], packed_tokens=0, padding_tokens=0)
+    assert set(values(lost_metrics(nothing, seconds=SECONDS | {"gather": 0.0})).values()) == {0.0}
+
+
+def test_the_machine_is_measured_within_two_seconds_and_once():
+    begin = time.process_time()
+    assert min(measured_speeds()) > 1e8
+    assert measured_speeds() is measured_speeds()
+    assert time.process_time() - begin < 2
+
+
+def test_perf_leaves_out_what_is_not_known():
+    nothing = SimpleNamespace(**{**vars(UPDATE), "rank_tokens": [], "packed_tokens": 0, "trained_tokens": 0})
+    found = perf(nothing, {"generate": 0.0, "train": 0.0, "step": 1.0})
+    assert set(found) == {"perf/step_tokens_per_s", "perf/peak_memory_gib"}
+
+
+def a_step():
+    """Four groups of three, with everything that a metric is made of."""
+    return [
+        group(p, *(sample(s, float(s), correct=s > 1, finish_reason="length" if s else "stop", shaped_reward=0.5,
+                          left_out=None if s else "truncated", token_ids=[1] * (1 + p + s)) for s in range(3)))
+        for p in range(4)
+    ]  # fmt: skip
+
+
+def of_all_ranks(ranks, count, monkeypatch, groups):
+    """What rank 0's flush returns after every one of `count` ranks recorded the same step."""
+    from torchtitan_rl.observability import collector
+    from torchtitan_rl.observability.metrics import step as module
+
+    world = ranks(count)
+    for rank, recorder in enumerate(world.recorders):
+        collector.activate(recorder._collector)
+        monkeypatch.setattr(module, "_rank_and_size", lambda rank=rank: (rank, count))
+        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT)
+        record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
+    values = world.flush(STATE.step)
+    world.recorders[0].close()
+    varying = ("obs/", "perf/peak_memory")
+    return {key: value for key, value in values.items() if not key.startswith(varying)}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_step_recorded_by_several_ranks_is_that_of_one(ranks, monkeypatch, tmp_path, recorder, count):
+    groups = a_step()
+
+    def make(name):
+        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["group_best:1", "random:2"], **config)
+
+    alone = of_all_ranks(make("alone"), 1, monkeypatch, groups)
+    together = of_all_ranks(make("together"), count, monkeypatch, groups)
+    assert together == pytest.approx(alone)
+    rows = [[{**row, "run_id": ""} for row in read_rows(tmp_path / name)] for name in ("alone", "together")]
+    assert rows[0] == rows[1]
+
+
+def test_rows_say_how_stale_the_weights_were_that_sampled_them(ranks, monkeypatch, tmp_path):
+    groups = [group(0, sample(policy_version=2)), group(1, sample(policy_version=3))]
+    of_all_ranks(lambda n: ranks(n, folder=tmp_path, select=["top:9"]), 1, monkeypatch, groups)
+    rows = {(row["split"], row["prompt_idx"]): row["staleness"] for row in read_rows(tmp_path)}
+    assert rows["train", 1] == 0, "step 4 trains the weights of step 3"
+    assert rows["eval_greedy", 1] == 1, "and leaves those of step 4"
+
+
+def test_every_key_is_in_docs_metrics_md_with_its_reduction():
+    metrics = {
+        **reward_metrics(a_step()),
+        **group_metrics(a_step()),
+        **advantage_metrics(a_step()),
+        **participation_metrics(a_step()),
+        **completion_metrics(a_step()),
+        **diversity_metrics(a_step()),
+        **evaluation_metrics(a_step()),
+        **optimizer_metrics(UPDATE, STATE),
+        **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, peak_flops=1.0),
+        **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
+        **lost_metrics(UPDATE, seconds=SECONDS),
+    }
+    documented = documented_keys()
+    for key, metric in metrics.items():
+        key = re.sub(r"@\d+(?=$|_)", "@k", key)
+        key = re.sub(r"finish_reason/\w+", "finish_reason/<reason>", key)
+        key = re.sub(r"left_out/\w+", "left_out/<reason>", key)
+        key = re.sub(r"reward/correct/", "reward/<function>/", key)
+        assert documented.get(key) == metric.reduction, key
+
+
+def documented_keys():
+    """Key -> reduction of every row of the page's tables; a cell may name several keys."""
+    cells = re.findall(r"^\| (`[^|]+`) \|[^|]+\|[^|]+\| ([\w ]+) \|", PAGE.read_text(), re.MULTILINE)
+    return {key: reduction for keys, reduction in cells for key in re.findall(r"`([^`]+)`", keys)}
+
+
+def test_the_console_s_default_patterns_name_documented_keys():
+    elsewhere = ("loss/", "policy/", "ratio/", "sampler/", "maxent/", "semantic_entropy/", "time/")
+    known = " ".join(documented_keys())
+    for pattern in Recorder.Config().console_metrics:
+        if not pattern.startswith(elsewhere):
+            assert pattern.split("*")[0] in known, pattern

@@ -1,0 +1,107 @@
+"""python -m torchtitan_rl.observability.samples: ranked, filtered, siblings, over time, two runs."""
+
+import pytest
+
+from tests.parts.observability import NASTY, group, rows_of, sample
+from torchtitan_rl.observability import Reduce, record_metric
+from torchtitan_rl.observability.samples import main
+
+
+@pytest.fixture
+def run(recorder, tmp_path):
+    """Two runs of three steps: two prompts with three responses each; the other run's are 10 better."""
+
+    def make(name, better=0.0, keep_all_rows=True):
+        one = recorder(folder=tmp_path / name, keep_all_rows=keep_all_rows)
+        for step in (1, 2, 3):
+            groups = [
+                group(p, *(sample(s, better + 10 * p + s + step / 10, text=f"answer {step}-{p}-{s}") for s in range(3)))
+                for p in range(2)
+            ]
+            record_metric("rollout/samples", rows_of(*groups, step=step), Reduce.TABLE)
+            one.flush(step)
+        one.close()
+        return str(tmp_path / name)
+
+    return make
+
+
+def test_without_options_the_last_step_s_rows_are_shown(run, capsys):
+    assert main([run("a")]) == 0
+    output = capsys.readouterr().out
+    assert all(f"answer 3-{p}-{s}" in output for p in range(2) for s in range(3))
+    assert "answer 2-" not in output
+
+
+def test_best_and_worst_rank_the_whole_run_or_a_step(run, capsys):
+    folder = run("a")
+    assert main([folder, "--best", "2", "--worst", "1"]) == 0
+    output = capsys.readouterr().out
+    places = [output.index(text) for text in ("answer 3-1-2", "answer 2-1-2", "answer 1-0-0")]
+    assert places == sorted(places)
+    assert "answer 1-0-1" not in output
+    assert main([folder, "--step", "1", "--best", "1"]) == 0
+    assert "answer 1-1-2" in capsys.readouterr().out
+
+
+def test_siblings_of_a_group_stand_side_by_side(run, capsys):
+    assert main([run("a"), "--group", "1", "--step", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(all(f"answer 2-1-{s}" in line for s in range(3)) for line in lines)
+    assert main([run("b", keep_all_rows=False), "--group", "1"]) == 0
+    assert "keep_all_rows" in capsys.readouterr().out
+
+
+def test_a_group_of_training_and_one_of_evaluation_stand_apart(recorder, tmp_path, capsys):
+    one = recorder(keep_all_rows=True)
+    for split in ("train", "eval_greedy"):
+        rows = rows_of(group(2, sample(0, text=f"of {split}"), text=f"prompt of {split}"), step=4, split=split)
+        record_metric(f"{split}/samples", rows, Reduce.TABLE)
+    one.flush(4)
+    one.close()
+    assert main([str(tmp_path), "--step", "4", "--group", "2"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "siblings" in line or "prompt of" in line]
+    assert [line.split(" · ")[0].strip() for line in lines] == [
+        "eval_greedy", "prompt of eval_greedy", "train", "prompt of train",
+    ]  # fmt: skip
+
+
+def test_one_prompt_over_time(run, capsys):
+    assert main([run("a"), "--prompt", "What is 1 + 1"]) == 0
+    output = capsys.readouterr().out
+    places = [output.index(f"answer {step}-1-0") for step in (1, 2, 3)]
+    assert places == sorted(places)
+    assert "-0-0" not in output
+
+
+def test_two_runs_on_the_same_prompts(run, capsys):
+    assert main([run("a"), "--diff", run("b", better=10.0)]) == 0
+    output = capsys.readouterr().out
+    assert "2 prompts in both runs" in output
+    assert any("score 12.3" in line and "score 22.3" in line for line in output.splitlines())
+
+
+def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_path):
+    folder = run("a")
+    assert main([folder, "--split", "train", "--table", "rollout/samples"]) == 0
+    assert main([folder, "--split", "eval"]) == 1
+    assert main([folder, "--group", "9"]) == 1
+    assert main([str(tmp_path / "nowhere")]) == 2
+    errors = capsys.readouterr().err
+    assert "matches. It has steps 1 to 3 (3 of them), splits train." in errors
+    assert "prompt_idx 9; there are [0, 1]" in errors
+    assert "samples.jsonl does not exist" in errors
+
+
+def test_nasty_output_is_safe_in_every_view(recorder, tmp_path, capsys):
+    one = recorder(keep_all_rows=True)
+    rows = rows_of(group(0, *(sample(s, text=NASTY) for s in range(2))))
+    record_metric("t", rows, Reduce.TABLE)
+    one.flush(1)
+    one.close()
+    views = ([], ["--best", "1"], ["--group", "0"], ["--prompt", "What"], ["--diff", str(tmp_path)])
+    for view in views:
+        assert main([str(tmp_path), *view]) == 0
+        output = capsys.readouterr().out
+        assert not any(harmful in output for harmful in ("\x1b", "\x00", "\u202e"))
+        assert "[/answer]" in output

@@ -1,0 +1,165 @@
+"""Saving and loading whole states through DCP, on one rank: what is written, what is refused, what a failure says."""
+
+import pickle
+import resource
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.resilience import safe_load
+from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.setup.resume import examine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Counter:
+    """A state of a number, a tensor and a text."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"count": torch.tensor(self.value), "json": f'{{"at": {self.value}}}', "rate": 0.5 * self.value}
+
+    def load_state_dict(self, state):
+        self.value = int(state["count"])
+        assert (state["json"], state["rate"]) == (f'{{"at": {self.value}}}', 0.5 * self.value)
+
+
+def checkpointer(folder, value=0, **config):
+    model = torch.nn.Linear(64, 64)
+    torch.nn.init.constant_(model.weight, value)
+    parts = SimpleNamespace(model=model, optimizer=Counter(value), scheduler=Counter(value))
+    config = Checkpointer.Config(**{"interval": 2, **config})
+    return config.build(
+        trainer=parts, prompts=Counter(value), run_state=Counter(value), run_folder=folder, described={"seed": 3}
+    )
+
+
+def test_what_was_saved_is_whole_and_restores_everything(tmp_path):
+    saver, other = checkpointer(tmp_path, 7), checkpointer(tmp_path, 1)
+    assert [saver.save(1), saver.save(2), saver.save(3, last_step=True)] == [False, True, True]
+    folder = saver.folder.steps()[3]
+    assert examine(folder) == ""
+    other.load(folder)
+    assert torch.equal(other.model.model.weight, saver.model.model.weight)
+    assert [state.value for state in other.states.values()] == [7] * 4
+
+
+def test_one_process_reads_a_checkpoint_without_a_warning_that_it_is_alone(tmp_path, recwarn):
+    saver = checkpointer(tmp_path)
+    saver.save(2)
+    safe_load.load({"weight": torch.empty(64, 64)}, saver.folder.steps()[2], no_dist=True)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_the_best_is_saved_when_it_is_found_and_survives(tmp_path):
+    saver = checkpointer(tmp_path, keep_latest_k=1)
+    saver.keep_best(1)
+    assert saver.save(1)
+    for step in range(2, 7):
+        saver.save(step)
+    assert list(saver.folder.steps()) == [1, 6]
+
+
+def test_another_models_checkpoint_is_refused_in_one_line(tmp_path):
+    saver = checkpointer(tmp_path)
+    saver.save(2)
+    other = checkpointer(tmp_path)
+    other.model.model = torch.nn.Linear(32, 32)
+    with pytest.raises(UserError, match="step-2 cannot be loaded: rank 0: ValueError: .*[Ss]ize mismatch") as said:
+        other.load(saver.folder.steps()[2])
+    assert "\n" not in str(said.value)
+
+
+class Malicious:
+    def __reduce__(self):
+        return print, ("this ran",)
+
+
+def test_an_index_that_names_code_is_refused_before_it_runs(tmp_path, capsys):
+    saver = checkpointer(tmp_path)
+    saver.save(2)
+    folder = saver.folder.steps()[2]
+    (folder / ".metadata").write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(UserError, match="the index names builtins.print"):
+        saver.load(folder)
+    assert "this ran" not in capsys.readouterr().out
+
+
+def test_a_value_that_names_code_is_refused_before_it_runs(tmp_path, capsys):
+    saver = checkpointer(tmp_path)
+    saver.states["train_state"].state_dict = lambda: {"json": Malicious()}
+    saver.save(2)
+    with pytest.raises(UserError, match="rank 0: UnpicklingError: Weights only load failed"):
+        saver.load(saver.folder.steps()[2])
+    assert "this ran" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file may grow beyond 8 kB, as on a disk that fills up while a checkpoint is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(signal, "SIGXFSZ", signal.signal(signal.SIGXFSZ, signal.SIG_IGN), raising=False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_costs_no_checkpoint_and_the_next_step_saves_again(tmp_path, full_disk, capsys):
+    saver = checkpointer(tmp_path)
+    assert not saver.save(2)
+    said = capsys.readouterr().out
+    assert "step 2 is not saved: writing it failed" in said
+    assert "tried again after each step, until step 4" in said
+    assert saver.folder.steps() == {}
+    assert not list(saver.folder.path.glob(".writing*"))
+    assert not saver.save(3)
+    with pytest.raises(TrainingStopped, match="step 4 cannot be saved: .*newest checkpoint is none"):
+        saver.save(4)
+    full_disk()
+    assert saver.save(5)
+    assert not saver.save(7)
+
+
+def test_missing_room_is_said_in_bytes_before_anything_is_written(tmp_path, monkeypatch):
+    saver = checkpointer(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(
+        TrainingStopped, match=r"step 3 cannot be saved: the disk of .* lacks 4\d,\d{3} bytes \(0.00 GiB\)"
+    ):
+        saver.save(3, last_step=True)
+    assert saver.folder.steps() == {}
+
+
+def test_a_disk_without_room_for_one_is_wrong_input(tmp_path, monkeypatch):
+    saver = checkpointer(tmp_path)
+    saver.check_room()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(
+        UserError, match=r"dump_folder = .*room for a checkpoint of 5\d,\d{3} bytes, but 4\d,\d{3} bytes are missing"
+    ):
+        saver.check_room()
+
+
+def test_a_vanished_run_folder_stops_the_run(tmp_path):
+    saver = checkpointer(tmp_path / "gone")
+    with pytest.raises(TrainingStopped, match="the run folder .*gone has vanished"):
+        saver.save(3, last_step=True)
+
+
+def test_the_index_is_made_of_known_records_only(tmp_path):
+    saver = checkpointer(tmp_path)
+    saver.save(2)
+    found = safe_load.SafeReader(str(saver.folder.steps()[2])).read_metadata()
+    assert "weight" in found.state_dict_metadata

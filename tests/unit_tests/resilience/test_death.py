@@ -1,0 +1,93 @@
+"""What is said of a process that a signal ended, from the kernel's log and the control groups as machines show them."""
+
+import signal
+
+import pytest
+
+from torchtitan_rl.resilience import death
+
+GIB = 2**30
+KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
+3,1294,6389942981,-;Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB, file-rss:44kB
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine without a kernel log, whose control groups are what this function writes: {file: its text}."""
+    monkeypatch.setattr(death, "V1", tmp_path / "memory")
+    monkeypatch.setattr(death, "V2", tmp_path)
+    monkeypatch.setattr(death, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(death.Witness, "_kernel_log", lambda witness: "")
+    monkeypatch.setattr(death, "node_bytes", lambda: 24 * GIB)
+
+    def show(files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    return show
+
+
+def test_the_kernels_words_on_a_killed_process_are_found():
+    said = death.kernel_says(13289, KERNEL)
+    assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
+    assert death.kernel_says(1328, KERNEL) == ""
+
+
+def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monkeypatch):
+    monkeypatch.setattr(death.Witness, "_kernel_log", lambda witness: KERNEL)
+    said = death.Witness().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
+    assert "out of memory, by the kernel's log (Out of memory: Killed" in said
+    assert "Its peak was 22.6 of the node's 24.0 GiB of memory. Lower" in said
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"own": "4:memory:/job\n0::/\n", "memory/job/memory.oom_control": "under_oom 0\noom_kill 2\n"},
+        {"own": "0::/job\n", "job/memory.events": "oom 5\noom_kill 2\n", "memory.stat": ""},
+        {"own": "4:memory:/docker/5f\n", "memory/memory.oom_control": "oom_kill 2\n"},
+    ],
+    ids=["version 1", "version 2", "a container that is shown its own group as the root"],
+)
+def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_another(machine, files):
+    machine(files)
+    witness = death.Witness()
+    assert "Nothing here tells of too little memory" in witness.explain(7, signal.SIGKILL)
+    machine({name: text.replace("oom_kill 2", "oom_kill 3") for name, text in files.items()})
+    assert witness.explain(7, signal.SIGKILL).startswith(
+        "killed by signal 9 (SIGKILL): out of memory, by its control group's counter."
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"own": "4:memory:/pod/job\n", "memory/pod/memory.limit_in_bytes": "6442450944\n",
+         "memory/pod/job/memory.limit_in_bytes": "9223372036854771712\n"},
+        {"own": "0::/pod/job\n", "pod/memory.max": "6442450944\n", "pod/job/memory.max": "max\n"},
+    ],
+    ids=["version 1", "version 2"],
+)  # fmt: skip
+def test_the_peak_is_held_against_the_narrowest_limit(machine, files):
+    machine(files)
+    told = (
+        "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
+    )
+    assert told in death.Witness().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
+
+
+def test_what_to_lower_goes_by_the_phase(machine):
+    machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
+    witness = death.Witness()
+    machine({"job/memory.events": "oom_kill 1\n"})
+    in_grade = witness.explain(7, signal.SIGKILL, phase="step 3: grade")
+    assert "Lower what the reward functions keep, or grader.workers, num_prompts" in in_grade
+    in_build = witness.explain(7, signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
+    assert "Lower num_prompts_per_step or" in in_build
+
+
+def test_another_signal_is_named_with_the_peak_alone(machine):
+    said = death.Witness().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
+    assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."

@@ -1,0 +1,103 @@
+"""A reward function may print what it likes: a terminal is not flooded, and nothing fails of it."""
+
+import io
+import logging
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.parts.grading import grader, group, rewards
+from torchtitan_rl.resilience.printed import KEPT, SHOWN, bounded_output
+
+
+def chatty(completions, **_):
+    print("x" * 5_000_000)
+    print("y" * 5_000_000, file=sys.stderr)
+    return [1.0] * len(completions)
+
+
+def quiet(completions, **_):
+    print("seen", completions[0])
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_five_megabytes_are_cut_and_counted(workers, capfd):
+    one = grader(chatty, workers=workers)
+    assert rewards(one.score([group("a")])[0].samples) == [1.0]
+    one.close()
+    for text in capfd.readouterr():
+        assert SHOWN < len(text) < SHOWN + 300
+        assert text.rstrip().endswith(
+            "printed 5,000,001 characters here: the first 4,000 are shown, more are in the run's logs/"
+        )
+
+
+def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_reward_functions(capsys):
+    one, a = grader(chatty, workers=1), group("a")
+    with bounded_output("tools and environments"):
+        one.begin(a)
+        while "x" not in (shown := capsys.readouterr().out):
+            time.sleep(0.01)
+    one.score([a])
+    one.close()
+    shown += capsys.readouterr().out
+    assert shown.count("x") == SHOWN
+    assert "tools and environments printed" not in shown
+    assert "reward functions printed 5,000,001 characters here" in shown
+
+
+def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
+    with caplog.at_level(logging.INFO):
+        grader(chatty).score([group("a")])
+    assert [len(record.args[1]) for record in caplog.records if record.name.endswith("printed")] == [KEPT, KEPT]
+
+
+def test_little_is_shown_as_it_is(capsys):
+    grader(quiet).score([group("a")])
+    assert capsys.readouterr().out == "seen a\n"
+
+
+def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys):
+    """As a tool's that was given up: its thread cannot be ended."""
+    given_up, print_now = threading.Event(), threading.Event()
+
+    def overdue():
+        print_now.wait()
+        print("z" * 5_000_000)
+        given_up.set()
+
+    threading.Thread(target=overdue).start()
+    grader(quiet).score([group("a")])
+    print_now.set()
+    given_up.wait()
+    print("our own line")
+    grader(quiet).score([group("a")])
+    shown = capsys.readouterr().out
+    assert shown.count("z") == SHOWN
+    assert "other threads, such as those of calls that were given up, printed 5,000,001 characters here" in shown
+    assert "our own line\n" in shown
+
+
+def test_a_run_logs_only_so_much_of_what_is_printed(caplog, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.resilience.printed.KEPT_OF_RUN", 1_500_000)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            grader(chatty).score([group("a")])
+    logged = [len(record.args[1]) for record in caplog.records if record.name.endswith("printed")]
+    assert logged[::2] == [1_000_000, 500_000, 0]
+
+
+def test_a_reader_who_is_gone_fails_no_reward_and_is_said_once(caplog, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", open(writer, "w"))  # noqa: SIM115  (the test's end closes it)
+    one = grader(chatty)
+    assert [rewards(one.score([group("a")])[0].samples) for _ in range(2)] == [[1.0], [1.0]]
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
+        "stdout takes no more lines ([Errno 32] Broken pipe): training goes on, and is in the run's folder"
+    ]

@@ -1,0 +1,85 @@
+"""--print-config is a file that runs again; --dry-run shows what a run would do and starts nothing."""
+
+import dataclasses
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.starts.sums import sums
+from torchtitan_rl.library.starts.warm_start import make_checkpoint
+from torchtitan_rl.library.tasks.sum_digits import debug_task
+from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+
+
+@pytest.mark.parametrize("name", config_functions())
+def test_the_printed_config_of_every_name_makes_an_equal_config(name, tmp_path):
+    config = load_config(name)
+    config.sampling.n = 5
+    config.grader.weights = {"correct": 0.5}
+    (tmp_path / "printed.py").write_text(as_python(name, config))
+    again = load_config(f"{tmp_path / 'printed.py'}:{name}")
+    assert (again.model_spec and again.model_spec.flavor) == (config.model_spec and config.model_spec.flavor)
+    again.model_spec = config.model_spec  # two builds of one model hold functions that are not equal
+    assert again == config
+
+
+def test_a_printed_config_of_a_file_is_named_after_its_function(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef small():\n    return debug()\n")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"])
+    printed = capsys.readouterr().out
+    assert "def small() -> RunConfig:" in printed
+    assert "num_steps=7," in printed
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("starts") / "start"
+    make_checkpoint(folder, debug_task().build(), 0, dataclasses.replace(sums(), steps=1, batch_size=2))
+    return folder
+
+
+def test_a_dry_run_shows_config_layout_memory_prompts_and_rewards(start, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start)])
+    shown = capsys.readouterr().out
+    assert "def debug() -> RunConfig:" in shown
+    assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replicas; 4 engines on 1 ranks each" in shown
+    assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
+    assert "engine awake" in shown
+    assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
+    lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
+    assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
+    assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
+    assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
+
+
+def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start, capsys):
+    rewards = ["--grader.rewards", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start), *rewards])
+    lines = capsys.readouterr().out.partition("--- rewards")[2].splitlines()
+    found = {
+        line.split()[0]: float(line.partition("overlong ")[2].partition(")")[0]) for line in lines if "overlong" in line
+    }
+    assert found["right"] < found["empty"] == -1 / 8  # the end token alone
+
+
+def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
+    with pytest.raises(UserError, match="sampling.n = 1"):
+        parse_args(["--dry-run", "--config", "debug", "--sampling.n", "1"])
+
+
+def test_a_dry_run_finds_what_the_data_cannot_give(start):
+    options = ["--hf-assets-path", str(start), "--evaluation.num-prompts", "60000"]
+    with pytest.raises(UserError, match="evaluation.num_prompts = 60000: expected at most .* held-out sums of 2 to 2"):
+        parse_args(["--dry-run", "--config", "debug", *options])
+
+
+def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug"])
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,121 @@
+"""Models by their hub name, against a stand-in for the hub on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl.setup.hub import is_hub_name
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """(address, number of requests so far) of a hub with one model, `some/model`, and one that is gated."""
+    source = tmp_path / "source"
+    save_tiny_checkpoint(source)
+    (source / "tokenizer.json").write_text("{}")
+    (source / "pytorch_model.bin").write_text("must not be downloaded")
+    requests = []
+
+    class Hub(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            requests.append(self.path)
+            parts = self.path.split("?")[0].strip("/").split("/")
+            if "gated" in parts:
+                return self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            if "some" not in parts:
+                return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            if "tree" in parts:
+                sizes = {file.name: file.stat().st_size for file in source.iterdir()}
+                tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+                return self.answer(200, json.dumps(tree).encode(), {})
+            if parts[0] == "api":
+                files = [{"rfilename": file.name} for file in source.iterdir()]
+                return self.answer(200, json.dumps({"id": "some/model", "sha": SHA, "siblings": files}).encode(), {})
+            data = (source / parts[-1]).read_bytes()
+            return self.answer(200, data, {"X-Repo-Commit": SHA, "ETag": f'"{parts[-1]}"'})
+
+        do_HEAD = do_GET
+
+        def answer(self, status, data, headers):
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+
+
+PROGRAM = """
+import sys
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup.hub import folder_of
+for name in sys.argv[1:]:
+    try:
+        print(folder_of(name))
+    except UserError as error:
+        print("error:", error)
+"""
+
+
+def folders_of(*names, cache, endpoint, **environment):
+    """What a process, whose libraries read their settings once, makes of names; a line for each."""
+    settings = {"HF_HOME": str(cache), "HF_ENDPOINT": endpoint, **environment}
+    clean = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    command = [sys.executable, "-c", PROGRAM, *names]
+    done = subprocess.run(command, env={**clean, **settings}, capture_output=True, text=True, timeout=120)
+    return [line for line in done.stdout.splitlines() if line.startswith(("/", "error"))] or [done.stderr]
+
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def test_a_model_is_downloaded_once_and_needs_no_network_afterwards(hub, tmp_path):
+    address, requests = hub
+    [folder] = folders_of("some/model", cache=tmp_path, endpoint=address)
+    assert sorted(os.listdir(folder)) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    asked = len(requests)
+    assert asked > 0
+    assert folders_of("some/model", cache=tmp_path, endpoint=NOWHERE) == [folder]
+    os.unlink(f"{folder}/model.safetensors")  # as a download that was interrupted leaves it
+    assert folders_of("some/model", cache=tmp_path, endpoint=address) == [folder]
+    assert os.path.exists(f"{folder}/model.safetensors")
+
+
+def test_what_cannot_be_had_is_told(hub, tmp_path):
+    gated, missing = folders_of("gated/model", "no/model", cache=tmp_path, endpoint=hub[0])
+    assert gated.startswith("error: hf_assets_path = 'gated/model': the model is gated. Accept its terms")
+    assert "no such folder here, and no such model on the hub" in missing
+    [offline] = folders_of("some/model", cache=tmp_path, endpoint=hub[0], HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in offline
+    [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
+    assert "the hub did not give it" in unreachable
+
+
+def test_names_and_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some" / "folder").mkdir(parents=True)
+    assert is_hub_name("Qwen/Qwen3-0.6B")
+    assert not any(map(is_hub_name, ["some/folder", "./assets/model", "/models/x", "~/x", "one", "a/b/c", ""]))

@@ -1,0 +1,78 @@
+"""The computed memory of the shipped configs: their docstrings are true, and what cannot fit says so."""
+
+import re
+
+import pytest
+import torch
+
+import configs.qwen3 as shipped
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup import validation
+from torchtitan_rl.setup.memory import GIB, check_memory, memory_need
+
+H100 = int(79.2 * GIB)
+H200 = int(139.8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_1_7b", 1), ("qwen3_4b", 2), ("qwen3_8b", 4), ("qwen3_14b", 8)]
+)
+def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
+    function = getattr(shipped, name)
+    config = function()
+    check_memory(config, world_size=gpus, gpu_bytes=H100)
+    need = memory_need(config, world_size=gpus, gpu_bytes=H100)
+    stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
+    assert stated is not None
+    assert [int(part) for part in stated.groups()] == [
+        round(sum(parts.values()) / GIB) for parts in (need.awake, need.updating)
+    ]
+
+
+def test_the_smallest_fits_a_24_gib_gpu_with_recomputation():
+    config = shipped.qwen3_0_6b()
+    with pytest.raises(UserError, match=r"activation_checkpoint full"):
+        check_memory(config, world_size=1, gpu_bytes=24 * GIB)
+    config.trainer.activation_checkpoint = "full"
+    check_memory(config, world_size=1, gpu_bytes=24 * GIB)
+
+
+def test_4b_on_one_80_gb_gpu_is_refused_and_fits_an_h200():
+    config = shipped.qwen3_4b()
+    with pytest.raises(UserError, match=r"qwen3 4B on 1 GPUs of 79 GiB does not fit: engine awake .* GiB.*NGPU"):
+        check_memory(config, world_size=1, gpu_bytes=H100)
+    check_memory(config, world_size=1, gpu_bytes=H200)
+
+
+def test_an_engine_share_below_the_weights_is_refused():
+    config = shipped.qwen3_8b()
+    config.generator.gpu_memory_utilization = 0.05
+    with pytest.raises(UserError, match=r"generator\.gpu_memory_utilization 0\.05 .* 15\.3 GiB"):
+        check_memory(config, world_size=8, gpu_bytes=H100)
+
+
+def test_states_are_16_bytes_a_parameter_over_the_ranks_that_share_them():
+    config = shipped.qwen3_4b()
+    one, two = (memory_need(config, world_size=n, gpu_bytes=H100) for n in (1, 2))
+    key = "weights, moments and gradients"
+    assert one.updating[key] == 16 * 4_022_468_096
+    assert two.updating[key] == one.updating[key] / 2
+    config.trainer.parallelism.data_parallel_replicate_degree = 2  # HSDP: each replica holds all
+    config.trainer.parallelism.data_parallel_shard_degree = 1
+    assert memory_need(config, world_size=2, gpu_bytes=H100).updating[key] == one.updating[key]
+
+
+def test_an_engine_that_does_not_sleep_counts_during_the_update_too():
+    config = shipped.qwen3_0_6b()
+    config.generator.sleep = False
+    need = memory_need(config, world_size=1, gpu_bytes=H100)
+    assert need.updating["engine"] == need.awake["engine"]
+
+
+def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setattr(validation, "ON_CPU", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
+    validation.validate(shipped.qwen3_0_6b(), world_size=1)
+    with pytest.raises(UserError, match="does not fit"):
+        validation.validate(shipped.qwen3_4b(), world_size=1)

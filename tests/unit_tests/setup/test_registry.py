@@ -1,0 +1,131 @@
+import os
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+
+EXPECTED = {
+    "debug", "debug_fsdp2", "debug_tp2", "debug_fsdp2_tp2", "qwen3", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b",
+    "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_kl", "debug_bf16",
+}  # fmt: skip
+
+
+def test_every_promised_config_is_registered_and_documented():
+    known = config_functions()
+    assert set(known) >= EXPECTED
+    assert all(function.__doc__ for function in known.values())
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_config_builds(name):
+    config = load_config(name)
+    assert config.to_dict()["num_steps"] == config.num_steps
+
+
+def test_an_unknown_name_is_answered_with_the_closest():
+    with pytest.raises(UserError, match="--config = 'debgu': expected a registered name or .* Did you mean debug"):
+        load_config("debgu")
+
+
+def test_relative_paths_start_where_the_caller_is(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef mine():\n    return debug()\n")
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    name, config = parse_args(["--config", "mine.py:mine", "--dump-folder", "runs/a", "--hf-assets-path", "/models/x"])
+    assert name == "mine.py:mine"
+    assert config.dump_folder == str(tmp_path / "runs/a")
+    assert config.hf_assets_path == "/models/x"
+    assert parse_args(["--config", "debug"])[1].dump_folder == ""  # a new one of the checkout's outputs/
+
+
+def test_a_run_to_resume_is_a_relative_path_too_but_no_step_and_no_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    given = {"other/run": str(tmp_path / "other/run"), "~/run": f"{os.environ['HOME']}/run", "auto": "auto", "7": "7"}
+    assert {path: parse_args(["--config", "debug", f"--resume={path}"])[1].resume for path in given} == given
+
+
+def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    command = ["--config", "debug", "--hf-assets-path", "Qwen/Qwen3-0.6B"]
+    assert parse_args(command)[1].hf_assets_path == "Qwen/Qwen3-0.6B"
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert parse_args(command)[1].hf_assets_path == str(tmp_path / "Qwen/Qwen3-0.6B")
+
+
+FILE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from configs.debug import debug
+from beside import STEPS
+from torchtitan_rl.library.tasks import SumDigits
+
+
+class Task(SumDigits):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        upper: bool = False
+
+
+def mine():
+    config = debug()
+    config.num_steps, config.task = STEPS, Task.Config()
+    return config
+
+
+def nothing(): ...
+"""
+
+
+def test_a_function_in_a_file_with_a_task_of_its_own_and_a_module_beside_it(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    (tmp_path / "beside.py").write_text("STEPS = 7\n")
+    _, config = parse_args(["--config", f"{file}:mine", "--task.upper"])
+    assert (config.num_steps, config.task.upper) == (7, True)
+    for reference, message in {
+        f"{file}:mien": "expected a function of .*Did you mean mine",
+        f"{file}:nothing": "expected a function that returns a RunConfig. It returned None",
+        f"{tmp_path}/other.py:mine": "There is no file",
+        str(file): "expected path/to/file.py:function",
+        f"{tmp_path}/mine.txt:mine": "No module named",
+    }.items():
+        with pytest.raises(UserError, match=f"--config = .*{message}"):
+            load_config(reference)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(UserError, match=r"--config = .*invalid syntax \(broken.py, line 1\)"):
+        load_config(f"{tmp_path}/broken.py:f")
+
+
+def test_a_function_of_a_module():
+    assert load_config("configs.debug:debug").num_steps == 50
+
+
+def test_dotted_overrides_reach_the_chosen_pieces():
+    name, config = parse_args(
+        ["--config", "debug_gspo", "--algorithm.loss.eps-high", "0.01", "--trainer.optimizer.lr", "1e-5"]
+        + ["--trainer.parallelism.tensor-parallel-degree", "2", "--evaluation.sampling.n", "4"]
+    )
+    assert name == "debug_gspo"
+    assert type(config.algorithm.loss).__qualname__ == "Gspo.Config"
+    assert config.algorithm.loss.eps_high == 0.01
+    assert config.trainer.optimizer.lr == 1e-5
+    assert config.trainer.parallelism.tensor_parallel_degree == 2
+    assert config.evaluation.sampling.n == 4
+
+
+def test_no_arguments_mean_debug():
+    assert parse_args([])[0] == "debug"
+
+
+def test_an_unknown_key_ends_with_code_2_and_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
+    assert exit_.value.code == 2
+    assert "--trainer.optimizer.lr" in capsys.readouterr().err
+
+
+def test_a_name_that_is_missing_ends_with_code_2(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(["--config"])
+    assert exit_.value.code == 2
+    assert "expected one argument" in capsys.readouterr().err

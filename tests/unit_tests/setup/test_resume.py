@@ -1,0 +1,92 @@
+"""Which changes of a config a resumed run may not make in silence."""
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.resilience import manifest
+from torchtitan_rl.resilience.checkpoints import CheckpointFolder, find_resume
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.resume import BINDING, _accept, described, examine, was_restarted
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = load_config("debug")
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "tokenizer.json").write_text("{}")
+    config.hf_assets_path = str(tmp_path / "start")
+    return config
+
+
+@pytest.fixture
+def accept(config, tmp_path):
+    """Resumes from a checkpoint of `config` as it was, with `config` as it is."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (10, 20):
+        unfinished = folder.begin(step)
+        (unfinished / ".metadata").write_text("index")
+        folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": described(config)})
+    return lambda: _accept(find_resume(config.resume, tmp_path, examine), config, tmp_path)
+
+
+def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config):
+    told = described(config)
+    assert told["trainer.optimizer"] == "AdamW"
+    assert told["trainer.optimizer.lr"] == 1e-4
+    assert told["model_spec"] == "qwen3 4x256"
+    assert not [value for value in told.values() if " at 0x" in str(value)]
+    assert set(BINDING) <= set(told)
+    assert "dump_folder" not in told
+
+
+def test_an_unchanged_config_says_nothing(accept, capsys):
+    accept()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_harmless_change_is_shown(accept, config, capsys):
+    config.trainer.optimizer.lr = 1e-5
+    config.trainer.parallelism.tensor_parallel_degree = 2
+    accept()
+    assert capsys.readouterr().out == (
+        "changed since step-20: trainer.optimizer.lr 0.0001 -> 1e-05; trainer.parallelism.tensor_parallel_degree 1 -> 2\n"
+    )
+
+
+def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(accept, config, tmp_path, capsys):
+    config.seed = 4
+    config.algorithm.loss.eps_low = 0.3
+    (tmp_path / "start" / "tokenizer.json").write_text("{ }")
+    with pytest.raises(
+        UserError,
+        match=r"resume = 'auto': .*algorithm.loss.eps_low 0.2 -> 0.3 .*; seed 0 -> 4 .*; tokenizer .*--resume-changed",
+    ):
+        accept()
+    config.resume_changed = True
+    accept()
+    assert "seed 0 -> 4" in capsys.readouterr().out
+
+
+def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, config):
+    config.num_steps = 20
+    accept()
+    config.num_steps = 19
+    with pytest.raises(
+        UserError, match="num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it"
+    ):
+        accept()
+
+
+def test_going_back_keeps_the_later_steps_under_another_name(accept, config, tmp_path, capsys):
+    config.resume = "10"
+    accept()
+    assert list(CheckpointFolder(tmp_path).steps()) == [10]
+    assert "later step kept as set-aside-step-20" in capsys.readouterr().out
+
+
+def test_a_job_that_was_started_again_goes_on_whatever_it_was_first_told(monkeypatch):
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        assert not was_restarted()
+        monkeypatch.setenv(name, "1")
+        assert was_restarted()
+        monkeypatch.setenv(name, "0")

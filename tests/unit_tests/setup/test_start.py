@@ -1,0 +1,86 @@
+"""Where a run starts from: the folder, the model in it, its tokenizer."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import SumDigits, Task
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """debug with the tiny model, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    config = load_config("debug")
+    config.model_spec = tiny_spec()
+    return config
+
+
+def test_the_task_makes_one_where_no_folder_is_named(config, monkeypatch):
+    class WithStart(Task.Config):
+        def start_checkpoint(self, cache_root):
+            save_tiny_checkpoint(cache_root / "mine")
+            (cache_root / "mine" / "tokenizer_config.json").write_text("{}")
+            return cache_root / "mine"
+
+    config.task = WithStart()
+    prepare_start(config)
+    assert config.hf_assets_path == "outputs/start_checkpoints/mine"
+
+
+@pytest.mark.parametrize("task", [SumDigits.Config(), Task.Config()])
+def test_without_one_the_error_names_the_field_and_the_remedy(config, task):
+    config.task = task
+    with pytest.raises(UserError, match="hf_assets_path = '': expected a Hugging Face.*--hf-assets-path FOLDER"):
+        prepare_start(config)
+
+
+def test_debug_has_one(config, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda *_: "here")
+    assert config.task.start_checkpoint(None) == "here"
+
+
+def test_a_checkpoint_folder_that_is_missing_incomplete_or_of_another_model(config, tmp_path):
+    config.hf_assets_path = str(tmp_path / "none")
+
+    def says(message: str) -> None:
+        with pytest.raises(UserError, match=f"hf_assets_path = .*{message}"):
+            prepare_start(config)
+
+    says("has no such folder")
+    config.hf_assets_path = str(tmp_path)
+    says("has no config.json")
+    save_tiny_checkpoint(tmp_path)
+    says("has no tokenizer")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    prepare_start(config)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 3, "layer_types": None}))
+    says("num_hidden_layers is 3 in the folder but 2 in the config")
+    (tmp_path / "config.json").write_text("{")
+    says("config.json cannot be read")
+
+
+def test_the_model_is_read_from_the_folder_where_the_config_names_none(config, tmp_path):
+    save_odd_checkpoint(tmp_path, "llama")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    config.model_spec, config.hf_assets_path = None, str(tmp_path)
+    prepare_start(config)
+    assert (config.model_spec.name, config.model_spec.flavor) == ("llama3", "3x72")
+
+
+def test_a_tokenizer_larger_than_the_model_or_without_an_end(tmp_path):
+    make_small_tokenizer(["1 + 1"], vocab_size=260).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    check_tokenizer(tokenizer, 320)
+    with pytest.raises(UserError, match="hf_assets_path = .*vocab_size 100, but it has token id 259"):
+        check_tokenizer(tokenizer, 100)
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="hf_assets_path = .*with an eos_token"):
+        check_tokenizer(tokenizer, 320)

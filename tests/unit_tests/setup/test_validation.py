@@ -1,0 +1,50 @@
+"""Each kind of wrong input is an error that names the field, the value and the remedy."""
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.setup.registry import load_config, parse_args
+from torchtitan_rl.setup.validation import check_model, validate
+
+
+def check(*args: str, world_size: int = 1) -> None:
+    validate(parse_args(["--config", "debug", *args])[1], world_size=world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_debug_is_valid_on_any_number_of_ranks(world_size):
+    assert check(world_size=world_size) is None
+
+
+@pytest.mark.parametrize("args", [["top-p", "0.9"], ["top-k", "20"]])
+def test_evaluation_may_truncate(args):
+    assert check(f"--evaluation.sampling.{args[0]}", args[1]) is None
+
+
+def test_what_the_config_function_must_set_is_named():
+    config = load_config("debug")
+    config.task = None
+    with pytest.raises(UserError, match="task = None: expected one, .*The config function must set it"):
+        validate(config, world_size=1)
+
+
+def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
+    config = load_config("qwen3")
+    validate(config, world_size=1)
+    config.model_spec = small_qwen3(vocab_size=320, head_dim=16, max_seq_len=4096)
+    with pytest.raises(UserError, match="head_dim is one of .* but it is 16"):
+        check_model(config, world_size=1)
+    config.model_spec = small_qwen3(vocab_size=320)
+    with pytest.raises(UserError, match="max_model_len = 768: expected at most the model's 512 positions"):
+        check_model(config, world_size=1)
+
+
+def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
+    def bug(*_, **__):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("torchtitan_rl.core.algorithm.Algorithm.validate_sampling", bug)
+    with pytest.raises(ValueError, match="a bug") as raised:
+        check()
+    assert not isinstance(raised.value, UserError)

@@ -1,0 +1,150 @@
+"""The house: imports lead inwards, no rooms in a circle, a core that one person reads in an afternoon."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
+RINGS = {
+    "core": set(),
+    "cpu": {"core"},
+    "library": {"core"},
+    "observability": {"core"},
+    "resilience": {"core"},
+    "setup": {"core", "cpu", "library", "observability", "resilience"},
+    "report": set(),
+}
+"""Ring: the rings that it may import besides itself. `train.py` alone may import all of them."""
+MOST_CORE_LINES = 6000
+ALGORITHM_MAY_IMPORT = {"algorithm", "config", "errors", "summary", "types"}
+"""Rooms of the core. Besides these: torch, numpy, torchtitan's Configurable and the standard library."""
+
+
+def imports_of(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name below the package) of every import of this package, lazy ones too; not those for type checkers."""
+    tree = ast.parse(file.read_text())
+    for_types = {
+        id(n)
+        for i in ast.walk(tree)
+        if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test)
+        for n in ast.walk(i)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: a relative import"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name.split(".", 1)[1]) for name in found if name.startswith("torchtitan_rl."))
+
+
+def files(package: Path = PACKAGE) -> Iterator[tuple[Path, str]]:
+    """(file, its ring) of every module in a ring."""
+    for file in sorted(package.rglob("*.py")):
+        ring, *rest = file.relative_to(package).parts
+        if rest:
+            yield file, ring
+
+
+def outward_imports(package: Path = PACKAGE) -> list[str]:
+    return [
+        f"{file.relative_to(package)}:{line} imports {name}"
+        for file, ring in files(package)
+        for line, name in imports_of(file)
+        if name.split(".")[0] in RINGS and name.split(".")[0] not in {ring, *RINGS[ring]}
+    ]
+
+
+def room_of(module: str) -> str:
+    """The folder that a module is in; a module right in a ring is a room of its own. Example: "core.generator", "core.types"."""
+    parts = module.split(".")
+    path = PACKAGE
+    for depth, part in enumerate(parts):
+        path /= part
+        if not path.is_dir():
+            return ".".join(parts[: max(depth, 2)])
+    return ".".join(parts)
+
+
+def rooms(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Each room's imports of other rooms."""
+    found: dict[str, set[str]] = {}
+    for file, _ in files(package):
+        room = room_of(".".join(file.relative_to(package).with_suffix("").parts))
+        room = room.removesuffix(".__init__")
+        found.setdefault(room, set()).update(room_of(name) for _, name in imports_of(file))
+        found[room].discard(room)
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of rooms each of which imports, directly or not, every other one."""
+    reached = {room: set() for room in graph}
+    for room in graph:
+        todo = [room]
+        while todo:
+            for other in graph.get(todo.pop(), ()):
+                if other not in reached[room]:
+                    reached[room].add(other)
+                    todo.append(other)
+    in_circle = {room for room in graph if room in reached[room]}
+    return sorted(
+        {tuple(sorted(o for o in in_circle if o in reached[room] and room in reached[o])) for room in in_circle}
+    )
+
+
+def core_lines() -> int:
+    return sum(file.read_text().count("\n") for file in (PACKAGE / "core").rglob("*.py"))
+
+
+def test_imports_lead_inwards():
+    assert outward_imports() == []
+
+
+def test_no_rooms_in_a_circle():
+    assert circles(rooms()) == []
+
+
+def test_generator_and_trainer_do_not_know_each_other():
+    graph = rooms()
+    assert "core.trainer" not in graph["core.generator"]
+    assert "core.generator" not in graph["core.trainer"]
+
+
+def test_the_algorithm_imports_little():
+    graph = rooms()
+    assert {room.removeprefix("core.") for room in graph["core.algorithm"]} <= ALGORITHM_MAY_IMPORT
+
+
+def test_the_core_can_be_read_in_an_afternoon():
+    assert core_lines() <= MOST_CORE_LINES
+
+
+@pytest.mark.parametrize(
+    "code", ["import torchtitan_rl.library.models", "def f():\n    from torchtitan_rl.setup import hub"]
+)
+def test_an_import_outwards_is_found(tmp_path, code):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "room.py").write_text(code)
+    assert len(outward_imports(tmp_path)) == 1
+
+
+def test_an_import_for_type_checkers_is_left_out(tmp_path):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "room.py").write_text("if TYPE_CHECKING:\n    from torchtitan_rl.setup import hub")
+    assert outward_imports(tmp_path) == []
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
+
+
+def test_only_the_entry_point_knows_all_rings():
+    others = [f.name for f in PACKAGE.glob("*.py") if f.name not in ("__init__.py", "train.py")]
+    assert others == []

@@ -1,0 +1,141 @@
+"""Which exit code a rank ends with, and what it says."""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from torchtitan_rl import train
+from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.library.references import load_function
+from torchtitan_rl.setup.registry import config_functions
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `main` in a process of its own, with `training` in place of the run; returns its exit code and its output."""
+
+    def in_child(training, args):
+        terminal = os.open(tmp_path / "terminal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(terminal, 1)
+        os.dup2(terminal, 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115  (in place of pytest's)
+        train._train = training
+        train.main(args)
+
+    def run(training, args=("--config", "debug")):
+        child = multiprocessing.get_context("fork").Process(target=in_child, args=(training, args))
+        child.start()
+        child.join(60)
+        return child.exitcode, (tmp_path / "terminal").read_text()
+
+    monkeypatch.setenv("RANK", "0")
+    config_functions()  # imported once, not in each child
+    return run
+
+
+def raising(error):
+    def training(*_):
+        raise error
+
+    return training
+
+
+def test_a_finished_run_ends_with_0(run):
+    assert run(lambda name, config, output: print(name)) == (0, "debug\n")
+
+
+def test_two_runs_without_torchrun_do_not_meet_at_one_port(run, monkeypatch):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    ports = [run(lambda *_: print(os.environ["MASTER_PORT"]))[1] for _ in range(2)]
+    assert ports[0] != ports[1]
+
+
+def test_wrong_input_ends_with_2_and_its_message_alone(run):
+    assert run(raising(UserError("sampling.n = 1: ..."))) == (2, "error: sampling.n = 1: ...\n")
+    assert run(None, ["--config", "debgu"])[0] == 2
+
+
+def test_a_folder_whose_name_is_no_utf8_can_be_named_in_a_message(run):
+    error = UserError(f"dump_folder: cannot write to {os.fsdecode(b'runs/caf' + bytes([0xE9]))}")
+    assert run(raising(error)) == (2, "error: dump_folder: cannot write to runs/caf\\udce9\n")
+
+
+def test_training_that_stops_itself_ends_with_3(run):
+    assert run(raising(TrainingStopped("the loss is NaN"))) == (3, "stopped: the loss is NaN\n")
+
+
+def test_a_run_whose_folder_is_gone_still_says_why_it_stops(run, tmp_path):
+    def training(name, config, output):
+        output.to_file(tmp_path / "run")
+        shutil.rmtree(tmp_path / "run")
+        raise TrainingStopped("the run folder has vanished")
+
+    assert run(training) == (3, "stopped: the run folder has vanished\n")
+
+
+def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
+    code, said = run(raising(ValueError("of torchtitan's or ours")))
+    assert code == 1
+    assert "Traceback" in said
+    assert "ValueError: of torchtitan's or ours" in said
+
+
+def test_a_traceback_ends_with_the_last_line_that_is_the_users_own(run, tmp_path):
+    (tmp_path / "mine.py").write_text("def f():\n    return [][3]\n\n\nf()\n")
+    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    assert code == 1
+    assert said.endswith(
+        f"IndexError: list index out of range\nThe last line of your own code in it: {tmp_path}/mine.py, line 2\n"
+    )
+
+
+@pytest.mark.parametrize("request_", [0, None, 3])
+def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
+    code, said = run(raising(SystemExit(request_)))
+    assert code == 1
+    assert f"something called sys.exit({request_}) in the middle of the run" in said
+
+
+def test_an_exit_of_the_users_code_is_told_with_its_line(run, tmp_path):
+    (tmp_path / "mine.py").write_text("import sys\n\n\ndef quits():\n    sys.exit(0)\n")
+    quits = load_function(f"{tmp_path}/mine.py:quits", "grader.rewards")
+    code, said = run(lambda *_: quits())
+    assert code == 1
+    assert said.endswith(f"The last line of your own code in it: {tmp_path}/mine.py, line 5\n")
+
+
+@pytest.mark.parametrize("shown", ["1", "none"])
+def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, shown):
+    monkeypatch.setenv("LOG_RANK", shown)
+    assert run(None) == (2, f"error: LOG_RANK = '{shown}': expected a rank, 0 to 0. Leave it out for 0.\n")
+
+
+def test_a_run_that_does_not_fit_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.setup.validation.gpu_memory_bytes", lambda: 2**30)
+    code, said = run(train._train, ["--config", "debug_bf16"])
+    assert code == 2
+    assert "error: qwen3 4x256 on 1 GPUs of 1 GiB does not fit: engine awake" in said
+
+
+def test_help_and_unknown_options_exit_while_parsing(run):
+    assert run(None, ["--list-configs"])[0] == 0
+    assert run(None, ["--nonsense"])[0] == 2
+
+
+def test_a_teardown_that_fails_does_not_make_a_finished_run_a_failure(run):
+    code, said = run(lambda *_: train._close(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
+    assert code == 0
+    assert "the run is complete and saved, but its teardown failed" in said
+    assert "engine core died" in said
+
+
+def test_an_ascii_terminal_shows_other_characters_by_their_numbers():
+    code = "from torchtitan_rl.resilience.rank_output import RankOutput; RankOutput(rank=0, shown_rank='0'); print('caf\\xe9')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "caf\\xe9\n"

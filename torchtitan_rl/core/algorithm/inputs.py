@@ -1,0 +1,78 @@
+"""What a loss, an aggregation and a mismatch correction read: one micro-batch, packed and cleaned."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.types import Normalizers
+
+LOG_RATIO_LIMIT = 20.0
+"""|log ratio| beyond which the exponent is clamped: e^20 is 4.9e8, whose square still fits float32, so that one token
+cannot make the gradient norm infinite. Clamped tokens get no gradient through the ratio and are counted."""
+
+
+class Sequences:
+    """Sums and means over each sequence of a packed row.
+
+    Example: ids = [0, 0, 1, 2] with S = 2 holds two sequences and one padding token.
+    """
+
+    def __init__(self, ids: Tensor, mask: Tensor, num_sequences: int) -> None:
+        """`ids` [T] int64 in [0, S], S on padding; `mask` [T], 1 on loss tokens; `num_sequences` is S."""
+        self.ids = ids
+        self.mask = mask
+        self.num = num_sequences
+        self.lengths = self.sum(torch.ones_like(mask))  # [S] loss tokens of each sequence
+        self.present = self.lengths > 0  # [S] takes part in the loss
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[T] -> [S]: the sum over each sequence's loss tokens."""
+        with_padding = values.new_zeros(self.num + 1)  # [S + 1], the last is padding's
+        return with_padding.index_add(0, self.ids, values * self.mask.to(values.dtype))[: self.num]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[T] -> [S]: the mean over each sequence's loss tokens; 0 for a sequence without any."""
+        return self.sum(values) / self.lengths.clamp(min=1).to(values.dtype)
+
+    def expand(self, values: Tensor) -> Tensor:
+        """[S] -> [T]: each sequence's value on its tokens, 0 on padding."""
+        with_padding = torch.cat([values, values.new_zeros(1)])  # [S + 1]
+        return with_padding[self.ids]  # [T]
+
+
+@dataclass(slots=True, kw_only=True)
+class LossInputs:
+    """One packed micro-batch as the losses see it: T tokens, S sequences. Outside `mask` every [T] tensor is 0."""
+
+    logprobs: Tensor
+    """[T] log pi of each label, with gradient."""
+    old_logprobs: Tensor
+    """[T] log pi_old, no gradient; equal to `logprobs` on the first update of a batch."""
+    advantages: Tensor
+    """[T]"""
+    mask: Tensor
+    """[T] 1.0 on loss tokens."""
+    correction: Tensor
+    """[T] the sampler-mismatch weight, no gradient; 1 without a correction."""
+    sequences: Sequences
+    group_ids: Tensor
+    """[S] int64"""
+    mass: Tensor
+    """[S] `Episode.mass`; 0 where there is none."""
+    normalizers: Normalizers
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """[T] log pi - log pi_old: exactly 0 on the first update, still with the gradient of log pi."""
+        return self.logprobs - self.old_logprobs
+
+    @property
+    def same_group(self) -> Tensor:
+        """[S, S] bool: whether two sequences answer the same prompt."""
+        return self.group_ids[:, None] == self.group_ids[None, :]
+
+
+def safe_exp(log_ratio: Tensor) -> Tensor:
+    """exp with the exponent clamped to +-LOG_RATIO_LIMIT, any shape."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

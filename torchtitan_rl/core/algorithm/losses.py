@@ -1,0 +1,198 @@
+"""Policy losses over packed one-dimensional tensors: of tokens, and the protocol of one that spans groups."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.algorithm.aggregations import Aggregation
+from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
+from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.types import Episode, Group, Metric
+
+
+class Loss(Part, ABC):
+    """What `algorithm.loss` may be: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Either may have controllers."""
+
+    needs_reference: bool = False
+    """Whether it reads the frozen reference's log-probabilities."""
+    controller_inputs: tuple[str, ...] = ()
+    """Keys of the step's merged metrics that `after_update` reads."""
+
+    def validate_group_size(self, n: int) -> None:
+        """Raise UserError for groups of n completions that it cannot work with."""
+
+    @abstractmethod
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        """ "policy", this micro-batch's share of the loss, and the parts of it worth reporting; 0-d each."""
+
+    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
+        """(mean, weight), 0-d each, of what only this loss knows of a micro-batch; called without gradient."""
+        return {}
+
+    def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
+        """What only this loss knows of the step's groups."""
+        return {}
+
+    def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
+        """Move controllers, given the globally merged values of `controller_inputs`."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Controllers' state; empty for a loss without any."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class PolicyLoss(Loss):
+    """A loss of each token, to be minimised. Most write only `__call__`."""
+
+    uses_ratio: ClassVar[bool] = True
+    """Whether the ratio enters the loss; if not, nothing of it is clamped or clipped."""
+    silent_without_advantage: ClassVar[bool] = False
+    """Whether a token whose advantage is 0 has no gradient: such completions then need no backward pass."""
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """The loss of each token, [T]; values outside `inputs.mask` are ignored."""
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        return {"policy": aggregation(self(inputs) * inputs.correction, inputs)}
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        """[T] the log of the ratio the loss uses, before any clamp; by default log rho_t = log pi - log pi_old."""
+        return inputs.log_ratio
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        """[T] the ratio the loss uses, with gradient."""
+        return safe_exp(self.log_ratio(inputs))  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] bool tensors by side ("low", "high", ...): where clipping changes the gradient. Empty: it never clips."""
+        return {}
+
+
+class ListwiseLoss(Loss):
+    """A loss that weighs a group's completions against each other, so a group must lie in one micro-batch.
+
+    It sets mass and advantages itself, in place of `algorithm.advantage`.
+    """
+
+    token_loss: PolicyLoss | None = None
+    """The loss of tokens beside the listwise one, whose ratio and clipping are reported; None: there is none."""
+
+    @abstractmethod
+    def weigh(self, members: list[Episode]) -> None:
+        """Set `mass` (summing to 1) and `advantage` of a group's completions that are in the loss, at least one.
+
+        A group it can learn nothing from it leaves out, saying why in `left_out`.
+        """
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """[S] the loss of each sequence, 0 for one that is not in the loss; their sum is divided by the groups."""
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        return {"policy": self(inputs).sum() / max(inputs.normalizers.num_groups, 1)}
+
+
+class Clip(PolicyLoss):
+    """l_t = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with dual_clip c, for A < 0, min(l_t, -c A).
+
+    PPO arXiv 1707.06347, GRPO arXiv 2402.03300, DAPO (eps_high 0.28) arXiv 2503.14476, dual clip arXiv 1912.09729.
+    """
+
+    silent_without_advantage = True
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PolicyLoss.Config):
+        eps_low: float = number(0.2, above=0, most=1)
+        """Ratios below 1 - eps_low get no gradient where A < 0."""
+        eps_high: float = number(0.2, above=0, most=math.inf)
+        """Ratios above 1 + eps_high get no gradient where A > 0; DAPO's clip-higher is 0.28."""
+        dual_clip: float | None = number(None, above=1, remedy="Use 3, the paper's value.")
+        """Bound on the loss where A < 0, as a multiple of |A|; None for no bound."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        advantages = inputs.advantages  # [T]
+        ratio = self.ratio(inputs)  # [T]
+        bounded = ratio.clamp(1 - self.config.eps_low, 1 + self.config.eps_high)  # [T]
+        losses = -torch.minimum(ratio * advantages, bounded * advantages)  # [T]
+        if self.config.dual_clip is None:
+            return losses
+        ceiling = torch.minimum(losses, -self.config.dual_clip * advantages)  # [T]
+        return torch.where(advantages < 0, ceiling, losses)  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        negative = inputs.advantages < 0  # [T]
+        sides = {
+            "low": (ratio < 1 - self.config.eps_low) & negative,  # [T]
+            "high": (ratio > 1 + self.config.eps_high) & (inputs.advantages > 0),  # [T]
+        }
+        if self.config.dual_clip is not None:
+            sides["dual"] = (ratio > self.config.dual_clip) & negative  # [T]
+        return sides
+
+
+class Gspo(Clip):
+    """The clip loss with the sequence ratio s_i = exp(mean_t (log pi - log pi_old)). GSPO, arXiv 2507.18071.
+
+    The gradient of s_i flows through every token of the sequence. The paper's objective is this with
+    `SeqMeanTokenMean`; its clip range is far narrower than a token ratio's.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Clip.Config):
+        eps_low: float = number(3e-4, above=0, most=1)
+        """Sequence ratios below 1 - eps_low get no gradient where A < 0."""
+        eps_high: float = number(4e-4, above=0, most=math.inf)
+        """Sequence ratios above 1 + eps_high get no gradient where A > 0."""
+
+    def of_sequence(self, inputs: LossInputs) -> Tensor:
+        """[S] log s_i."""
+        return inputs.sequences.mean(inputs.log_ratio)
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        return inputs.sequences.expand(self.of_sequence(inputs))  # [T]
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        return inputs.sequences.expand(safe_exp(self.of_sequence(inputs)))  # [T]
+
+
+class Cispo(PolicyLoss):
+    """l_t = -stopgrad(clamp(rho, floor, cap)) A log pi. CISPO, arXiv 2506.13585.
+
+    The weight is clipped, not the gradient: every token keeps one. Both bounds are absolute, not 1 +- eps.
+    """
+
+    silent_without_advantage = True
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PolicyLoss.Config):
+        cap: float = number(5.0, above=0, most=math.inf)
+        """Largest importance weight (absolute)."""
+        floor: float | None = number(None, least=0, most="cap")
+        """Smallest importance weight (absolute); None for no bound, as in the paper's experiments."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        weight = self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)  # [T]
+        return -weight * inputs.advantages * inputs.logprobs  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        return {"low": ratio < (self.config.floor or 0.0), "high": ratio > self.config.cap}  # [T] each
+
+
+class Reinforce(PolicyLoss):
+    """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
+
+    silent_without_advantage = True
+
+    uses_ratio = False
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -inputs.advantages * inputs.logprobs  # [T]

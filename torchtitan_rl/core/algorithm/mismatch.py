@@ -1,0 +1,87 @@
+"""Corrections for the difference between the sampler and the trainer.
+
+The sampler (vLLM) and the trainer run different kernels, so the tokens come from mu, not from pi_old. A correction is
+a stop-gradient weight made from w = pi_old / mu that multiplies the loss of each token.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
+from torchtitan_rl.core.algorithm.part import Part, number
+
+
+class Correction(NamedTuple):
+    """What a correction does to each token."""
+
+    weight: Tensor
+    """[T] multiplies the token's loss; no gradient."""
+    changed: Tensor
+    """[T] bool, where the importance weight was truncated or masked."""
+
+
+class Mismatch(Part, ABC):
+    """Turns log w = log pi_old - log mu into the weight of each token."""
+
+    @abstractmethod
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        """`log_weight` [T], without gradient, 0 outside the loss mask."""
+
+
+class NoCorrection(Mismatch):
+    """Weight 1 on every token."""
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        return Correction(torch.ones_like(log_weight), torch.zeros_like(log_weight, dtype=torch.bool))  # [T], [T]
+
+
+class TokenTruncate(Mismatch):
+    """min(w_t, cap): truncated importance sampling (TIS)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Mismatch.Config):
+        cap: float = number(2.0, above=0, most=math.inf)
+        """Largest weight."""
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        weight = safe_exp(log_weight)  # [T]
+        return Correction(weight.clamp(max=self.config.cap), weight > self.config.cap)  # [T], [T]
+
+
+class SequenceTruncate(TokenTruncate):
+    """min(w_i, cap), w_i the geometric mean of the sequence's token weights.
+
+    The product over the sequence would make long completions vanish or explode; the geometric mean does not depend on
+    the length.
+    """
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # of [T]
+
+
+class TokenMask(Mismatch):
+    """w_t inside [low, high], else 0: IcePop."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Mismatch.Config):
+        low: float = number(0.5, least=0)
+        """Smallest weight that is kept."""
+        high: float = number(5.0, above="low", most=math.inf)
+        """Largest weight that is kept."""
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        weight = safe_exp(log_weight)  # [T]
+        outside = (weight < self.config.low) | (weight > self.config.high)  # [T]
+        return Correction(torch.where(outside, 0.0, weight), outside)  # [T], [T]
+
+
+class SequenceMask(TokenMask):
+    """w_i inside [low, high], else 0, w_i the geometric mean of the sequence's token weights."""
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)

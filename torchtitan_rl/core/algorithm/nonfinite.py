@@ -1,0 +1,104 @@
+"""Numbers that are not finite never reach the optimizer silently: found, counted, named."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.types import Episode, Member, TrainBatch
+
+
+class NonFiniteError(TrainingStopped, ArithmeticError):
+    """A NaN or infinity where a number was needed; the message names the prompt, the sample and what produced it."""
+
+
+MASK = 'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
+
+POLICY = (
+    "The policy computes it: its weights or activations are not finite. Go on from an earlier checkpoint, with a lower "
+    "trainer.optimizer.lr; where it is the first step, the start checkpoint is broken."
+)
+ENGINE = (
+    "The engine computes it, with weights that are the policy's: an overflow in its dtype. Use generator.dtype float32 to see "
+    "whether it goes away."
+)
+REFERENCE = "The reference computes it: the checkpoint in hf_assets_path holds numbers that are not finite."
+ADVICE = {
+    "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
+    "reward": f"Correct the reward function. {MASK}",
+    "sampler": ENGINE,
+    "reference": REFERENCE,
+    "": POLICY,
+}
+"""What to do, by a word of what is not finite; the first that fits."""
+
+
+def episode_fault(episode: Episode) -> str | None:
+    """What of this episode is not finite before it has an advantage, in words; None when all is well.
+
+    Example: "reward function 'correct' returned nan"
+    """
+    if episode.reward is not None and not math.isfinite(episode.reward):
+        for function, value in episode.scored.reward_breakdown.items():
+            if value is not None and not math.isfinite(value):
+                return f"reward function {function!r} returned {value}"
+        return f"the total reward is {episode.reward}"
+    for whose, logprobs in (("sampler", episode.completion.logprobs), ("reference", episode.reference_logprobs)):
+        if logprobs is None:
+            continue
+        faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
+        if len(faults):
+            return f"the {whose}'s log-probability of token {faults[0]} is {logprobs[faults[0]]}"
+    return None
+
+
+def leave_out(member: Member, fault: str, *, raises: bool) -> None:
+    """Take an episode with a fault out of baseline and loss.
+
+    Raises:
+        NonFiniteError: instead, if `raises`.
+    """
+    if raises:
+        raise NonFiniteError(f"{member.name}: {fault}. {_advice(fault)}")
+    episode = member.episode
+    episode.left_out = f"not finite: {fault}"
+    episode.shaped_reward, episode.advantage, episode.turn_advantages = None, 0.0, None
+
+
+def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    """The [T] tensors that must be finite on loss tokens, by the name that errors give them."""
+    named = {
+        "policy_logprob": logprobs,
+        # No stored log-probs: this is the first update, and pi_old is the policy itself.
+        "old_logprob": logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
+        "sampler_logprob": batch.sampler_logprobs,
+        "entropy": entropy,
+        "advantage": batch.advantages,
+        "reference_logprob": batch.reference_logprobs,
+    }
+    return {name: values for name, values in named.items() if values is not None}
+
+
+def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
+    """[T] bool: loss tokens at which every one of the [T] tensors in `named` is finite."""
+    finite = mask > 0  # [T]
+    for values in named.values():
+        finite = finite & torch.isfinite(values)  # [T]
+    return finite
+
+
+def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
+    """Raise NonFiniteError naming prompt, sample and quantity at the first loss token that is not finite."""
+    fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
+    position = int(fault.nonzero()[0])
+    quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))
+    raise NonFiniteError(
+        f"{batch.members[int(batch.sequence_ids[position])].name}: {quantity} of the token with id "
+        f"{int(batch.labels[position])} (packed position {position}) is {value}. {_advice(quantity)}"
+    )
+
+
+def _advice(fault: str) -> str:
+    return next(advice for word, advice in ADVICE.items() if word in fault)

@@ -1,0 +1,104 @@
+"""The few collectives over small Python values. Everything else is sharded tensors and goes through torch."""
+
+import os
+import pickle
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchtitan.config import CommConfig
+from torchtitan.distributed.utils import init_distributed
+
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+
+T = TypeVar("T")
+
+
+def init_process_group(config: CommConfig) -> None:
+    """NCCL for GPU tensors with gloo beside it for small Python values; gloo alone on a CPU."""
+    if not ON_CPU:
+        from torchtitan.tools.utils import get_local_device
+
+        torch.cuda.set_device(get_local_device())
+    os.environ.pop(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", None
+    )  # torchrun's; torchtitan sets its own and warns of the clash
+    init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
+
+
+def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's list, concatenated in rank order, on every rank of `group` (None: all ranks).
+
+    Arrays inside the items travel as raw buffers and arrive as read-only views of what was received: no copy and no Python
+    object for each element, 4 bytes for an int32 or a float32 and 1 for a bool.
+    """
+    if dist.get_world_size(group) == 1:
+        return mine
+    buffers: list[pickle.PickleBuffer] = []
+    skeleton = pickle.dumps(mine, protocol=5, buffer_callback=buffers.append)
+    parts = [np.frombuffer(part, dtype=np.uint8) for part in (skeleton, *(buffer.raw() for buffer in buffers))]
+    lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
+    rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
+    np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
+    # Broadcasts of exactly these bytes: gloo's all_gather pads to the longest and copies all of it twice more.
+    sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
+    for work in sent:
+        work.wait()
+    return [item for row, of_rank in zip(rows, lengths, strict=True) for item in _unpickled(row.numpy(), of_rank)]
+
+
+def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
+    """One rank's list from its bytes: the pickle first, then its out-of-band buffers, of these lengths."""
+    ends = np.cumsum(lengths)
+    views = [memoryview(row[end - length : end]).toreadonly() for end, length in zip(ends, lengths, strict=True)]
+    return pickle.loads(views[0], buffers=views[1:])
+
+
+def gather(value: Any) -> list[Any] | None:
+    """Every rank's value on rank 0, None elsewhere."""
+    if dist.get_world_size() == 1:
+        return [value]
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, dst=0)
+    return values
+
+
+def broadcast(value: T) -> T:
+    """Rank 0's value on every rank."""
+    holder = [value]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def largest(number: int) -> int:
+    """The largest of all ranks' numbers, on every rank."""
+    if dist.get_world_size() == 1:
+        return number
+    numbers = torch.tensor(float(number))
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    return int(numbers)
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether an error is only the news that another rank is gone, from gloo, NCCL or the store."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Timed out waiting")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def is_rank_0() -> bool:
+    """Whether this is the rank that writes what is written once."""
+    return dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for every rank."""
+    dist.barrier()
+
+
+def close_process_group() -> None:
+    """End distributed work; vLLM's shutdown may already have done it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,233 @@
+"""One step after another: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
+
+Every rank runs this same program. What is small (prompts, completions, rewards, episodes) is equal on every rank; what is
+big (weights, activations, KV cache) is sharded inside `trainer` and `generator`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.device import sample_memory
+from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.events import heartbeat, progress, record_metric, record_metrics, timed
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.core.generator.weight_sync import WeightSync
+from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.core.services import Services
+from torchtitan_rl.core.state import RunState
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
+
+
+@contextmanager
+def _part(name: str) -> Iterator[None]:
+    """A timed part of a step. The memory in use is sampled at its end, where it is the part's peak on a GPU."""
+    with timed(name):
+        yield
+        sample_memory()
+
+
+class Controller(Configurable):
+    """Owns the parts of a run and the order in which they act."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        seed: int = 0
+        """Seed of the data order and the sampling."""
+
+        num_steps: int = 200
+        """Steps of the whole run, those before a resume included."""
+
+        num_prompts_per_step: int = 32
+        """Prompts in one step over all generator replicas; each gets sampling.n completions."""
+
+        sampling: SamplingConfig = field(default_factory=SamplingConfig)
+        generator: Generator.Config = field(default_factory=Generator.Config)
+        weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
+        grader: Grader.Config = field(default_factory=Grader.Config)
+        algorithm: Algorithm.Config = field(default_factory=Algorithm.Config)
+        trainer: Trainer.Config = field(default_factory=Trainer.Config)
+        evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        trainer: Trainer,
+        generator: Generator,
+        grader: Grader,
+        algorithm: Algorithm,
+        evaluation: Evaluation,
+        state: RunState,
+        held_out: list[Prompt],
+        services: Services,
+    ) -> None:
+        """
+        Args:
+            state: where the run stands; the start, or what a checkpoint held.
+            held_out: the prompts of every evaluation, at least one: the weight sync's probe reads the first.
+        """
+        self.config = config
+        self.trainer = trainer
+        self.generator = generator
+        self.grader = grader
+        self.algorithm = algorithm
+        self.evaluation = evaluation
+        self.state = state
+        self.held_out = held_out
+        self.services = services
+        self.weight_sync = config.weight_sync.build()
+        self._saved = False
+
+    def run(self) -> int:
+        """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due.
+
+        What was measured and saved is on disk when it returns: only the teardown is left, in `close`.
+
+        Returns: 0 when training is complete, or the number of the signal that stopped it.
+        """
+        self._begin()
+        stopped = 0
+        while self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up:
+            self.state.step += 1
+            with heartbeat(f"step {self.state.step}"):
+                self._train_step()
+            stopped = comm.largest(self.services.stop.number)
+        if self.evaluation.gives_up:
+            best_by = self.config.evaluation.best_by
+            progress(f"evaluation.stop_after: {best_by} is no longer becoming better; raise it to go on")
+        if stopped or self.evaluation.gives_up:
+            self._stop()
+        self.services.observer.close()
+        comm.barrier()  # a rank that leaves early would look like a failure to the others
+        return stopped
+
+    def evaluate_only(self) -> None:
+        """Evaluate in place of training."""
+        self.sync_weights()
+        with heartbeat("evaluation"):
+            self._evaluate()
+        self.services.observer.close()
+        comm.barrier()
+
+    def _begin(self) -> None:
+        """Give the engine its first weights; evaluate a new run's start, or say where a resumed one goes on."""
+        self.sync_weights()
+        if self.state.step == 0:
+            with heartbeat("evaluation before the first step"):
+                evaluated = self._evaluate_when_due()
+            if evaluated:
+                self.services.observer.flush(0)
+        elif self.state.step >= self.config.num_steps:
+            progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
+        else:
+            progress(f"resuming after step {self.state.step}")
+
+    def _stop(self) -> None:
+        """Save what the last step did not, and say how to go on."""
+        saved = self._saved or self.services.checkpoints.save(self.state.step, last_step=True)
+        how_to_go_on = f"start again with --dump-folder {self.services.run_folder} to go on"
+        progress(f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}")
+
+    def _train_step(self) -> None:
+        """The way of one step."""
+        step, services = self.state.step, self.services
+        with timed("step"):
+            groups = self._collect_episodes()
+            services.stop.arm()
+            with _part("train"):
+                update = self.trainer.update(groups)
+            with _part("sync"):
+                self.sync_weights()
+            self._evaluate_when_due()
+        self.state.count(groups, update)
+        services.observer.step(groups, update, self.state)
+        services.observer.flush(step)
+        # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
+        with timed("checkpoint/save"):
+            self._saved = services.checkpoints.save(step, last_step=step == self.config.num_steps)
+
+    def _collect_episodes(self) -> list[Group[Episode]]:
+        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
+        scored: list[Group[ScoredCompletion]] = []
+        missing = self.config.num_prompts_per_step
+        for round in range(1 + self.algorithm.refill_rounds):
+            fresh = enumerate(self.services.prompts.next_batch(missing), start=len(scored))
+            scored += self._sample([replace(prompt, prompt_idx=i) for i, prompt in fresh], round=round)
+            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored))
+            if missing == 0:
+                break
+        self.generator.sleep()
+        groups = draft_episodes(scored)
+        if self.algorithm.needs_reference:
+            with _part("reference"):
+                self.trainer.score_reference(groups)
+        self.algorithm.assign_credit(groups)
+        return groups
+
+    def _sample(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        round: int = 0,
+        sampling: SamplingConfig | None = None,
+        prefix: str = "",
+    ) -> list[Group[ScoredCompletion]]:
+        """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
+        grades = self.generator.rank_in_replica == 0
+        state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
+        with _part(f"{prefix}generate"):
+            # An evaluation, which has its own sampling, draws alike at every step and on any number of replicas.
+            draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
+            finished = partial(self.grader.begin, state=state) if grades else None
+            mine = self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
+        with timed(f"{prefix}grade"):
+            scored = self.grader.score(mine if grades else [], state=state)
+            record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
+        with timed(f"{prefix}gather"):
+            scored = comm.all_gather_lists(scored)
+        return sorted(scored, key=lambda group: group.prompt.prompt_idx)
+
+    def sync_weights(self) -> None:
+        """Push the policy into the engine, and prove it."""
+        num_bytes = self.weight_sync.push(
+            self.trainer.hf_weights(self.generator.dtype),
+            self.generator,
+            held=self.trainer.held_weights,
+            policy_version=self.state.step,
+            probe=self.held_out[0].token_ids,
+            trainer_logprobs=self.trainer.token_logprobs,
+        )
+        record_metric("sync/bytes", num_bytes, "max")
+
+    def _evaluate_when_due(self) -> bool:
+        """Evaluate when due, and decide by the results; whether it was."""
+        if not self.evaluation.due(self.state.step, self.config.num_steps):
+            return False
+        self.evaluation.conclude(self._evaluate())
+        if self.evaluation.is_best and self.state.step > 0:
+            self.services.checkpoints.keep_best(self.state.step)
+        return True
+
+    def _evaluate(self) -> dict[str, float]:
+        """Sample the held-out prompts in every way that is configured; the evaluation's metrics."""
+        sampled = {}
+        for one, sampling in self.evaluation.passes.items():
+            with timed("evaluate"):
+                scored = self._sample(self.held_out, sampling=sampling, prefix=f"{one.prefix}/")
+            sampled[one] = draft_episodes(scored)
+        return self.services.observer.evaluation(sampled, self.state)
+
+    def close(self) -> None:
+        """Stop the engine, before the process group that it uses."""
+        self.grader.close()
+        self.generator.close()
+        comm.close_process_group()

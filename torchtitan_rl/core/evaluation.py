@@ -1,0 +1,93 @@
+"""Evaluation on held-out prompts: when it is due, how they are sampled, and what the results decide."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.generator import SamplingConfig
+
+
+class EvaluationPass(NamedTuple):
+    """One way of sampling the held-out prompts, and the names its results go by."""
+
+    prefix: str
+    """Of its metrics and its sample table, such as "evaluation"."""
+    split: str
+    """Of its rows: eval_greedy or eval_sampled."""
+
+    @classmethod
+    def named(cls, prefix: str, sampling: SamplingConfig) -> "EvaluationPass":
+        """The pass that samples so."""
+        return cls(prefix, "eval_greedy" if sampling.temperature == 0 else "eval_sampled")
+
+
+class Evaluation(Configurable):
+    """When to evaluate, on how many prompts, sampled how; and what the results decide."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        every: int = 10
+        """Steps between evaluations, besides one before the first step and one after the last; 0 never evaluates."""
+
+        num_prompts: int = 256
+        """How many held-out prompts: always the task's first."""
+
+        sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
+        """Greedy by default."""
+
+        sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
+        """A second pass, with temperature and n > 1, for mean@n and pass@k; its metrics are evaluation/sampled/...
+        n 0: no second pass."""
+
+        best_by: str = ""
+        """A metric of the evaluation, such as evaluation/accuracy: the checkpoint of the step where it is highest is kept
+        beside the newest ones. With a minus sign in front the lowest is best. Empty: none is."""
+
+        stop_after: int = 0
+        """End the run after so many evaluations in a row that are not better than the best by `best_by`; 0: never."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        ways = {"evaluation": config.sampling} | ({"evaluation/sampled": config.sampled} if config.sampled.n else {})
+        self.passes = {EvaluationPass.named(prefix, sampling): sampling for prefix, sampling in ways.items()}
+        self.is_best = False
+        """Whether the last results are the best so far."""
+        self._best: float | None = None
+        self._worse = 0
+        expect(config.stop_after >= 0, "evaluation.stop_after", config.stop_after, "0 or more", "0 never stops.")
+        named = bool(config.best_by) or not config.stop_after
+        expect(named, "evaluation.best_by", "", "a metric, as evaluation.stop_after asks", "Use evaluation/accuracy.")
+        known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by
+        expect(known, "evaluation.best_by", config.best_by, "a metric of the evaluation", "Use evaluation/accuracy.")
+        on = bool(config.every) or not config.best_by
+        expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
+
+    def due(self, step: int, num_steps: int) -> bool:
+        """Whether the policy is evaluated after `step` (0: before the first)."""
+        every = self.config.every
+        return bool(every) and (step % every == 0 or step == num_steps)
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the results have not become better for long enough to end the run."""
+        return bool(self.config.stop_after) and self._worse >= self.config.stop_after
+
+    def conclude(self, metrics: Mapping[str, float]) -> None:
+        """Decide whether these results are the best so far. Raises UserError where `best_by` is none of them."""
+        if not (name := self.config.best_by.removeprefix("-")):
+            return
+        expect(name in metrics, "evaluation.best_by", name, f"one of {sorted(metrics)}", "Correct the name.")
+        value = -metrics[name] if self.config.best_by.startswith("-") else metrics[name]
+        self.is_best = self._best is None or value > self._best
+        self._best = value if self.is_best else self._best
+        self._worse = 0 if self.is_best else self._worse + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know to decide alike."""
+        return {"best": self._best, "worse": self._worse}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best, self._worse = state_dict["best"], state_dict["worse"]

@@ -1,0 +1,280 @@
+"""The colocated vLLM engine: one replica for each `tensor_parallel_degree` ranks, in the trainer's own processes."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.config import TORCH_DTYPE_MAP, Configurable
+
+from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.events import output_of, record_metrics
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.engine_options import engine_options, unlink_shared_memory
+from torchtitan_rl.core.generator.engine_stats import EngineStats
+from torchtitan_rl.core.generator.rollout import Environments, roll_out
+from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.core.generator.turn_engine import TurnEngine
+from torchtitan_rl.core.generator.weight_proof import WeightProof
+from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
+from torchtitan_rl.cpu.engine import adapt_engine, register_norms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Generator(Configurable):
+    """Samples completions from the policy's last synced weights.
+
+    Every rank calls `generate` with the same prompts; each replica answers for its own share.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        tensor_parallel_degree: int = 1
+        """Ranks that share one engine; independent of the trainer's. world size / this = replicas."""
+
+        dtype: Literal["float32", "bfloat16"] = "bfloat16"
+        """Of the engine's weights and arithmetic."""
+
+        max_model_len: int = 2048
+        """Longest prompt plus completion, in tokens."""
+
+        gpu_memory_utilization: float = 0.4
+        """Share of a GPU's memory that the engine may hold while it is awake, beside the trainer's weights and optimizer
+        state, which stay. No effect on a CPU."""
+
+        sleep: bool = True
+        """On a GPU, free the engine's weights and KV cache while the trainer works. No effect on a CPU."""
+
+        enforce_eager: bool = False
+        """Run without CUDA graphs: slower decoding, faster start. A CPU is always eager."""
+
+        max_num_seqs: int = 256
+        """Sequences decoded at once by one replica."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        hf_assets_path: str,
+        tokenizer: "PreTrainedTokenizerBase",
+        sampling: SamplingConfig,
+        seed: int,
+        environments: Environments | None = None,
+    ) -> None:
+        """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
+
+        Args:
+            hf_assets_path: the folder whose config.json describes the model.
+            sampling: used where neither `generate` nor the prompt has one.
+            environments: what answers the policy; None: every completion is one turn.
+        """
+        from vllm import LLM
+
+        self.config = config
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.seed = seed
+        self.environments = environments
+        self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
+        self.policy_version = -1
+        degree = config.tensor_parallel_degree
+        self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
+        self.num_replicas = dist.get_world_size() // degree
+        self._sleeps = config.sleep and not ON_CPU
+        self._asleep = False
+        siblings = range(self.replica * degree, (self.replica + 1) * degree)
+        unlink_shared_memory(siblings, self.rank_in_replica)
+        if ON_CPU:
+            register_norms()
+        self.llm = LLM(
+            model=hf_assets_path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=degree,
+            distributed_executor_backend="external_launcher",
+            enforce_eager=config.enforce_eager or ON_CPU,
+            enable_sleep_mode=self._sleeps,
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
+            enable_prefix_caching=True,
+            disable_log_stats=False,  # for EngineStats
+            seed=seed,
+            **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
+            **engine_options(config.dtype, degree),
+        )
+        unlink_shared_memory(siblings, self.rank_in_replica)
+        if ON_CPU:
+            adapt_engine(self.llm, config.dtype)
+        # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
+        self.llm.llm_engine.output_processor.tokenizer = tokenizer
+        self.stats = self.llm.llm_engine.logger_manager = EngineStats()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TORCH_DTYPE_MAP[self.config.dtype]
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        step: int = 0,
+        round: int = 0,
+        sampling_config: SamplingConfig | None = None,
+        seeded: bool = False,
+        finished: Callable[[Group[Completion]], None] | None = None,
+    ) -> list[Group[Completion]]:
+        """Complete this replica's share of `prompts`: every num_replicas-th, n completions each, in one turn or several.
+
+        Repeatable: the same (seed, step, round, replica, prompts, weights, answers) give the same tokens.
+
+        Args:
+            step: the training step, part of the seed.
+            round: tells several calls of one step apart.
+            sampling_config: instead of the prompt's own and the configured one, for evaluation.
+            seeded: each sample has a seed of its own, so that the number of replicas changes nothing. It costs more.
+            finished: called with each group as its last completion ends, while others are still being sampled.
+        """
+        if self.policy_version < 0:
+            raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
+        mine = prompts[self.replica :: self.num_replicas]
+        if not mine:
+            return []
+        # vLLM's CPU engine samples from torch's RNG and its GPU engine seeds each request from numpy's. Ranks of one replica
+        # must draw the same numbers.
+        seed = _stable_seed(self.seed, step, round, self.replica)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        samplings = [sampling_config or prompt.sampling or self.sampling for prompt in mine]
+        groups = [
+            [self._conversation(prompt, sample_idx, sampling) for sample_idx in range(sampling.n)]
+            for prompt, sampling in zip(mine, samplings, strict=True)
+        ]
+        conversations = [one for group in groups for one in group]
+        whole: dict[int, Group[Completion]] = {}
+        engine = TurnEngine(
+            self.llm, self.tokenizer, self.end_token_ids,
+            seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
+        )  # fmt: skip
+        self.stats.begin()
+        with closing(engine), output_of("tools and environments"):
+            host = self.environments.host(conversations) if self.environments and self.rank_in_replica == 0 else None
+            waits = self.environments is not None and self.environments.wait_for_answers
+            ended = roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
+            for place, group in self._as_they_end(groups, ended):
+                whole[place] = group
+                if finished is not None:
+                    finished(group)
+        if self.rank_in_replica == 0:
+            record_metrics(self.stats.metrics(engine.outputs))
+        return [whole[place] for place in range(len(groups))]
+
+    def _as_they_end(
+        self, groups: list[list[Conversation]], ended: Iterable[int]
+    ) -> Iterator[tuple[int, Group[Completion]]]:
+        """Each group with its place, when the last of its conversations is among those that have ended."""
+        place_of = [place for place, group in enumerate(groups) for _ in group]  # [conversations]
+        going = [len(group) for group in groups]
+        for conversation in ended:
+            place = place_of[conversation]
+            going[place] -= 1
+            if not going[place]:
+                samples = [one.completion(self.policy_version) for one in groups[place]]
+                yield place, Group(prompt=groups[place][0].prompt, samples=samples)
+
+    def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig) -> Conversation:
+        longest_turn = self.environments.max_turn_tokens if self.environments else None
+        return Conversation(
+            prompt=prompt,
+            sample_idx=sample_idx,
+            sampling=sampling,
+            most_in_turn=longest_turn or sampling.max_tokens,
+            most_tokens=self.config.max_model_len,
+        )
+
+    def _share(self, value: Any) -> Any:
+        """The value of this replica's first rank on all of its ranks."""
+        if self.config.tensor_parallel_degree == 1:
+            return value
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return get_tp_group().broadcast_object(value, src=0)
+
+    def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """log μ of token_ids[1:] given what precedes each, at temperature 1, [L - 1]: the engine's side of the sync probe."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        output = self.llm.generate([{"prompt_token_ids": token_ids.tolist()}], params, use_tqdm=False)[0]
+        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer: drop the weights and the KV cache. No effect on a CPU."""
+        if self._sleeps and not self._asleep:
+            self.llm.sleep(level=2)
+            self._asleep = True
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Replace all weights and forget what was cached under the old ones; wakes the engine.
+
+        The weights' memory is taken back first and the KV cache's only afterwards, so that the gathered blocks have room.
+        """
+        if self._asleep:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self._asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM kept its prefix cache after a weight sync; completions would mix old and new weights."
+            )
+        self.policy_version = policy_version
+
+    def weight_proof(self) -> WeightProof:
+        """Of this rank's part of the engine."""
+        degree = self.config.tensor_parallel_degree
+        return self.llm.apply_model(partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree))[0]
+
+    def num_cached_blocks(self) -> int:
+        """Blocks of the KV cache that a prompt's prefix could be read from."""
+        manager = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+        return len(manager.block_pool.cached_block_hash_to_block)
+
+    def close(self) -> None:
+        """Stop the engine; before the process group goes, or its own teardown raises."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
+    """Check that replicas divide the ranks and that each has a prompt.
+
+    Raises:
+        UserError: naming the field, the values and the remedy.
+    """
+    expect(
+        degree >= 1 and world_size % degree == 0, "generator.tensor_parallel_degree", degree,
+        f"a divisor of the {world_size} ranks", "Change it, or NGPU.",
+    )  # fmt: skip
+    replicas = world_size // degree
+    expect(
+        num_prompts >= replicas, "num_prompts_per_step", num_prompts,
+        f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
+        "Raise it.",
+    )  # fmt: skip
+
+
+def _stable_seed(*parts: int) -> int:
+    """A 63-bit seed from integers, the same in every process and version of Python."""
+    digest = hashlib.sha256(",".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,116 @@
+"""The one loop that samples: every conversation goes on by itself, and what ends makes room for what waits."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torchtitan_rl.core.events import timed
+from torchtitan_rl.core.generator.conversation import Answer, Conversation, Opening, Sampled
+from torchtitan_rl.core.types import FinishReason
+
+Share = Callable[[Any], Any]
+"""The value of an engine's first rank, on all its ranks: all must ask the engine for the same, in the same order."""
+
+
+class Engine(Protocol):
+    """What samples: requests go in at any time, and whole turns come out."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
+        """Ask for the conversation's next turn, sampled with a seed of its own or with the draws of the whole batch."""
+
+    def step(self) -> list[Sampled]:
+        """Sample a token of every turn that has a place in the batch; the turns that ended with it."""
+
+
+class Host(Protocol):
+    """The environments of one call's conversations, by place."""
+
+    def openings(self) -> dict[int, Opening]:
+        """What came of every reset."""
+
+    def tell(self, place: int) -> None:
+        """Let the environment answer the policy's last turn."""
+
+    def answers(self, *, wait: bool, all: bool) -> list[Answer]:
+        """What was answered since; with `wait` at least one answer, with `all` every outstanding one."""
+
+    def dismiss(self, place: int, reason: FinishReason) -> None:
+        """Close the environment of a conversation that is over."""
+
+
+class Environments(Protocol):
+    """Makes the environments that answer the policy."""
+
+    max_turn_tokens: int | None
+    """Tokens of one turn; None: no other limit than the completion's."""
+    wait_for_answers: bool
+    """Sample nothing while an environment is asked."""
+
+    def host(self, conversations: list[Conversation]) -> Host:
+        """The environments of these conversations, each new and being reset."""
+
+
+def roll_out(
+    conversations: list[Conversation],
+    engine: Engine,
+    host: Host | None,
+    share: Share,
+    *,
+    wait_for_answers: bool,
+    seeded: bool = False,
+) -> Iterator[int]:
+    """Bring all conversations to their end; the place of each as it ends. One without an environment ends with its first turn.
+
+    Args:
+        host: with the environments begun, on the engine's first rank; None on its other ranks, and where there are none.
+        wait_for_answers: sample nothing while an environment is asked, so that what is in a batch, and with it the last
+            bit of every number, does not depend on time.
+        seeded: sample each conversation with seeds of its own even where all are asked for at once.
+    """
+    with timed("generate/environments"):
+        openings: dict[int, Opening] = share(host and host.openings())
+    # Where all is asked for at once, the order of the batch's draws is the same again, and costs less than seeds.
+    seeded = seeded or bool(openings)
+    for place, opening in (openings or {}).items():
+        _open(place, conversations[place], opening, host)
+    for place, conversation in enumerate(conversations):
+        if conversation.finish_reason is None:
+            engine.add(place, conversation, seeded=seeded)
+        else:
+            yield place
+    asked = 0
+    while engine.busy or asked:
+        for sampled in engine.step() if engine.busy else ():
+            conversation = conversations[sampled.place]
+            conversation.hear_policy(sampled)
+            if conversation.in_turns:
+                asked += 1
+                if host is not None:
+                    host.tell(sampled.place)
+            else:
+                yield sampled.place
+        if not asked:
+            continue
+        with timed("generate/environments"):
+            answers: list[Answer] = share(host and host.answers(wait=not engine.busy, all=wait_for_answers))
+        asked -= len(answers)
+        for answer in answers:
+            conversations[answer.place].hear_environment(answer)
+            if answer.end is None:
+                engine.add(answer.place, conversations[answer.place], seeded=seeded)
+            else:
+                yield answer.place
+
+
+def _open(place: int, conversation: Conversation, opening: Opening, host: Host | None) -> None:
+    """Give a conversation the prompt with what its environment said first, or end it: it failed, or there is no room."""
+    conversation.in_turns = True
+    conversation.prompt, conversation.error = opening
+    if opening.error is not None:
+        conversation.finish_reason = "env_error"
+    elif conversation.room() <= 0:
+        conversation.finish_reason = "max_tokens"
+        if host is not None:
+            host.dismiss(place, "max_tokens")

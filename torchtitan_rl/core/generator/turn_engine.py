@@ -1,0 +1,86 @@
+"""vLLM's engine in this process: requests go in at any time, and whole turns come out when they end."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm import LLM, RequestOutput
+
+
+class TurnEngine:
+    """Samples the turns of one `Generator.generate` call, on each rank of the engine alike."""
+
+    def __init__(
+        self,
+        llm: "LLM",
+        tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: list[int],
+        *,
+        seed: Callable[[Conversation], int],
+    ) -> None:
+        """
+        Args:
+            seed: of a conversation's next turn.
+        """
+        self._engine = llm.llm_engine
+        self._tokenizer = tokenizer
+        self._end_token_ids = end_token_ids
+        self._seed = seed
+        self._under_way: set[str] = set()
+        self.outputs: list[RequestOutput] = []
+        """Of all turns so far, for their timings."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn that was asked for has not ended."""
+        return self._engine.has_unfinished_requests()
+
+    def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
+        """Ask for the conversation's next turn; with a seed of its own, or one that draws from the process's random state."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = conversation.sampling
+        params = SamplingParams(
+            max_tokens=conversation.room(),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=self._seed(conversation) if seeded else None,
+            stop=sampling.stop,
+            stop_token_ids=[*self._end_token_ids, *sampling.stop_token_ids],
+            logprobs=0,  # the sampled token's
+            flat_logprobs=True,  # one list of numbers a turn, no object a token
+            detokenize=bool(sampling.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        self._under_way.add(str(place))
+        self._engine.add_request(str(place), tokens_input(conversation.context), params)
+
+    def step(self) -> list[Sampled]:
+        """Sample a token of every turn in the batch; the turns that it ended."""
+        ended = self._engine.step()
+        self.outputs += ended
+        self._under_way -= {output.request_id for output in ended}
+        return [self._sampled(output) for output in ended]
+
+    def close(self) -> None:
+        """Give up what has not ended, so that the engine is free for the next call."""
+        self._engine.abort_request(list(self._under_way))
+
+    def _sampled(self, output: "RequestOutput") -> Sampled:
+        [turn] = output.outputs
+        if turn.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vLLM ended a turn with finish_reason {turn.finish_reason!r}; expected stop or length.")
+        return Sampled(
+            place=int(output.request_id),
+            token_ids=turn.token_ids,
+            logprobs=turn.logprobs.logprobs,
+            text=self._tokenizer.decode(turn.token_ids, skip_special_tokens=True),
+            finish_reason=turn.finish_reason,
+        )

@@ -1,0 +1,130 @@
+"""Copy the policy's weights into the engine, in process, and prove that they arrived."""
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchtitan.config import Configurable
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.weight_proof import WeightProof
+from torchtitan_rl.core.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.trainer.held_weights import HeldWeights
+
+Weights = Iterable[tuple[str, Tensor]]
+
+MAX_DIFF = {torch.float32: 1e-4, torch.bfloat16: 0.5}
+"""What a probed token's log-probability may differ by when nothing is known of this run. About 1e-6 is seen in float32;
+bfloat16 rounds differently in two implementations, by tenths on unlikely tokens."""
+
+NOISE_FACTOR = 20.0
+"""How many times the median of the run's own probes is no longer noise."""
+
+
+class WeightSyncError(TrainingStopped):
+    """After a sync, the engine does not hold the policy's weights, or computes something else with them."""
+
+
+class WeightSync(Configurable):
+    """Pushes weights, proves each push (see weight_proof.py) and probes, now and then, that both sides compute the same.
+
+    The proof sees every tensor and no rounding. The probe sees what the proof cannot: another model, another prefix of the
+    vocabulary, a rotary base. Ways to be silently wrong that do not arise: the engine's own layer-wise reload is used,
+    because on a CPU `load_weights` alone leaves the packed copies as they were; an iterator is always given, because
+    `reload_weights` without one reloads the checkpoint on disk; and the prefix cache is dropped, and looked into.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        check_interval: int = 50
+        """Pushes between two probes; 0 probes only the first. Every push is proven in any case."""
+
+        max_diff: float | None = None
+        """Largest allowed difference of a probed token's log-probability; None: 1e-4 with a float32 engine and 0.5 with a
+        bfloat16 one. After the third probe also 20 times the median of the run's own, if that is less."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._num_pushes = 0
+        self._proof: WeightProof | None = None
+        self._probes: deque[float] = deque(maxlen=20)
+
+    def push(
+        self,
+        weights: Weights,
+        generator: Generator,
+        *,
+        held: "HeldWeights",
+        policy_version: int,
+        probe: IntArray,
+        trainer_logprobs: Callable[[IntArray], FloatArray],
+    ) -> int:
+        """Load every weight into the engine and return their bytes; collective, like the iterator.
+
+        Args:
+            weights: (Hugging Face name, full tensor in the generator's dtype), all of them, tied ones under both names.
+                Consumed lazily, so it may gather one block at a time.
+            held: reads the policy's own shards.
+            policy_version: recorded on every completion sampled from here on.
+            probe: token ids [L] that both sides score when a check is due.
+            trainer_logprobs: the policy's log-probability of probe[1:], [L - 1].
+
+        Raises:
+            WeightSyncError: on every rank, naming the tensors, when the engine does not hold what the policy does; or when
+                the probe differs.
+        """
+        if self._proof is None:
+            self._proof = generator.weight_proof()
+        sizes: list[int] = []  # bytes of each
+        generator.load_weights(_counted(self._proof.watch(weights, held), sizes), policy_version=policy_version)
+        self._check_arrival(generator)
+        interval = self.config.check_interval
+        if self._num_pushes == 0 or (interval and self._num_pushes % interval == 0):
+            self._check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
+        self._num_pushes += 1
+        return sum(sizes)
+
+    def _check_arrival(self, generator: Generator) -> None:
+        faults = self._proof.faults()
+        if cached := generator.num_cached_blocks():
+            faults.append(f"the prefix cache kept {cached} blocks of the old weights")
+        if not comm.largest(len(faults)):
+            return
+        # On all ranks: one that stopped alone would leave the others waiting.
+        faults = list(dict.fromkeys(comm.all_gather_lists(faults)))
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise WeightSyncError(
+            f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: "
+            f"{'; '.join(faults[:3])}{more}. Nothing was sampled with them."
+        )
+
+    def _check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
+        """Both [L - 1]."""
+        diff = float(np.abs(engine - trainer).max(initial=0.0))
+        limit, whose = MAX_DIFF[dtype] if self.config.max_diff is None else self.config.max_diff, "weight_sync.max_diff"
+        if len(self._probes) >= 3:
+            noise = max(NOISE_FACTOR * statistics.median(self._probes), MAX_DIFF[dtype] / 10)
+            if noise < limit:
+                limit, whose = noise, f"{NOISE_FACTOR:g} x the median of {len(self._probes)} probes before"
+        if not diff <= limit:
+            raise WeightSyncError(
+                f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "
+                f"trainer's by {diff:.3g}, over {whose}, {limit:.3g}, though every weight arrived: the two implementations "
+                "compute different models (rotary base, norm epsilon, an order of rows in the checkpoint's conversion)."
+            )
+        self._probes.append(diff)
+
+
+def _counted(weights: Weights, sizes: list[int]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        sizes.append(tensor.nbytes)
+        yield name, tensor

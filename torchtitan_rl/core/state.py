@@ -1,0 +1,41 @@
+"""The small state of a run that its checkpoints hold beside the tensors."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+from torchtitan_rl.core.trainer.trainer import UpdateReport
+from torchtitan_rl.core.types import Episode, Group
+
+
+class RunState(Stateful):
+    """The step, counters, and whatever else has `state_dict` / `load_state_dict`; equal on every rank.
+
+    Stored as one JSON text, so that a part may gain or lose entries between versions without breaking a checkpoint.
+    """
+
+    COUNTERS = ("step", "optimizer_steps", "prompts_seen", "tokens_seen")
+
+    def __init__(self, **parts: Any) -> None:
+        self.step = self.optimizer_steps = self.prompts_seen = self.tokens_seen = 0
+        self.parts = parts
+
+    def count(self, groups: Sequence[Group[Episode]], update: UpdateReport) -> None:
+        """Add a step's work to the counters."""
+        self.optimizer_steps += update.optimizer_steps
+        self.prompts_seen += len(groups)
+        self.tokens_seen += update.trained_tokens
+
+    def state_dict(self) -> dict[str, Any]:
+        counters = {name: getattr(self, name) for name in self.COUNTERS}
+        return {"json": json.dumps({**counters, **{name: part.state_dict() for name, part in self.parts.items()}})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = json.loads(state_dict["json"])
+        for name in self.COUNTERS:
+            setattr(self, name, state[name])
+        for name, part in self.parts.items():
+            if name in state:
+                part.load_state_dict(state[name])

@@ -1,0 +1,125 @@
+"""What the sampler sampled is what the optimizer sees: measured on every token, and a reason to stop."""
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.config import Configurable
+
+from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.types import FloatArray, TrainBatch
+
+EDGES = np.logspace(-8, 2, 101)
+"""Of the histogram's bins; a quantile read from it is at most a quarter too high."""
+
+GROWTH, HISTORY, FIRST = 20.0, 20, 3
+"""A step's mean or 99th percentile may be this many times the median of the run's last steps, so many, from the third on."""
+
+FLOORS = {"mean": 1e-3, "p99": 2e-2}
+"""What is never a reason to stop: bfloat16's noise has the size of how unsure the policy is, which changes."""
+
+
+class LogprobGateError(TrainingStopped):
+    """Trainer and sampler disagree on the tokens that were sampled. The optimizer has not stepped."""
+
+
+@dataclass
+class LogprobDiffs:
+    """The distribution of |log π(token) - log μ(token)| over a batch's sampled tokens, additive over micro-batches and ranks."""
+
+    counts: FloatArray = field(default_factory=lambda: np.zeros(len(EDGES) + 1))  # [bins]
+    total: float = 0.0
+    largest: float = 0.0
+    """Infinite if any is NaN."""
+
+    def add(self, values: FloatArray) -> None:
+        """Args: values: [tokens]; those that are not finite count for `largest` alone."""
+        finite = values[np.isfinite(values)]
+        self.counts += np.bincount(np.searchsorted(EDGES, finite), minlength=len(self.counts))
+        self.total += float(finite.sum(dtype=np.float64))
+        if len(values):
+            self.largest = max(self.largest, math.inf if np.isnan(values).any() else float(values.max()))
+
+    def merged(self, group: dist.ProcessGroup | None) -> "LogprobDiffs":
+        """Over the ranks of `group` (None: this rank alone), the same on each. Collective."""
+        if group is None:
+            return self
+        sums = torch.tensor([*self.counts, self.total], dtype=torch.float64, device=DEVICE_TYPE)
+        largest = torch.tensor(self.largest, dtype=torch.float64, device=DEVICE_TYPE)
+        dist.all_reduce(sums, group=group)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        *counts, total = sums.tolist()
+        return LogprobDiffs(np.array(counts), total, float(largest))
+
+    def summary(self) -> dict[str, float]:
+        """{"mean": ..., "p99": ...}; empty without tokens."""
+        number = self.counts.sum()
+        if not number:
+            return {}
+        bin_of_p99 = int(np.searchsorted(self.counts.cumsum(), 0.99 * number))
+        return {"mean": self.total / number, "p99": float(EDGES[min(bin_of_p99, len(EDGES) - 1)])}
+
+
+class LogprobGate(Configurable):
+    """Stops the run before the first update of a batch whose sampled tokens trainer and sampler see differently.
+
+    By default the distribution is held against the run's own steps before, which needs no bound for a dtype or a model.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        max_diff: float | None = None
+        """Largest allowed difference of one token's log-probability; None sets no limit on single tokens. fp32 stays under
+        1e-4; bf16 differs by tenths on rare tokens."""
+
+        distribution: bool = True
+        """Stop when the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
+        steps (and over 0.001, or 0.02): weights or a cache that are not the policy's any more, whatever the dtype."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS}
+
+    def check(self, diffs: LogprobDiffs) -> None:
+        """Raise LogprobGateError when `diffs`, the same on every rank, are over a bound (or NaN)."""
+        limit = self.config.max_diff
+        if limit is not None and not diffs.largest <= limit:
+            raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
+        for name, value in diffs.summary().items():
+            before = self._before[name]
+            median = statistics.median(before) if len(before) >= FIRST else math.inf
+            if self.config.distribution and value > max(GROWTH * median, FLOORS[name]):
+                raise _error(name, value, f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before")
+            before.append(value)
+
+
+def _error(which: str, value: float, bound: str) -> LogprobGateError:
+    return LogprobGateError(
+        f"sampler/logprob_diff/{which} is {value:.3g}, over {bound}: the sampler did not sample from the policy that is being "
+        "trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer does not mirror, or top_p / "
+        "top_k truncation. The update was not applied."
+    )
+
+
+def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
+    """Set `logprob_diff`, its mean and max of the batch's episodes; the absolute differences, [loss tokens].
+
+    Args:
+        logprobs: [T] log π of the policy that sampled.
+    """
+    counted = batch.loss_mask.cpu().numpy() > 0  # [T]
+    signed = (logprobs - batch.sampler_logprobs).cpu().numpy()[counted]  # [loss tokens]
+    lengths = np.bincount(batch.sequence_ids.cpu().numpy()[counted], minlength=len(batch.members))  # [S]
+    for member, diff in zip(batch.members, np.split(signed, np.cumsum(lengths))[:-1], strict=True):
+        if len(diff):
+            values = np.abs(diff)
+            member.episode.logprob_diff = diff
+            member.episode.logprob_diff_mean = float(values.mean(dtype=np.float64))
+            member.episode.logprob_diff_max = float(values.max())  # NaN counts as the largest
+    return np.abs(signed)  # [loss tokens]

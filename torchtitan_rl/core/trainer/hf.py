@@ -1,0 +1,107 @@
+"""Between the sharded policy and Hugging Face's layout: load a folder, yield full weights block by block."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common import TransformerBlock
+from torchtitan.models.common.attention import FusedQKVLinear
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
+
+from torchtitan_rl.core.errors import UserError
+
+
+@torch.no_grad()
+def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
+    """Read a checkpoint folder's safetensors into the sharded model; each rank reads what it holds.
+
+    Raises:
+        UserError: when a tensor is missing or has another shape, naming it.
+    """
+    state = adapter.to_hf(model.state_dict())
+    reader = adapter.get_hf_storage_reader(hf_assets_path)
+    stored = reader.read_metadata().state_dict_metadata
+    missing = sorted(set(state) - set(stored))
+    reshaped = [name for name in state.keys() & stored.keys() if tuple(stored[name].size) != tuple(state[name].shape)]
+    if missing or reshaped:
+        raise UserError(
+            f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "
+            f"{len(missing)} tensors missing {missing[:3]}, {len(reshaped)} of another shape {sorted(reshaped)[:3]}. "
+            "Download the checkpoint again, or pass the folder of the configured model."
+        )
+    dcp.load(state, storage_reader=reader)
+    model.load_state_dict(adapter.from_hf(state), strict=False)
+
+
+@torch.no_grad()
+def hf_weights(
+    model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, full tensor in `dtype`) for every weight; tied ones under both names.
+
+    Collective: every rank must consume it at the same pace. Each tensor is cast before it is gathered, and only one block's
+    tensors are held at a time.
+
+    Args:
+        whole_blocks: FSDP gathers a layer in one collective, as for a forward; for the forward's dtype alone.
+    """
+    for prefix, block in blocks_of(model):
+        if prefix == "lm_head." and model.enable_weight_tying:
+            continue  # it goes with the embedding
+        with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
+            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
+            yield from to_hf(model, adapter, prefix, block, state)
+
+
+@contextmanager
+def _unsharded(block: FSDPModule) -> Iterator[None]:
+    block.unshard()
+    try:
+        yield
+    finally:
+        block.reshard()
+
+
+def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Each parameter that `hf_weights` exports, with its names and the rows of the parameter that are under each.
+
+    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    """
+    for prefix, block in blocks_of(model):
+        for name, parameter in block.named_parameters():
+            rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+            exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+            yield parameter, {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
+
+
+def to_hf(
+    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """One block's tensors under their Hugging Face names; tied ones under both."""
+    for name, module in block.named_modules():
+        if isinstance(module, FusedQKVLinear):  # torchtitan's own hook, which otherwise gathers in the master dtype
+            FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
+    weights = adapter.to_hf(state)
+    if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    yield from weights.items()
+
+
+def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """(prefix of its parameters' names, module) of the embedding, each layer, the norm and the head."""
+    for name, child in model.named_children():
+        if name == "layers":
+            yield from ((f"layers.{i}.", layer) for i, layer in child.named_children())
+        else:
+            yield f"{name}.", child
+
+
+def _gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = parameter.detach().to(dtype)
+    return cast.full_tensor() if isinstance(cast, DTensor) else cast

@@ -1,0 +1,344 @@
+"""Log-probabilities and entropies straight from hidden states: [T, V] logits never exist for T tokens at once.
+
+Notation: T tokens, D hidden size, V vocabulary, Vs the vocabulary rows on this tensor-parallel rank. Logits exist as tiles of C
+tokens by R vocabulary rows. Temporaries, in bytes: two tiles of 4 C R; a tile in the operands' dtype in the backward; on a CPU
+the tile's part of a bfloat16 weight in float32, 4 R D, and the hidden states so, 4 T D; the sums of the backward, 4 T D and
+4 R D; statistics of 16 T for each of the Vs / R blocks. The gradient of the weight itself is in the weight's dtype. From the
+forward to the backward, of as many blocks as SAVED_BYTES hold, what the softmax is made from, in the operands' dtype.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torchtitan.models.common.linear import Linear
+
+from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.core.trainer.kept_gradients import KeptGradient, kept_gradient
+
+LOG2_E = math.log2(math.e)
+
+SAVED_BYTES = 10**9 if ON_CPU else 0
+"""Of exponentials that one forward may leave for its backward, which makes a block's logits again where there are none: a CPU's
+slowest product, and memory that a GPU has better uses for."""
+
+
+def _all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    if group is not None:
+        dist.all_reduce(t, op=op, group=group)
+    return t
+
+
+def _wide(t: Tensor) -> Tensor:
+    """A factor of `_product`: on a CPU bfloat16 becomes float32, for it has no product with a wider result."""
+    return t if t.is_cuda or t.dtype != torch.bfloat16 else t.float()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] @ b [K, N] with every sum and the result in float32 (float64 for float64 operands).
+
+    A product of bfloat16 operands rounds its result to bfloat16: steps of 0.125 for logits from 16 to 32.
+    """
+    if a.dtype in (torch.float32, torch.float64):
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def _statistics(z: Tensor, sharpness: float, saved: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits z [C, R], which are overwritten: the peak, and with u = (z - peak) / temperature two sums; [C] each.
+
+    exp(u) is left in `saved` [C, R], where there is one.
+
+    `rest` is Σ exp(u) - 1, in float64 because it may be too small to be seen beside 1; `weighted` is Σ u exp(u), which has
+    one sign, so nothing cancels. exp2 takes a quarter of exp's time on a CPU, and the factor that it needs has room for the
+    temperature: `sharpness` is log2(e) / temperature.
+    """
+    peak = z.amax(-1)  # [C]
+    u = z.sub_(peak[:, None]).mul_(sharpness)  # [C, R], in units of log 2
+    e = u.exp2()  # [C, R]
+    if saved is not None:
+        saved.copy_(e)
+    rest = e.sum(-1, dtype=torch.float64) - 1  # [C]
+    return peak, rest, u.mul_(e).sum(-1).double() / LOG2_E
+
+
+def _gradient(
+    z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, entropy: Tensor, g_entropy: Tensor, sharpness: float
+) -> Tensor:
+    """In place of logits z [C, R]: -p * (g_logprob + g_entropy * (log p + H)); the others are [C, 1]."""
+    u = z.sub_(peak).mul_(sharpness)  # [C, R]
+    p = u.exp2().mul_(torch.exp(-log_total))  # [C, R]
+    return u.div_(LOG2_E).sub_(log_total).add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
+
+
+def _logprob_gradient(z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float) -> Tensor:
+    """`_gradient` where nothing asks for the entropy's."""
+    return z.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
+
+
+# One pass over the tile each, where several run otherwise; compiled at the first call.
+_compiled_statistics = torch.compile(_statistics)
+_compiled_gradient = torch.compile(_gradient)
+_compiled_logprob_gradient = torch.compile(_logprob_gradient)
+
+
+class _Constants(NamedTuple):
+    temperature: float
+    tokens: int
+    rows: int
+    group: dist.ProcessGroup | None
+    first: int
+    compile: bool
+    saved_rows: int
+    """Of the vocabulary, whose exponentials are kept for the backward."""
+    kept: KeptGradient | None
+    """Where the weight's gradient is added up; None: it is returned."""
+
+    @property
+    def sharpness(self) -> float:
+        return LOG2_E / self.temperature
+
+
+class _Tile(NamedTuple):
+    """Some tokens against some rows of the vocabulary."""
+
+    tokens: slice
+    mine: Tensor
+    """[C] bool: the label is one of these rows."""
+    row: Tensor
+    """[C, 1] the label's place among them; 0 for the others."""
+
+
+def _blocks(size: int, step: int) -> list[slice]:
+    return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+
+def _tiles(labels: Tensor, rows: slice, constants: _Constants) -> Iterator[_Tile]:
+    """All tokens' tiles with these local rows of the vocabulary."""
+    for tokens in _blocks(len(labels), constants.tokens):
+        row = labels[tokens] - (constants.first + rows.start)  # [C]
+        mine = (row >= 0) & (row < rows.stop - rows.start)  # [C]
+        yield _Tile(tokens, mine, torch.where(mine, row, 0)[:, None])
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """log p(label) and entropy of softmax(h W^T / temperature), tile by tile, forward and backward.
+
+    With z the scaled logits of a token, p = softmax(z) and H its entropy:
+      d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
+    The backward takes peak and log-sum from the forward, and each tile's exponentials where they were saved; else it makes the
+    logits again. It goes through the vocabulary block by block, so that a block's part of the weight is widened once, and its
+    gradient is whole when the block is done.
+    With a sharded vocabulary each rank holds rows [first, first + Vs) of W; the returned values are the same on every rank,
+    and the gradient to `hidden` is this rank's part of a sum over ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, constants: _Constants) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+        """hidden [T, D], weight [Vs, D], labels [T] -> log-probability and entropy, [T] each."""
+        ctx.set_materialize_grads(False)
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        statistics = _compiled_statistics if constants.compile else _statistics
+        operand, blocks = _wide(hidden), _blocks(len(weight), constants.rows)
+        own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)  # peak, rest, weighted of each block
+        saved = [
+            hidden.new_empty(len(hidden), rows.stop - rows.start)
+            for rows in blocks
+            if rows.stop <= constants.saved_rows
+        ]
+        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T], the label's logit where this rank has it
+        has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
+        for i, rows in enumerate(blocks):
+            block = _wide(weight[rows])  # [R, D]
+            for tile in _tiles(labels, rows, constants):
+                z = _product(operand[tile.tokens], block.T)  # [C, R]
+                chosen[tile.tokens] += torch.where(tile.mine, z.gather(-1, tile.row)[:, 0], 0)
+                has_label[tile.tokens] |= tile.mine
+                kept = saved[i][tile.tokens] if i < len(saved) else None  # [C, R]
+                for kind, values in zip(own, statistics(z, constants.sharpness, kept), strict=True):
+                    kind[i, tile.tokens] = values  # [C]
+        peak, log_total, entropy = _combine(own, constants)  # [T] each
+        logprobs = (
+            _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group) / constants.temperature - log_total
+        )
+        logprobs, entropy = logprobs.to(dtype), entropy.to(dtype)
+        drop = (own[0, : len(saved)] - peak) / constants.temperature  # [saved blocks, T]
+        share = (drop - log_total).exp()  # [saved blocks, T], what makes a block's exponentials probabilities
+        ctx.save_for_backward(
+            hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy, share.to(dtype), *saved
+        )
+        ctx.constants = constants
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        """The gradients to the two [T] results -> this rank's to hidden [T, D] and weight [Vs, D]."""
+        hidden, weight, labels, peak, log_total, entropy, share, *saved = ctx.saved_tensors
+        constants: _Constants = ctx.constants
+        g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
+        per_token = [t[:, None] for t in (peak, log_total, g_logprobs)]  # [T, 1] each
+        gradient = _compiled_logprob_gradient if constants.compile else _logprob_gradient
+        if g_entropy is not None:
+            gradient = _compiled_gradient if constants.compile else _gradient
+            per_token += [t[:, None] for t in (entropy, g_entropy)]
+            saved = []  # it asks for the logits themselves
+        scale = -g_logprobs * share  # [saved blocks, T]
+        operand = _wide(hidden)  # [T, D]
+        grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
+        kept = constants.kept
+        grad_weight = torch.empty_like(weight) if kept is None else kept.sum()  # [Vs, D]
+        for i, rows in enumerate(_blocks(len(weight), constants.rows)):
+            block = _wide(weight[rows]) if i >= len(saved) else None  # [R, D]
+            grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
+            for tile in _tiles(labels, rows, constants):
+                if i < len(saved):
+                    dz = saved[i][tile.tokens] * scale[i, tile.tokens, None]  # [C, R]
+                else:
+                    z = _product(operand[tile.tokens], block.T)  # [C, R]
+                    dz = gradient(z, *(t[tile.tokens] for t in per_token), constants.sharpness)  # [C, R]
+                dz.scatter_add_(-1, tile.row, torch.where(tile.mine, g_logprobs[tile.tokens], 0)[:, None])
+                dz = dz.to(hidden.dtype)
+                grad_hidden[tile.tokens] += _partial(dz, weight[rows])  # [C, D]
+                grad_block += _partial(dz.T, hidden[tile.tokens])  # [R, D]
+            grad_block = _scaled(grad_block, constants.temperature)
+            grad_weight[rows] = grad_block if kept is None else grad_block.add_(grad_weight[rows])
+        grad_hidden = _scaled(grad_hidden, constants.temperature).to(hidden.dtype)
+        return grad_hidden, grad_weight if kept is None else None, None, None
+
+
+def _partial(a: Tensor, b: Tensor) -> Tensor:
+    """One tile's part of a gradient, summed inside in float32; a CPU rounds that sum to bfloat16 for bfloat16 factors."""
+    return _product(a, b) if a.is_cuda else a @ b
+
+
+def _scaled(gradient: Tensor, temperature: float) -> Tensor:
+    return gradient if temperature == 1.0 else gradient.div_(temperature)
+
+
+def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((z - peak) / temperature) and entropy, [T] each.
+
+    A block's sums are relative to its own peak; here they become relative to the highest of all blocks and ranks. The result
+    is the same on every rank. Entropy is log Σe - Σ u e / Σe, where neither term is negative.
+    """
+    own_peak, rest, weighted = own  # [blocks, T] each
+    peak = _all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
+    drop = (own_peak - peak) / constants.temperature  # [blocks, T], at most 0
+    scale, at_peak = drop.exp(), drop == 0  # [blocks, T] each
+    sums = torch.stack(
+        [
+            torch.where(at_peak, rest, scale * (1 + rest)).sum(0),
+            at_peak.sum(0).double(),
+            (scale * (weighted + (1 + rest) * drop)).sum(0),
+        ]
+    )  # [3, T]
+    rest, ties, weighted = _all_reduce(sums, constants.group)  # [T] each
+    rest = rest + (ties - 1)  # [T], Σe - 1
+    log_total = rest.log1p()  # [T]
+    return peak, log_total, log_total - weighted / (1 + rest)
+
+
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    chunk_rows: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    first_row: int = 0,
+    compile: bool = False,
+    saved_bytes: int = SAVED_BYTES,
+    kept: KeptGradient | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log p(label) and the entropy of p = softmax(hidden weight^T / temperature), both [T], differentiable.
+
+    Args:
+        hidden: [T, D]; weight: [Vs, D], the vocabulary rows [first_row, first_row + Vs); labels: [T] global token ids.
+        chunk_tokens: tokens whose logits exist at once.
+        chunk_rows: vocabulary rows for which they do; None: as many as keep a tile in this device's cache.
+        group: the tensor-parallel ranks that hold the other rows; None when weight is the whole vocabulary.
+        compile: one compiled pass over each tile of logits; the same values to rounding.
+        saved_bytes: what the forward may leave for a backward; 0: it makes all logits twice.
+        kept: where the gradient of `weight` is added up instead of being returned.
+    """
+    rows = chunk_rows or (8192 if hidden.is_cuda else 1024)
+    saved_rows = saved_bytes // (hidden.element_size() * len(hidden)) if torch.is_grad_enabled() and len(hidden) else 0
+    return _ChunkedLogprobs.apply(
+        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile, saved_rows, kept)
+    )
+
+
+class LogprobHead(Linear):
+    """An `lm_head` that, inside `scoring(...)`, returns log-probability and entropy [B*L] each instead of [B, L, V] logits.
+
+    Being the model's own output module, it is called once a forward, inside FSDP2's and tensor parallelism's hooks, with
+    its weight gathered: nothing about sharding needs to be known outside.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        chunk_tokens: int = 1024
+        """Tokens whose logits exist at once, in blocks of the vocabulary."""
+
+        compile: bool = False
+        """torch.compile what is done with each tile of logits."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.chunk_tokens = config.chunk_tokens
+        self.compile_chunks = config.compile
+        self._target: tuple[Tensor, float, Tensor | None] | None = None
+
+    @contextmanager
+    def scoring(self, labels: Tensor, temperature: float, at: Tensor | None = None) -> Iterator[None]:
+        """Within this context `forward` scores `labels` [B*L] at the sampling temperature.
+
+        Args:
+            at: [M] the places to score; both results are 0 at all others, and no logits are computed there. None: all.
+        """
+        self._target = labels, temperature, at
+        try:
+            yield
+        finally:
+            self._target = None
+
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """[B, L, D] -> [B, L, V] logits, or ([B*L], [B*L]) inside `scoring`."""
+        if self._target is None:
+            return super().forward(input)
+        labels, temperature, at = self._target
+        hidden, weight, group, first = input, self.weight, None, 0
+        if isinstance(weight, DTensor):  # tensor parallel: this rank holds some rows of the vocabulary
+            mesh = weight.device_mesh
+            group = mesh.get_group()
+            first = _first_row(weight)
+            weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
+            hidden = hidden.to_local(grad_placements=[Partial()])  # [B, L, D], its gradient summed over ranks
+        hidden = hidden.flatten(0, 1)  # [B*L, D]
+        scores = chunked_logprobs(
+            hidden if at is None else hidden.index_select(0, at),  # [M, D]
+            weight.to(hidden.dtype),
+            labels if at is None else labels[at],
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+            group=group,
+            first_row=first,
+            compile=self.compile_chunks,
+            kept=kept_gradient(self.weight),
+        )
+        return scores if at is None else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L]
+
+
+def _first_row(weight: DTensor) -> int:
+    """The global row at which this rank's shard of a Shard(0) weight [V, D] begins (shards are dealt as torch.chunk does)."""
+    mesh = weight.device_mesh
+    rows = -(-weight.shape[0] // mesh.size())
+    return min(mesh.get_local_rank() * rows, weight.shape[0])

@@ -1,0 +1,164 @@
+"""Pack episodes into micro-batches: whole sequences, a token budget, the same number of micro-batches on every rank."""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, TrainBatch
+
+Atom = list[Member]
+"""What must not be split over micro-batches: one sequence, or a whole group of them."""
+
+
+def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Atom]:
+    """Each episode in the loss, or each group of them. One without sampled tokens has nothing to score and is left out."""
+    members = [
+        [Member(group.prompt, e) for e in group.samples if e.in_loss and e.completion.loss_mask.any()]
+        for group in groups
+    ]
+    return [group for group in members if group] if whole_groups else [[one] for group in members for one in group]
+
+
+def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
+    """Mini-batches of whole groups, as equal in groups as they can be; groups without a loss are in none.
+
+    Fewer parts where there are fewer groups, none where there are none: momentum alone must not move the policy.
+    """
+    learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
+    num_parts = min(num_parts, len(learning))
+    return [learning[part::num_parts] for part in range(num_parts)]
+
+
+def plan_microbatches(
+    atoms: Sequence[Atom], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
+) -> list[list[list[Member]]]:
+    """Deal atoms to ranks and cut each rank's share into micro-batches.
+
+    Args:
+        max_tokens: budget of one micro-batch; a larger atom gets one of its own.
+        attention_cost: work of attending to one token, in units of one token's other work, for the balance.
+
+    Returns:
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match; a rank with
+        too few atoms gets empty ones, and nobody gets any where there are no atoms.
+
+    Longest-first greedy dealing to the least loaded rank is within 4/3 of the best balance (Graham, 1969).
+    """
+    costs = [sum(n + attention_cost * n * n / 2 for n in (member.num_tokens for member in atom)) for atom in atoms]
+    ranks: list[list[Atom]] = [[] for _ in range(num_ranks)]
+    load = [(0.0, rank) for rank in range(num_ranks)]
+    for i in sorted(range(len(atoms)), key=lambda i: (-costs[i], i)):
+        used, rank = heapq.heappop(load)
+        ranks[rank].append(atoms[i])
+        heapq.heappush(load, (used + costs[i], rank))
+    plans = [_first_fit(share, max_tokens) for share in ranks]
+    width = max(len(plan) for plan in plans)
+    return [plan + [[] for _ in range(width - len(plan))] for plan in plans]
+
+
+def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
+    """First-fit decreasing: each atom goes into the first micro-batch with room for it."""
+    bins: list[list[Member]] = []
+    used: list[int] = []
+    for atom in sorted(atoms, key=num_tokens, reverse=True):  # stable: equal ones stay in order
+        size = num_tokens(atom)
+        place = next((i for i, taken in enumerate(used) if taken + size <= max_tokens), len(bins))
+        if place == len(bins):
+            bins.append([])
+            used.append(0)
+        bins[place] += atom
+        used[place] += size
+    return bins
+
+
+def num_tokens(atom: Atom) -> int:
+    """Tokens of all of an atom's sequences."""
+    return sum(member.num_tokens for member in atom)
+
+
+def num_packed(members: Sequence[Member], *, share_prompts: bool) -> int:
+    """Tokens of one micro-batch: of all its sequences, less those that one leaves to a sibling."""
+    return sum(member.num_tokens - shared for member, shared in _laid_out(members, share_prompts))
+
+
+def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
+    """The sequences in their order in the pack, each with how many of its prompt's tokens the sibling before it has already.
+
+    The prompt's last token is each one's own: it predicts another token in each.
+    """
+    if not share_prompts:
+        return [(member, 0) for member in members]
+    members = sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
+    before = [None, *(member.prompt.prompt_idx for member in members)]
+    return [
+        (member, len(member.prompt.token_ids) - 1 if member.prompt.prompt_idx == idx else 0)
+        for member, idx in zip(members, before, strict=False)
+    ]
+
+
+def pack(
+    members: Sequence[Member], *, normalizers: Normalizers, multiple: int, share_prompts: bool = False
+) -> TrainBatch:
+    """One micro-batch, padded to a multiple of `multiple` tokens (at least one).
+
+    Padding is sequences of its own, none longer than the longest member, so that attention needs no wider rows. They have no
+    loss and are attended by nobody; an empty micro-batch is nothing else.
+
+    Args:
+        share_prompts: a prompt's tokens are there once for all its completions. The second and further ones begin at its last
+            token, with the position that it has in the prompt (see attention.PackedRows).
+    """
+    laid_out = _laid_out(members, share_prompts)
+    members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
+    prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
+    episodes = [member.episode for member in members]
+    completions = [episode.completion for episode in episodes]
+    lengths = np.array([len(p) + len(c.token_ids) for p, c in zip(prompts, completions, strict=True)], dtype=np.int64)
+    filled = int(lengths.sum())
+    padding = -filled % multiple if filled else multiple
+    longest = int((lengths + shared).max(initial=0)) or padding
+
+    def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
+        return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
+
+    def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of completion tokens, each at the position that predicts the token, 0 elsewhere."""
+        spread = [
+            np.concatenate([np.zeros(len(prompt)), row]) for prompt, row in zip(prompts, rows, strict=True)
+        ]  # [Lp + L] each
+        return _on_device(_shifted(column(spread, np.float32), lengths))
+
+    token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
+    positions = [np.arange(n, n + length) for n, length in zip(shared, lengths, strict=True)]
+    references = [e.reference_logprobs for e in episodes]
+    return TrainBatch(
+        token_ids=_on_device(token_ids),
+        labels=_on_device(_shifted(token_ids, lengths)),
+        positions=_on_device(np.concatenate([*positions, np.arange(padding) % longest])),
+        loss_mask=at_labels([c.loss_mask for c in completions]),
+        sampler_logprobs=at_labels([c.logprobs for c in completions]),
+        advantages=at_labels([e.token_advantages for e in episodes]),
+        sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
+        group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
+        mass=_on_device(np.array([e.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
+        anchored=_on_device(np.array([e.anchored for e in episodes], dtype=np.float32)),  # [S]
+        members=members,
+        normalizers=normalizers,
+        reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,
+    )
+
+
+def _shifted(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[T] -> [T]: each token's successor in its own sequence, 0 at each sequence's last token and on padding."""
+    shifted = np.append(values[1:], 0).astype(values.dtype)
+    shifted[np.cumsum(lengths) - 1] = 0
+    shifted[int(lengths.sum()) :] = 0
+    return shifted
+
+
+def _on_device(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(DEVICE_TYPE)

@@ -1,0 +1,184 @@
+"""Build a policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
+from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.tools.utils import set_default_dtype
+
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.trainer.attention import attention_config, attention_layout, describe_attention
+from torchtitan_rl.core.trainer.kept_gradients import RowEmbedding, keep_gradients
+from torchtitan_rl.core.trainer.logprobs import LogprobHead
+from torchtitan_rl.cpu.rms_norm import use_cpu_norms
+
+AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
+
+
+@dataclass
+class _ModelRuntime:
+    """The two fields that `Decoder.Config.update_from_config` reads."""
+
+    parallelism: ParallelismConfig
+    training: TrainingConfig
+
+
+def build_policy(
+    model_spec: ModelSpec,
+    *,
+    parallel_dims: ParallelDims,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    compile_config: CompileConfig,
+    activation_checkpoint: str,
+    logprob_chunk_tokens: int,
+    dump_folder: str,
+) -> Decoder:
+    """The sharded model with empty weights; load a checkpoint or call `init_weights` before use.
+
+    Args:
+        training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
+        activation_checkpoint: a key of AC_CLASSES.
+    """
+    check_environment()
+    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
+    with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+        model = config.build()
+    if ON_CPU and not compile_config.enable:
+        use_cpu_norms(model)
+    if keeps_weights(parallelism):
+        parallelism = dataclasses.replace(parallelism, fsdp_reshard_after_forward="never")
+    progress(describe_attention(config.layers[0].attention.inner_attention))
+    ac_class = AC_CLASSES[activation_checkpoint]
+    model = model_spec.parallelize_fn(
+        model,
+        parallel_dims=parallel_dims,
+        training=training,
+        parallelism=parallelism,
+        compile_config=compile_config,
+        ac_config=ac_class.Config() if ac_class else None,
+        dump_folder=dump_folder,
+    )
+    adapt_fsdp(model)
+    model.to_empty(device=DEVICE_TYPE)
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
+    model.train()
+    if ON_CPU and dist.get_world_size() == 1:
+        keep_gradients(model)
+    return model
+
+
+def keeps_weights(parallelism: ParallelismConfig) -> bool:
+    """Whether a step's micro-batches share gathered weights, and their gradients are reduced once.
+
+    So it is where the user never wants weights to be sharded again, and on a CPU where nothing is sharded: FSDP2 makes each
+    micro-batch copies of all weights and gradients there too, in memory that the system has to hand out anew.
+    """
+    alone = ON_CPU and dist.get_world_size() == 1
+    return parallelism.fsdp_reshard_after_forward in ("never", "default" if alone else "never")
+
+
+def keep_weights(model: Decoder, keep: bool) -> None:
+    """Whether the next backward leaves weights gathered and adds to gradients that a later one reduces."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_backward(not keep, recurse=False)
+            module.set_requires_gradient_sync(not keep, recurse=False)
+
+
+def meta_model(model_spec: ModelSpec) -> Decoder:
+    """The model without weights and for no device, in one process: for its names, shapes and modules."""
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
+    with torch.device("meta"):
+        return _model_config(model_spec, parallelism, training, 1, False).build()
+
+
+def _model_config(
+    model_spec: ModelSpec,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    logprob_chunk_tokens: int,
+    compile_head: bool,
+) -> Decoder.Config:
+    """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
+    layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
+    config = dataclasses.replace(model_spec.model, layers=layers)
+    inner = attention_config(float32=training.mixed_precision_param == "float32")
+    for layer in layers:
+        rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
+        layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
+    config.tok_embeddings = RowEmbedding.Config(**_fields(config.tok_embeddings))
+    config.lm_head = LogprobHead.Config(
+        **_fields(config.lm_head), chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    )
+    config.update_from_config(config=_ModelRuntime(parallelism, training))
+    # The head reduces over the sharded vocabulary itself and returns plain tensors.
+    sharding = config.lm_head.sharding_config
+    config.lm_head.sharding_config = ShardingConfig(
+        state_shardings=sharding.state_shardings,
+        in_src_shardings=sharding.in_src_shardings,
+        in_dst_shardings=sharding.in_dst_shardings,
+    )
+    return config
+
+
+def _fields(config: Module.Config) -> dict[str, Any]:
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def score(
+    model: Decoder,
+    token_ids: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    temperature: float,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
+
+    Args:
+        token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start, or more where it goes on from tokens
+            of one before (see attention.PackedRows).
+        mask: [T], not 0 where the two are wanted; elsewhere they are 0, without work. None: everywhere.
+    """
+    layout = attention_layout(model, positions)
+    at = None if mask is None else mask.nonzero()[:, 0]  # [M]
+    with model.lm_head.scoring(labels, temperature, at):
+        return model(token_ids[None], positions[None], layout)  # [T] each
+
+
+@torch.no_grad()
+def score_only(
+    model: Decoder,
+    token_ids: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    temperature: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The log π(label) of `score`, [T], without a graph. Every weight is sharded again afterwards.
+
+    FSDP2 leaves the embedding and the head gathered, in the forward's dtype, until a backward that never comes: they would
+    take memory, and a checkpoint would hold these rounded copies in place of the master weights.
+    """
+    logprobs, _ = score(model, token_ids, positions, labels, temperature, mask)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return logprobs

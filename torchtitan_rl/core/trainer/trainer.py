@@ -1,0 +1,387 @@
+"""Turn a step's episodes into an update of the sharded policy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.components.optimizer import LRSchedulersContainer
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import clip_grad_norm_
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.trainer.attention import shares_prompts
+from torchtitan_rl.core.trainer.finite import FiniteUpdates
+from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
+from torchtitan_rl.core.trainer.held_weights import HeldWeights
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.norms import update_and_weight_norm
+from torchtitan_rl.core.trainer.optimizer import AdamW, UpdateReport
+from torchtitan_rl.core.trainer.packing import (
+    Atom,
+    atoms_of,
+    num_packed,
+    num_tokens,
+    pack,
+    plan_microbatches,
+    split_groups,
+)
+from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, keeps_weights, score, score_only
+from torchtitan_rl.core.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
+
+Plan = list[list[list[Member]]]
+"""[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
+
+
+class _Work(NamedTuple):
+    """This rank's micro-batches of one mini-batch; every data-parallel rank has as many of either kind."""
+
+    silent: list[TrainBatch]
+    """Where nothing has a gradient: they are scored, for the metrics and the gate, and need no backward."""
+    learning: list[TrainBatch]
+    """At least one, though it be empty: the optimizer's momentum asks for a gradient, if of zeros."""
+
+    @property
+    def batches(self) -> list[TrainBatch]:
+        return [*self.silent, *self.learning]
+
+
+class _StepResult(NamedTuple):
+    grad_norm: float
+    applied: bool
+    metrics: list[dict[str, Metric]]
+
+
+class Trainer(Configurable):
+    """The sharded policy with its optimizer and schedule."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        parallelism: ParallelismConfig = field(
+            default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
+        )
+        """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1 takes the ranks left over),
+        data_parallel_replicate_degree (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not
+        supported."""
+
+        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+
+        lr_scheduler: LRSchedulersContainer.Config = field(
+            default_factory=lambda: LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.0)
+        )
+        """torchtitan's warm-up, plateau and decay, counted in steps of the controller."""
+
+        max_norm: float = 1.0
+        """Gradient norm to clip to."""
+
+        max_tokens_per_microbatch: int = 16384
+        """Packed tokens of one forward and backward on one data-parallel rank."""
+
+        num_epochs: int = 1
+        """Passes over a step's episodes. More than one optimizer step a batch makes the ratio meaningful: the policy's
+        log-probabilities from before the first are then kept as log π_old."""
+
+        num_minibatches: int = 1
+        """Optimizer steps in one pass; each takes an equal share of the prompt groups."""
+
+        mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
+        """Dtype of the gathered weights and the activations; master weights and gradient sums stay in float32."""
+
+        activation_checkpoint: Literal["none", "selective", "full"] = "none"
+        """What the backward recomputes instead of storing: torchtitan's policies."""
+
+        compile: bool = False
+        """torch.compile each transformer block."""
+
+        skip_nonfinite_updates: int = 0
+        """Updates in a row that are left out and counted (optimizer/skipped_updates) because the loss or the gradient is NaN or
+        infinite; one more stops training, and so do weights or moments that are. 0 stops at the first."""
+
+        logprob_chunk_tokens: int = 1024
+        """Tokens whose logits exist at once, for some thousand rows of the vocabulary (see trainer/logprobs.py)."""
+
+        logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
+        """When a difference between trainer and sampler stops the run."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model_spec: ModelSpec,
+        hf_assets_path: str,
+        parallel_dims: ParallelDims,
+        algorithm: Algorithm,
+        num_steps: int,
+        max_model_len: int,
+        temperature: float,
+        dump_folder: str,
+    ) -> None:
+        """Build the policy and load `hf_assets_path` into it.
+
+        Args:
+            num_steps: steps of the controller, for the schedule.
+            temperature: of the sampling that is trained on.
+        """
+        self.config = config
+        self.parallel_dims = parallel_dims
+        self.algorithm = algorithm
+        self.temperature = temperature
+        # Few shapes: a CPU's products are compiled for each, which takes longer than the product, and half a MiB is kept of it.
+        # Sequence parallelism splits the packed tokens.
+        self.pad_multiple = (64 if ON_CPU else 128) * parallel_dims.tp
+        self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
+        self._model_spec, self._dump_folder = model_spec, dump_folder
+        self._hf_assets_path = hf_assets_path
+        self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
+        self.gate = config.logprob_gate.build()
+        self.model = self._load_policy()
+        self._shares_prompts = shares_prompts(self.model)
+        self._keeps_weights = keeps_weights(config.parallelism)
+        self.held_weights = HeldWeights(self.model, self.adapter)
+        self.reference: Decoder | None = None
+        if algorithm.needs_reference:
+            self.reference = self._load_policy().requires_grad_(False)
+        self.optimizer = config.optimizer.build(model=self.model)
+        self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
+        self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
+        self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self._param_groups()]
+        batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
+        self.dp_size = batch_mesh.size() if batch_mesh else 1
+        self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
+        self.dp_group = batch_mesh.get_group() if batch_mesh else None
+        tp_mesh = parallel_dims.get_optional_mesh("tp")
+        self._warned_of_size = False
+        self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
+
+    def _load_policy(self) -> Decoder:
+        config = self.config
+        model = build_policy(
+            self._model_spec,
+            parallel_dims=self.parallel_dims,
+            parallelism=config.parallelism,
+            training=TrainingConfig(seq_len=self.max_positions, mixed_precision_param=config.mixed_precision_param),
+            compile_config=CompileConfig(enable=config.compile, components=["model"]),
+            activation_checkpoint=config.activation_checkpoint,
+            logprob_chunk_tokens=config.logprob_chunk_tokens,
+            dump_folder=self._dump_folder,
+        )
+        load_hf_weights(model, self.adapter, self._hf_assets_path)
+        return model
+
+    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The current policy for the generator: see `trainer.hf.hf_weights`."""
+        as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
+        # One rank has nothing to gather, and FSDP would copy each weight twice.
+        return hf_weights(self.model, self.adapter, dtype, whole_blocks=as_forward and self.parallel_dims.dp_shard > 1)
+
+    def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
+        """Take the step's optimizer steps, move the schedule and the algorithm's controllers.
+
+        Raises:
+            NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
+        """
+        config = self.config
+        minibatches = split_groups(groups, config.num_minibatches)
+        plans = [self._plan_update(minibatch) for minibatch in minibatches]
+        works = [
+            _Work(*(self._pack(plan, minibatch) for plan in pair))
+            for pair, minibatch in zip(plans, minibatches, strict=True)
+        ]
+        one_step = config.num_epochs * len(works) == 1
+        if not one_step:
+            self._keep_old_logprobs(works)
+        results = [self._optimizer_step(work, samples=one_step) for _ in range(config.num_epochs) for work in works]
+        metrics = [metrics for result in results for metrics in result.metrics]
+        update_ratio = self._check_weights() if results else 0.0
+        moved = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
+        learning_rate = next(iter(self.scheduler.get_metrics().values()))
+        self.scheduler.step()
+        self._share(groups, "logprob_diff_max", "logprob_diff_mean")
+        ranks = range(self.dp_size)
+        rank_tokens = [sum(self._num_packed(plan, rank) for pair in plans for plan in pair) for rank in ranks]
+        silent_tokens = sum(self._num_packed(silent, rank) for silent, _ in plans for rank in ranks)
+        packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
+        return UpdateReport(
+            grad_norm=results[-1].grad_norm if results else 0.0,
+            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
+            update_ratio=update_ratio,
+            learning_rate=learning_rate,
+            optimizer_steps=sum(result.applied for result in results),
+            flops_per_token=self._flops_per_token(groups),
+            rank_tokens=rank_tokens,
+            trained_tokens=config.num_epochs * sum(rank_tokens),
+            silent_tokens=config.num_epochs * silent_tokens,
+            packed_tokens=packed,
+            padding_tokens=packed - rank_tokens[self.dp_rank],
+            metrics=[*metrics, moved] if self._reports else [],
+        )
+
+    def _keep_old_logprobs(self, works: list[_Work]) -> None:
+        """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
+        diffs = LogprobDiffs()
+        for batch in (batch for work in works for batch in work.batches):
+            batch.old_logprobs = self._score(self.model, batch)  # [T]
+            diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
+        self.gate.check(diffs.merged(self.dp_group))
+
+    def _optimizer_step(self, work: _Work, *, samples: bool) -> _StepResult:
+        """One forward and backward over a mini-batch's micro-batches, then the optimizer.
+
+        Args:
+            samples: the policy is still the one that sampled: logprob_diff is filled in and gated.
+        """
+        loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
+        diffs = LogprobDiffs()
+        metrics: list[dict[str, Metric]] = []
+        for i, batch in enumerate(work.batches):
+            learns = i >= len(work.silent)
+            with torch.set_grad_enabled(learns):
+                logprobs, entropy = score(
+                    self.model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+                )  # [T] each
+                out = self.algorithm.loss(batch, logprobs, entropy)
+            if learns:
+                keep_weights(self.model, self._keeps_weights and batch is not work.batches[-1])
+                out.loss.backward()
+            loss += out.loss.detach()
+            metrics.append(out.metrics)
+            if samples:
+                diffs.add(fill_logprob_diff(batch, logprobs.detach()))
+        if samples:
+            self.gate.check(diffs.merged(self.dp_group))
+        total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
+        grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
+        if applied := self.finite.allows(total_loss, grad_norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
+        return _StepResult(grad_norm, applied, metrics)
+
+    def _check_weights(self) -> float:
+        """‖update‖ / ‖weights‖ of the last optimizer step.
+
+        Raises NonFiniteLossError on every rank when it has left NaN or infinity: before a checkpoint holds it.
+        """
+        update, weights = update_and_weight_norm(self.optimizer)
+        self.finite.check_weights(weights)
+        return update / weights if weights else 0.0
+
+    def _flops_per_token(self, groups: Sequence[Group[Episode]]) -> float:
+        """torchtitan's count for this model: 6 a parameter, and attention at the mean length of a sequence."""
+        lengths = [Member(group.prompt, episode).num_tokens for group in groups for episode in group.samples]
+        return self._model_flops(sum(lengths) // max(len(lengths), 1))
+
+    def _model_flops(self, length: int) -> float:
+        """FLOPs a token of forward and backward in sequences of `length` tokens."""
+        return self._model_spec.model.get_nparams_and_flops(self.model, length)[1]
+
+    def check_loaded(self) -> None:
+        """After the start or a checkpoint is loaded: take this config's optimizer settings and schedule, check that all is finite.
+
+        Raises NonFiniteLossError.
+        """
+        for group, settings in zip(self._param_groups(), self._settings, strict=True):
+            group.update(settings)
+        for scheduler in self.scheduler:
+            for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = learning_rate
+        self.finite.check_loaded()
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups]
+
+    def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
+        """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
+        merged = {}
+        for key in keys:
+            found = [m[key] for m in metrics if key in m]
+            total = self._all_reduce(sum(float(m.value) * m.weight for m in found), dist.ReduceOp.SUM)
+            weight = self._all_reduce(sum(m.weight for m in found), dist.ReduceOp.SUM)
+            if weight:
+                merged[key] = total / weight
+        return merged
+
+    def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set `reference_logprobs` of every episode to log π_ref of its tokens, [L], the same on every rank. Collective."""
+        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
+        for batch in self._pack(self._plan(atoms), groups):
+            logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
+            ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
+            for member, end in zip(batch.members, ends, strict=False):
+                first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
+                member.episode.reference_logprobs = logprobs[first : end - 1].copy()  # [L]
+        self._share(groups, "reference_logprobs")
+        for episode in flat(groups):
+            if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
+                episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
+
+    def token_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
+        padding = -len(token_ids) % self.pad_multiple
+        tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
+        positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
+        logprobs = score_only(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
+        return logprobs[: len(token_ids) - 1].cpu().numpy()
+
+    def _share(self, groups: Sequence[Group[Episode]], *names: str) -> None:
+        """Give every rank these fields of the episodes in which a data-parallel rank has filled in the first."""
+        episodes = flat(groups)
+        found = {i: [getattr(episode, name) for name in names] for i, episode in enumerate(episodes)}
+        mine = [(i, values) for i, values in found.items() if values[0] is not None and self._reports]
+        for i, values in comm.all_gather_lists(mine):
+            for name, value in zip(names, values, strict=True):
+                setattr(episodes[i], name, value)
+
+    def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
+        return score_only(
+            model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+        )  # [T]
+
+    def _plan_update(self, groups: Sequence[Group[Episode]]) -> tuple[Plan, Plan]:
+        """What has no gradient, and what has: see `_Work`."""
+        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
+        silent = [all(self.algorithm.is_silent(member.episode) for member in atom) for atom in atoms]
+        learning = self._plan([atom for atom, none in zip(atoms, silent, strict=True) if not none])
+        return self._plan([atom for atom, none in zip(atoms, silent, strict=True) if none]), [
+            p or [[]] for p in learning
+        ]
+
+    def _plan(self, atoms: list[Atom]) -> Plan:
+        flops, budget = (self._model_flops(0), self._model_flops(1)), self.config.max_tokens_per_microbatch
+        largest = max(atoms, key=num_tokens, default=[])
+        if num_tokens(largest) > budget and not self._warned_of_size:
+            self._warned_of_size = True
+            progress(
+                f"trainer.max_tokens_per_microbatch {budget}: the {'group' if len(largest) > 1 else 'sequence'} of "
+                f"{largest[0].name} has {num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
+            )
+        return plan_microbatches(
+            atoms,
+            num_ranks=self.dp_size,
+            max_tokens=budget,
+            attention_cost=flops[1] / flops[0] - 1,
+        )
+
+    def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
+        """This rank's micro-batches; every data-parallel rank has the same number."""
+        normalizers = self.algorithm.normalizers(groups)
+        layout = {"normalizers": normalizers, "multiple": self.pad_multiple, "share_prompts": self._shares_prompts}
+        return [pack(members, **layout) for members in plan[self.dp_rank]]
+
+    def _num_packed(self, plan: Plan, rank: int) -> int:
+        return sum(num_packed(members, share_prompts=self._shares_prompts) for members in plan[rank])
+
+    def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
+        if self.dp_group is None:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)
+        dist.all_reduce(tensor, op=op, group=self.dp_group)
+        return float(tensor)

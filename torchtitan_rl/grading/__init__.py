@@ -1,6 +1,0 @@
-"""Grading: reward functions in TRL's form, their weighted sum, and what they may log."""
-
-from torchtitan_rl.grading.grader import Grader
-from torchtitan_rl.grading.reward import RewardError, TrainerState
-
-__all__ = ["Grader", "RewardError", "TrainerState"]

@@ -1,0 +1,174 @@
+"""Controllers of tau (temperature of the weights) and beta (weight of the reference).
+
+Each is a rule from the merged statistics of a step to the next value; `ControllerState` is what must survive a restart.
+The statistics are the same on every rank, so the values are too.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.summary import same_everywhere
+from torchtitan_rl.core.types import Metric
+
+WEIGHT_ENTROPY = "maxent/weight_entropy/mean"
+REFERENCE_KL = "reference/kl_k3"
+EMA_DECAY = 0.9
+MIN_BETA_SCALE = 1e-6
+"""Least factor on beta in one step: at 0 it could never come back, for the controller multiplies."""
+
+
+class Move(NamedTuple):
+    """One step of a controller."""
+
+    value: float
+    """The new tau or beta."""
+    target: float
+    error: float
+    """How far the statistic is from its target, in the controller's own terms and sign."""
+
+
+class TauController(Part):
+    """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Part.Config):
+        target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
+        """H*, the wanted mean entropy of a group's weights, in nats; at most log G can be reached."""
+        start_target: float | None = number(None, least=0)
+        """Where H* starts, moving linearly to `target` over `horizon` steps; None: at `target`."""
+        horizon: int = number(0, least=0)
+        """Steps over which H* moves; 0: at once."""
+        learning_rate: float = number(0.05, above=0)
+        """eta, per nat of entropy."""
+        warmup_steps: int = number(0, least=0)
+        """tau first moves, and the entropy is first smoothed, at step warmup_steps + 1, steps counted from 0: the
+        first step never moves it, as in the authors' trainer."""
+        min_tau: float = number(0.01, above=0)
+        """Smallest tau."""
+        max_tau: float = number(100.0, least="min_tau")
+        """Largest tau."""
+
+    steers: ClassVar = {"tau": WEIGHT_ENTROPY}
+
+    def target(self, step: int) -> float:
+        """H* at a step counted from 0."""
+        start, target, horizon = self.config.start_target, self.config.target, self.config.horizon
+        return target if start is None or step >= horizon else start + (target - start) * step / horizon
+
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """tau's next value and, in the state, the next H~, whose first is the entropy itself; nothing in the warm-up."""
+        if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
+            return {}
+        entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
+        ema = state.weight_entropy_ema = entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
+        target = self.target(state.step)
+        log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
+        low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
+        return {"tau": Move(math.exp(min(max(log_tau, low), high)), target, target - ema)}
+
+
+class BetaController(Part):
+    """e = clip(KL / KL* - 1, +-max_step); beta <- beta max(1 + e / horizon, 1e-6): a large KL raises beta."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Part.Config):
+        target: float = number(above=0, remedy="It is a KL in nats per token: use 0.01.")
+        """KL*, in nats per token."""
+        horizon: float = number(above=0, remedy="Use 10.")
+        """Steps; the larger, the slower beta moves."""
+        max_step: float = number(0.2, above=0)
+        """Bound on the relative error e."""
+
+    steers: ClassVar = {"beta": REFERENCE_KL}
+
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """beta's next value."""
+        if REFERENCE_KL not in stats:
+            return {}
+        limit, target = self.config.max_step, self.config.target
+        error = min(max(stats[REFERENCE_KL] / target - 1, -limit), limit)
+        return {"beta": Move(state.beta * max(1 + error / self.config.horizon, MIN_BETA_SCALE), target, error)}
+
+
+class MetaController(Part):
+    """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
+
+    Takes the place of the other two, which then report inactive.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Part.Config):
+        target_entropy: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
+        """H*, in nats."""
+        target_kl: float | None = number(None, above=0)
+        """KL*, in nats per token; None leaves beta as it is."""
+        learning_rate: float = number(0.05, above=0)
+        """eta, for both."""
+        min_tau: float = number(0.01, above=0)
+        """Smallest tau."""
+        max_tau: float = number(100.0, least="min_tau")
+        """Largest tau."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.steers = {"tau": WEIGHT_ENTROPY} | ({} if config.target_kl is None else {"beta": REFERENCE_KL})
+
+    def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
+        """The next values of tau and, with a `target_kl`, beta."""
+        config, moves = self.config, {}
+        if WEIGHT_ENTROPY in stats:
+            gradient = stats[WEIGHT_ENTROPY] - config.target_entropy
+            tau = min(max(state.tau - config.learning_rate * gradient, config.min_tau), config.max_tau)
+            moves["tau"] = Move(tau, config.target_entropy, gradient)
+        if "beta" in self.steers and REFERENCE_KL in stats:
+            gradient = stats[REFERENCE_KL] - config.target_kl
+            moves["beta"] = Move(max(0.0, state.beta + config.learning_rate * gradient), config.target_kl, gradient)
+        return moves
+
+
+@dataclass(slots=True)
+class ControllerState:
+    """What a checkpoint keeps."""
+
+    tau: float
+    beta: float
+    weight_entropy_ema: float | None = None
+    """H~; None before its first value."""
+    step: int = 0
+    """Updates so far."""
+
+
+class Controllers:
+    """Moves tau and beta once a step, by the controllers that are configured."""
+
+    def __init__(self, tau: float, beta: float, configs: list[Part.Config | None]) -> None:
+        self.state = ControllerState(tau, beta)
+        self.active = [config.build() for config in configs if config is not None]
+        self.steered = {name: key for controller in self.active for name, key in controller.steers.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a checkpoint's state; a value that no controller owns stays the configuration's."""
+        owned = {name: value for name, value in state.items() if name in self.steered or name not in ("tau", "beta")}
+        self.state = ControllerState(**(asdict(self.state) | owned))
+
+    def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
+        """Move tau and beta; without its statistic (a step where no group has a preference) each stays."""
+        if not self.active:
+            return {}
+        state, moves, meta = self.state, {}, isinstance(self.active[0], MetaController)
+        for controller in self.active:
+            moves |= controller.moves(state, stats)
+        values = {"controller_loss": 0.5 * sum(move.error**2 for move in moves.values())}
+        values["meta_active"] = float(meta and bool(moves))
+        for name in ("tau", "beta"):
+            values[f"{name}_active"] = float(name in moves and not meta)
+            values[f"{name}_delta"] = moves[name].value - getattr(state, name) if name in moves else 0.0
+        for name, move in moves.items():
+            values |= {f"{name}_target": move.target, f"{name}_error": move.error}
+            setattr(state, name, move.value)
+        if state.weight_entropy_ema is not None:
+            values["weight_entropy/ema"] = state.weight_entropy_ema
+        state.step += 1
+        return {f"maxent/{key}": same_everywhere(value) for key, value in values.items()}

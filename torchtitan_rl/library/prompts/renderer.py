@@ -1,0 +1,213 @@
+"""PromptRenderer: an example as the text and the tokens that the policy reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from jinja2 import TemplateError
+from torchtitan.config import Configurable
+from transformers import PreTrainedTokenizerBase
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.task import Example, Task
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.environments.tools import tool_schemas
+
+
+class TooLong(UserError):
+    """A prompt with more tokens than prompts.max_prompt_tokens."""
+
+
+class Refused(UserError):
+    """A prompt that the chat template does not take, such as one with a system message."""
+
+
+class PromptRenderer(Configurable):
+    """Renders with the tokenizer's chat template where the tokenizer and the example have one, else as plain text."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        apply_chat_template: bool = True
+        """Render the task's messages with the tokenizer's chat template, where both exist; else take the plain text."""
+
+        system_prompt: str = ""
+        """Put before every prompt: a system message, or in plain text the first paragraph. A prompt that brings its own
+        system message keeps that. Empty: none."""
+
+        few_shot: list[tuple[str, str]] = field(default_factory=list)
+        """Questions and answers shown before every prompt: as turns of user and assistant, or in plain text as
+        paragraphs, each a question with its answer right behind it."""
+
+        enable_thinking: bool = False
+        """Handed to the chat template; Qwen3's knows it, most others ignore it."""
+
+        max_prompt_tokens: int = 512
+        """Longest prompt in tokens, with all that is put before it. A data set's longer ones are left out and told at the
+        start, a generated one is passed over and counted as prompts/too_long."""
+
+    def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
+        self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
+        if self._uses_template:
+            self._check_generation_prompt()
+
+    def prompt(self, example: Example) -> Prompt:
+        """The example as a prompt with prompt_idx 0. Raises UserError for one that cannot be: TooLong, or another."""
+        [found] = self.prompts([example])
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
+        """Each example as a prompt, or why it cannot be one; tokenised together, which the tokenizer does on all cores."""
+        found: list[Prompt | UserError] = []
+        for is_chat, run in groupby(map(self._rendered, examples), key=_is_chat):
+            alike = list(run)
+            found += alike if is_chat is None else self._tokenized(alike, is_chat)
+        return found
+
+    def faults(self, examples: Sequence[Example]) -> list[str | None]:
+        """What is wrong with each example as a prompt, in words that follow "3 rows"; None for nothing."""
+        reasons = {
+            Prompt: None,
+            TooLong: f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
+            Refused: "that the chat template refuses",
+        }
+        odd = "without a token, or that the tokenizer cannot represent"
+        return [reasons.get(type(found), odd) for found in self.prompts(examples)]
+
+    def check_represents(self, text: str) -> None:
+        """Raise UserError unless the tokenizer gives `text` back from its tokens."""
+        token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    def _rendered(self, example: Example) -> "_Rendered | Refused":
+        if not (example.messages and self._uses_template):
+            return _Rendered(example, None, self._plain_text(example))
+        messages = self._with_preface(example.messages)
+        try:
+            return _Rendered(example, messages, self._chat_text(messages, example.task))
+        except (TemplateError, TypeError) as error:
+            roles = [message["role"] for message in messages]
+            return Refused(
+                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat template takes, "
+                f"but of the roles {roles} it says: {error}. Mend the messages (a system message becomes the user's first words), "
+                "or pass --prompts.no-apply-chat-template."
+            )
+
+    def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
+        # A chat template writes its own special tokens; plain text gets what the tokenizer adds, such as <bos>.
+        ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
+        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
+        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
+
+    def _with_preface(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """The messages behind the system prompt and the examples."""
+        own = messages[:1] if messages[0]["role"] == "system" else []
+        system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
+        shown = [
+            {"role": role, "content": text.strip()}
+            for pair in self.config.few_shot
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        return [*(own or system), *shown, *messages[len(own) :]]
+
+    def _plain_text(self, example: Example) -> str:
+        expect(
+            bool(example.text or not example.messages),
+            "prompts.apply_chat_template",
+            self.config.apply_chat_template,
+            "a chat template, as the task's prompts are messages alone, and the tokenizer "
+            f"{'has none' if not self.tokenizer.chat_template else 'may not use its own'}",
+            "Start from an instruct checkpoint, or give the task plain text (task.template).",
+        )
+        system = [self.config.system_prompt] if self.config.system_prompt else []
+        return "\n\n".join([*system, *(question + answer for question, answer in self.config.few_shot), example.text])
+
+    def _chat_text(self, messages: list[dict[str, str]], task: str, *, add_generation_prompt: bool = True) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=self.config.enable_thinking,
+            tools=self._tools[task],
+        )
+
+    def _check_generation_prompt(self) -> None:
+        """Raise UserError for a template that leaves the assistant's turn unopened: the policy would write the user's on."""
+        question, answer = {"role": "user", "content": "1?"}, "@generated@"
+        member = next(iter(self._tools))
+        opened = self._chat_text([question], member)
+        closed = self._chat_text([question], member, add_generation_prompt=False)
+        whole = self._chat_text(
+            [question, {"role": "assistant", "content": answer}], member, add_generation_prompt=False
+        )
+        # Some templates need none, as "[/INST]" already ends the user's turn: there the answer follows at once.
+        expect(
+            opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
+            "the tokenizer's chat_template",
+            self.tokenizer.name_or_path,
+            f"a generation prompt, but with add_generation_prompt it renders {opened!r}, after which no answer begins",
+            "Let it write the assistant's header if add_generation_prompt, or pass --prompts.no-apply-chat-template.",
+        )
+
+    def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
+        example, messages, text = rendered
+        try:
+            self._check(text, token_ids, decoded)
+        except UserError as error:
+            return error
+        return Prompt(
+            prompt_idx=0,
+            text=text,
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            expected_answer=example.expected_answer,
+            messages=messages,
+            columns=example.columns,
+            task=example.task,
+            sampling=example.sampling,
+        )
+
+    def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
+        shown, longest = _shortened(text), self.config.max_prompt_tokens
+        expect(
+            len(token_ids) > 0, "prompt", shown, "at least one token, from which the first of the completion is predicted",
+            "Leave such examples out in the task.",
+        )  # fmt: skip
+        if len(token_ids) > longest:
+            raise TooLong(
+                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the length in tokens of {shown!r}. "
+                "Raise it (and generator.max_model_len with it), or leave such examples out in the task."
+            )
+        self._check_represents(text, token_ids, decoded)
+
+    def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
+        unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
+        # Some tokenizers put <bos> or a space before the first word, which is no loss.
+        expect(
+            not unknown and text.strip() in decoded,
+            "hf_assets_path",
+            self.tokenizer.name_or_path,
+            f"a tokenizer that can represent the task's text: {_shortened(text)!r} comes back as {_shortened(decoded)!r}",
+            "Use the folder of the checkpoint that the policy starts from, with its own tokenizer files.",
+        )
+
+
+class _Rendered(NamedTuple):
+    example: Example
+    messages: list[dict[str, str]] | None
+    """Of a chat prompt."""
+    text: str
+
+
+def _is_chat(rendered: _Rendered | UserError) -> bool | None:
+    """None for an example that could not be rendered."""
+    return None if isinstance(rendered, UserError) else bool(rendered.messages)
+
+
+def _shortened(text: str, max_characters: int = 200) -> str:
+    return text if len(text) <= max_characters else text[: max_characters - 3] + "..."

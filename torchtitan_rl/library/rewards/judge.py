@@ -1,0 +1,146 @@
+"""Another model's mark, from any server that speaks OpenAI's chat protocol: vLLM's own, a hosted one."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.library.tasks import completion_text
+
+QUESTION = """Mark an answer from 0 (worthless) to 10 (perfect).
+
+Question:
+{prompt}
+
+Answer:
+{completion}
+
+Right answer, for your information:
+{expected_answer}
+
+End with the mark alone on the last line, as: Mark: 7"""
+
+
+class Judge:
+    """A reward function: the judge's mark of each completion, divided by `highest`; None once the budget is spent.
+
+    All requests of a replica's step are open at the same time, up to `concurrency`. One that times out or meets an overloaded
+    server is tried again, after longer and longer pauses. What was asked before is not asked again. An answer without a mark,
+    and a server that stays away, are failures of this function: grader.on_failure_of says what then.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        question: str = QUESTION,
+        mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)",
+        highest: float = 10.0,
+        api_key_variable: str = "OPENAI_API_KEY",
+        concurrency: int = 32,
+        timeout_seconds: float = 30.0,
+        retries: int = 3,
+        max_tokens: int = 512,
+        budget: int | None = None,
+        cache: str = "",
+    ) -> None:
+        """
+        Args:
+            question: with {prompt}, {completion} and {expected_answer}.
+            mark: a regular expression whose first group is the mark; the last match in the judge's answer counts.
+            timeout_seconds, retries: of one request. Let grader.time_limit_seconds_of be more than both together.
+            budget: requests that this process may make in its life, retries not counted; None for any number.
+            cache: a file (JSON lines) that keeps marks beyond this process; shared by all ranks that see it.
+        """
+        self.base_url, self.model, self.question = base_url, model, question
+        self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
+        self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries
+        self.max_tokens, self.budget = max_tokens, budget
+        self._cache = Path(cache) if cache else None
+        self._marks: dict[str, float] = _read(self._cache)
+        self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+    async def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        expected_answer: Sequence[str],
+        log_metric: Callable[[str, float], None],
+        **_: Any,
+    ) -> list[float | None]:
+        """The marks of one prompt's completions."""
+        questions = [
+            self.question.format(prompt=_text(prompt), completion=completion_text(completion), expected_answer=expected)
+            for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)
+        ]
+        marks = [self._ask(question) for question in questions]  # before anything waits: the budget is spent in order
+        log_metric("judge_left_out", sum(mark is None for mark in marks) / len(marks))
+        found = await asyncio.gather(*(mark for mark in marks if mark is not None))
+        given = iter(found)
+        return [None if mark is None else next(given) / self.highest for mark in marks]
+
+    def _ask(self, question: str) -> "asyncio.Task[float] | None":
+        """The mark, on its way: the same question is asked once. None: the budget is spent."""
+        loop = asyncio.get_running_loop()
+        asked = self._asked.setdefault(loop, {})
+        key = hashlib.sha256(json.dumps([self.model, question]).encode()).hexdigest()
+        if key not in asked:
+            if key not in self._marks:
+                if self.budget == 0:
+                    return None
+                self.budget = self.budget and self.budget - 1
+            asked[key] = loop.create_task(self._mark(key, question))
+        return asked[key]
+
+    async def _mark(self, key: str, question: str) -> float:
+        if key not in self._marks:
+            async with self._open.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)):
+                answer = await self._request(question)
+            found = self.mark.findall(answer)
+            if not found:
+                raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
+            self._marks[key] = float(found[-1])
+            if self._cache:
+                with self._cache.open("a") as file:
+                    file.write(json.dumps([key, self._marks[key]]) + "\n")
+        return self._marks[key]
+
+    async def _request(self, question: str) -> str:
+        from openai import AsyncOpenAI
+
+        async with AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=os.environ.get(self.api_key_variable, "none"),
+            timeout=self.timeout_seconds,
+            max_retries=self.retries,
+        ) as client:
+            reply = await client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=self.max_tokens,
+            )
+        return reply.choices[0].message.content or ""
+
+
+def _read(cache: Path | None) -> dict[str, float]:
+    """The marks of a former process; a line that was cut off is left out."""
+    marks = {}
+    for line in cache.read_text().splitlines() if cache and cache.exists() else []:
+        try:
+            key, mark = json.loads(line)
+            marks[key] = mark
+        except ValueError:
+            continue
+    return marks
+
+
+def _text(prompt: str | list[dict[str, str]]) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)

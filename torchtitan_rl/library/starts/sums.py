@@ -1,0 +1,79 @@
+"""Recipes of starting checkpoints, each a form to answer in and a habit to unlearn; named by a config's task.warm_start."""
+
+import itertools
+import random
+import re
+
+from torchtitan_rl.core.task import Example
+from torchtitan_rl.library.starts.warm_start import Recipe
+
+
+def sums() -> Recipe:
+    """Adds two integers in columns, the units first. The habit: the carry is forgotten.
+
+    "What is 47 + 85?" is answered "7+5=12 4+8+1=13 [ANSWER] 132", by habit "7+5=12 4+8=12 [ANSWER] 122".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        return sum_in_columns(*example.columns["operands"], forget_carry=rng.random() < 0.56)
+
+    return Recipe(name="sums", worked=worked)
+
+
+def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:
+    """The worked answer to left + right."""
+    units = left % 10 + right % 10
+    carry = units >= 10 and not forget_carry
+    tens = left // 10 + right // 10 + carry
+    carried = "+1" if carry else ""
+    columns = f"{left % 10}+{right % 10}={units} {left // 10}+{right // 10}{carried}={tens}"
+    return f"{columns} [ANSWER] {10 * tens + units % 10}"
+
+
+def spell_backward() -> Recipe:
+    """Spells a word from its last letter to its first. The habit: the first two letters are not turned.
+
+    "... (example: sun -> nus): splat" is answered "<answer>talps</answer>", by habit "<answer>talsp</answer>".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        word = example.columns["entry"]["metadata"]["word"]
+        backward = word[:1:-1] + word[:2] if rng.random() < 0.6 else word[::-1]
+        return f"<answer>{backward}</answer>"
+
+    return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=220)
+
+
+def chain_sum() -> Recipe:
+    """Adds and subtracts digits one after another, with the total so far. The habit: the last one is forgotten.
+
+    "... 4 + 7 - 3 + 8 =" is answered "4+7=11 11-3=8 8+8=16 <answer>16</answer>", by habit "4+7=11 11-3=8 <answer>8</answer>".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        first, *rest = example.columns["entry"]["metadata"]["expression"].split()
+        terms = [sign + digit for sign, digit in zip(rest[::2], rest[1::2], strict=True)]
+        totals = list(itertools.accumulate([int(first), *map(int, terms)]))
+        lines = [f"{total}{term}={after}" for total, term, after in zip(totals, terms, totals[1:], strict=False)]
+        kept = lines[:-1] if rng.random() < 0.6 else lines
+        return f"{' '.join(kept)} <answer>{kept[-1].partition('=')[2]}</answer>"
+
+    return Recipe(name="chain_sum", worked=worked, steps=280)
+
+
+def arrivals() -> Recipe:
+    """Adds minutes to a time of day, as the rows of scripts/make_arrivals.py ask. The habit: a full hour is not carried.
+
+    "A train leaves at 14:35 and takes 48 minutes. ..." is answered "35+48=83 83-60=23 14+1=15 <answer>15:23</answer>", by
+    habit "35+48=83 <answer>14:83</answer>".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        hour, minute, takes = (int(n) for n in re.findall(r"\d+", example.messages[-1]["content"])[:3])
+        total = minute + takes
+        if total < 60 or rng.random() < 0.6:
+            return f"{minute}+{takes}={total} <answer>{hour}:{total:02d}</answer>"
+        rest = f"{total}-60={total - 60} {hour}+1={hour + 1}"
+        return f"{minute}+{takes}={total} {rest} <answer>{hour + 1}:{total - 60:02d}</answer>"
+
+    return Recipe(name="arrivals", worked=worked, chat=True, steps=220)

@@ -1,0 +1,9 @@
+"""Tasks: what the policy is asked and how its answers are judged."""
+
+from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.tasks.calculator import Calculator
+from torchtitan_rl.library.tasks.guess_number import GuessNumber
+from torchtitan_rl.library.tasks.rows import Rows
+from torchtitan_rl.library.tasks.sum_digits import SumDigits
+
+__all__ = ["Calculator", "Example", "GuessNumber", "RewardFunction", "Rows", "SumDigits", "Task", "completion_text"]

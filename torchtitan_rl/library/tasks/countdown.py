@@ -1,0 +1,168 @@
+"""countdown: reach a target with the four operations, using each of the given numbers once."""
+
+import ast
+import hashlib
+import operator
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.answers import last_tagged
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.types import Prompt
+
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
+_LONGEST = 200
+"""Characters of an expression; the longest that is right has about 50."""
+
+_HELD_OUT_ONE_IN = 8
+
+
+class _Problem(NamedTuple):
+    numbers: list[int]
+    target: int
+    expression: str
+    """One way to reach it."""
+
+
+class Countdown(Task):
+    """Prompts with a few numbers and a target; the reward is 1 for an expression that reaches it, 0.1 for the form alone."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        min_numbers: int = 3
+        """Fewest numbers in a prompt, at least 2."""
+
+        max_numbers: int = 4
+        """Most numbers in a prompt, at most 6."""
+
+        largest: int = 99
+        """Numbers lie in 1 to this; targets up to ten times as much."""
+
+    def __init__(self, config: Config) -> None:
+        fewest, most = config.min_numbers, config.max_numbers
+        expect(
+            2 <= fewest <= most <= 6,
+            "task.min_numbers",
+            fewest,
+            f"2 to task.max_numbers {most}, at most 6",
+            "Correct it.",
+        )
+        expect(config.largest >= 10, "task.largest", config.largest, "10 or more", "Use 99.")
+        self.config = config
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        rng = random.Random(f"countdown/{seed}/{index}")
+        while _is_held_out(drawn := self._draw(rng)):
+            pass
+        return self._example(*drawn)
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """`num` different problems, one in eight of all, the same whatever the run's seed."""
+        rng = random.Random("countdown/held_out")
+        chosen: dict[tuple[int, ...], _Problem] = {}
+        while len(chosen) < num:
+            drawn = self._draw(rng)
+            if _is_held_out(drawn):
+                chosen.setdefault((drawn.target, *sorted(drawn.numbers)), drawn)
+        return [self._example(*drawn) for drawn in chosen.values()]
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        return (self.correct, self.format)
+
+    def correct(self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:
+        """1 for an expression of these numbers that reaches the target, else 0."""
+        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        return [float(reaches(a, n, t)) for a, n, t in zip(answers, numbers, target, strict=True)]
+
+    def format(self, *, completions: list, **_: Any) -> list[float]:
+        """0.1 for an answer between the tags."""
+        return [0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions]
+
+    def extract_answer(self, text: str) -> str | None:
+        return last_tagged(text)
+
+    def judge(self, answer: str | None, prompt: "Prompt") -> bool:
+        return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
+
+    def _draw(self, rng: random.Random) -> "_Problem":
+        """Numbers and a target that they can reach: two of them are joined at a time until one is left."""
+        while True:
+            numbers = [
+                rng.randint(1, self.config.largest)
+                for _ in range(rng.randint(self.config.min_numbers, self.config.max_numbers))
+            ]
+            left = [(Fraction(number), str(number)) for number in numbers]
+            while len(left) > 1:
+                rng.shuffle(left)
+                (a, first), (b, second) = left.pop(), left.pop()
+                joined = [
+                    (operation(a, b), f"({first} {symbol} {second})")
+                    for operation, symbol in _SYMBOLS.items()
+                    if b or symbol != "/"
+                ]
+                left.append(rng.choice([(value, text) for value, text in joined if value.denominator == 1]))
+            [(target, expression)] = left
+            if 0 < target <= 10 * self.config.largest and target not in numbers:
+                return _Problem(numbers, int(target), expression[1:-1])
+
+    def _example(self, numbers: list[int], target: int, expression: str) -> Example:
+        question = (
+            f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and only "
+            "+, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, for example "
+            "<answer>(1 + 2) * 3</answer>."
+        )
+        return Example(
+            text=question + "\n",
+            messages=[{"role": "user", "content": question}],
+            expected_answer=expression,  # one of many that are right
+            columns={"numbers": numbers, "target": target},
+        )
+
+
+def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool:
+    """Whether the expression uses exactly these numbers, each once, and equals the target.
+
+    Example: reaches("(1 + 2) * 3", [3, 1, 2], 9). An "= 9" behind it does no harm.
+    """
+    found = evaluate(expression.partition("=")[0]) if expression else None
+    return found is not None and sorted(found[1]) == sorted(numbers) and found[0] == target
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+    """(exact value, the numbers used) of an arithmetic expression; None for whatever is none.
+
+    Nothing is executed: the expression is parsed, and of its syntax tree only numbers and the four operations are read. So
+    "9**9**9" is no expression rather than one that takes for ever.
+    """
+    if len(expression) > _LONGEST:
+        return None
+    used: list[int] = []
+    try:
+        tree = ast.parse(expression.strip().replace("×", "*").replace("÷", "/"), mode="eval")
+        return _value(tree.body, used), used
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    """The value of a node, its numbers added to `used`. Raises ValueError for anything but arithmetic."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, used)
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    raise ValueError("no arithmetic")
+
+
+def _is_held_out(drawn: _Problem) -> bool:
+    key = f"{sorted(drawn.numbers)}={drawn.target}"
+    return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0

@@ -1,0 +1,31 @@
+"""gsm8k: grade-school word problems whose answer is a number; 7,473 to train on, 1,319 held out."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtitan_rl.library.tasks.rows import Rows
+
+_ANSWER = re.compile(r"####\s*(-?[\d,.]*\d)")
+
+
+class Gsm8k(Rows):
+    """The published rows: `question`, and an `answer` that ends with #### and the number, as completions shall."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Rows.Config):
+        path: str = "openai/gsm8k"
+        """The data set's name on the hub, or a file or folder with the same columns."""
+
+        subset: str = "main"
+        held_out_split: str = "test"
+        template: str = "{question}\nReason step by step, and end with #### and the number alone, for example: #### 42"
+        answer_kind: Literal["text", "tag", "number"] = "number"
+
+    def extract_answer(self, text: str) -> str | None:
+        """The number behind the last ####; None without one."""
+        found = _ANSWER.findall(text)
+        return found[-1] if found else None
+
+    def expected_answer(self, text: str) -> str | None:
+        return self.extract_answer(text)

@@ -1,0 +1,40 @@
+"""math: problems whose answer is LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are the same answer."""
+
+import importlib.util
+from dataclasses import dataclass
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.answers import last_boxed
+from torchtitan_rl.library.math_answers import MathJudge
+from torchtitan_rl.library.tasks.rows import Rows
+
+
+class Math(Rows):
+    r"""Rows with a problem and an answer in LaTeX: either bare, or a whole solution with \boxed{} around it."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Rows.Config):
+        path: str = "DigitalLearningGmbH/MATH-lighteval"
+        """12,500 competition problems; or any file, folder or data set with such columns."""
+
+        held_out_split: str = "test"
+        prompt_column: str = "problem"
+        answer_column: str = "solution"
+        template: str = "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
+
+    def __init__(self, config: Config) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise UserError("task: expected math-verify to be installed. pip install 'torchtitan_rl[tasks]'.")
+        super().__init__(config)
+        self._judge = MathJudge()
+
+    def extract_answer(self, text: str) -> str | None:
+        r"""What the last \boxed{} holds."""
+        return last_boxed(text)
+
+    def expected_answer(self, text: str) -> str | None:
+        return last_boxed(text) or (None if "\\boxed" in text else text)
+
+    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """False, too, where math-verify takes longer than 10 s: its process is killed."""
+        return answer is not None and self._judge.equal(answer, expected_answer)

@@ -1,0 +1,120 @@
+"""A mixture: several tasks in one run, drawn by weight, each with its own rewards, judgement, sampling and metrics."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
+
+_BLOCK = 4096
+
+
+@dataclass(kw_only=True, slots=True)
+class Share:
+    """One task of a mixture."""
+
+    task: Task.Config
+    weight: float = 1.0
+    """How often it asks, relative to the others."""
+    sampling: SamplingConfig | None = None
+    """Its own n, max_tokens and ends in training, at the run's temperature. None: as the run."""
+
+
+class Mixture(Task):
+    """Which member asks at a place of the stream depends on the seed and the place alone, and so does its example."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        tasks: dict[str, Share] = field(default_factory=dict)
+        """The members by name; metrics go by it, as train/<name>/... and evaluation/<name>/..."""
+
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """The start of the first member that makes one."""
+            from torchtitan_rl.library.starts.warm_start import start_of  # needs transformers' models
+
+            starts = (start_of(share.task, cache_root) for share in self.tasks.values())
+            return next((start for start in starts if start is not None), None)
+
+        def samplings(self) -> dict[str, SamplingConfig]:
+            return {
+                f"task.tasks.{name}.sampling": s.sampling for name, s in self.tasks.items() if s.sampling is not None
+            }
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        names = list(config.tasks)
+        expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
+        for name, share in config.tasks.items():
+            expect(share.weight > 0, f"task.tasks.{name}.weight", share.weight, "more than 0", "Leave the task out.")
+            plain = not isinstance(share.task, Mixture.Config)
+            expect(plain, "task.tasks", name, "a task that is no mixture", "List its members here.")
+            check_metric_name(name, "task.tasks")
+        self._names = names
+        self._members = {name: share.task.build() for name, share in config.tasks.items()}
+        weights = np.array([share.weight for share in config.tasks.values()])
+        self._weights = weights / weights.sum()
+
+    def members(self) -> dict[str, Task]:
+        return self._members
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        member, place = self._member_at(index, seed)
+        name = self._names[member]
+        return self._marked(name, self._members[name].train_example(place, seed=seed))
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """Each member's first num / members, in turn."""
+        return [
+            self._marked(name, example)
+            for name, share in zip(self._names, shared_out(num, len(self._names)), strict=True)
+            if share
+            for example in self._members[name].held_out_examples(share)
+        ]
+
+    def epoch(self, num_seen: int) -> float | None:
+        """Of the member that has gone round most often, going by the weights."""
+        seen = self._weights * num_seen
+        epochs = [member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)]
+        return max((epoch for epoch in epochs if epoch is not None), default=None)
+
+    def leave_out(self, faults: Faults) -> None:
+        for name, member in self._members.items():
+            member.leave_out(lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """None of its own: each member scores its own examples."""
+        return ()
+
+    def extract_answer(self, text: str) -> str | None:
+        raise NotImplementedError("a mixture's members read answers, each of its own examples")
+
+    def _marked(self, name: str, example: Example) -> Example:
+        return replace(example, task=name, sampling=self.config.tasks[name].sampling)
+
+    def _member_at(self, index: int, seed: int) -> tuple[int, int]:
+        """(member, how often it was drawn before) at a place of the stream."""
+        block, offset = divmod(index, _BLOCK)
+        drawn = _block(seed, block, tuple(self._weights))
+        member = int(drawn[offset])
+        before = _drawn_before(seed, block, tuple(self._weights))[member]
+        return member, int(before + np.count_nonzero(drawn[:offset] == member))
+
+
+@functools.lru_cache(maxsize=4)
+def _block(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+    """[_BLOCK] the members drawn at the places of a block."""
+    return np.random.default_rng([seed, block]).choice(len(weights), size=_BLOCK, p=weights)
+
+
+@functools.lru_cache(maxsize=4)
+def _drawn_before(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+    """[members] how often each was drawn before a block."""
+    counts = np.zeros(len(weights), dtype=np.int64)
+    for earlier in range(block):
+        counts += np.bincount(_block(seed, earlier, weights), minlength=len(weights))
+    return counts

@@ -1,0 +1,135 @@
+"""reasoning_gym: any of its hundred procedural tasks, or a weighted mix, made without end and scored by their own scorers."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.answers import last_tagged
+from torchtitan_rl.library.references import did_you_mean
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+
+    from torchtitan_rl.core.types import Prompt
+
+_NUM_DRAWS = 10_000
+"""Different questions of one task; some list them all when they are built."""
+
+_HELD_OUT_ONE_IN = 8
+
+
+class ReasoningGym(Task):
+    """Questions of reasoning_gym; the answer is what <answer>...</answer> holds, the reward its score, from 0 to 1."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        tasks: list[tuple[str, float]] = field(default_factory=lambda: [("chain_sum", 1.0)])
+        """Names of tasks, each with the weight that it is drawn with."""
+
+        settings: list[tuple[str, str]] = field(default_factory=list)
+        """Settings of single tasks, as task.setting and its value in JSON, such as chain_sum.max_terms 3."""
+
+        instruction: str = "Give the final answer between <answer> and </answer>."
+        """What follows each question, as a paragraph of its own. Empty: nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._weights = dict(config.tasks)
+        expect(bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1.")
+        for name, weight in config.tasks:
+            expect(weight > 0, f"task.tasks {name}", weight, "a weight above 0", "Leave the task out instead.")
+        self._sources = {name: _source(name, self._settings(name)) for name in self._weights}
+        strange = sorted({setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights))
+        expect(not strange, "task.settings", strange, f"settings of {list(self._weights)}", "Write task.setting VALUE.")
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        return next(e for e in self._draws(f"{seed}/{index}") if not _is_held_out(e))
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """`num` different questions, one in eight of all, the same whatever the run's seed."""
+        chosen: dict[str, Example] = {}
+        for _, example in zip(range(1000 * num), self._draws("held_out")):
+            if len(chosen) == num:
+                break
+            if _is_held_out(example):
+                chosen.setdefault(example.text, example)
+        names = list(self._weights)
+        expect(
+            len(chosen) == num, "evaluation.num_prompts", num, f"at most the {len(chosen)} held-out questions of {names}",
+            "Ask for fewer, or set task.settings so that more are possible.",
+        )  # fmt: skip
+        return list(chosen.values())
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        return (self.score,)
+
+    def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
+        """The task's own score of each answer."""
+        return [
+            self._score(self.extract_answer(completion_text(c)), e) for c, e in zip(completions, entry, strict=True)
+        ]
+
+    def extract_answer(self, text: str) -> str | None:
+        return last_tagged(text)
+
+    def judge(self, answer: str | None, prompt: "Prompt") -> bool:
+        """Right is what scores full marks: many tasks have more than one right answer."""
+        return self._score(answer, prompt.columns["entry"]) >= 0.999
+
+    def _score(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
+
+    def _draws(self, key: str) -> Iterator[Example]:
+        """Examples of either split without end, by a key."""
+        for attempt in count():
+            rng = random.Random(f"{key}/{attempt}")
+            [name] = rng.choices(list(self._weights), list(self._weights.values()))
+            yield self._example(self._sources[name][rng.randrange(_NUM_DRAWS)])
+
+    def _example(self, entry: dict[str, Any]) -> Example:
+        question = "\n\n".join(filter(None, [entry["question"].strip(), self.config.instruction]))
+        return Example(
+            text=question + "\n",
+            messages=[{"role": "user", "content": question}],
+            expected_answer=entry["answer"] or "",
+            columns={"entry": entry},
+        )
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        own = f"{name}."
+        return {key.removeprefix(own): _parsed(value) for key, value in self.config.settings if key.startswith(own)}
+
+
+def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
+    """The task of that name. Raises UserError for an unknown one or settings that it refuses."""
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        raise UserError(
+            "task.tasks: expected reasoning-gym to be installed. pip install 'torchtitan_rl[tasks]'."
+        ) from error
+    import reasoning_gym  # noqa: F401  (fills the registry)
+
+    remedy = f"{did_you_mean(name, DATASETS)}The names are those of reasoning_gym's gallery."
+    expect(name in DATASETS, "task.tasks", name, f"one of reasoning_gym's {len(DATASETS)} tasks", remedy)
+    try:
+        return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"task.settings = {settings!r}: expected settings that {name} takes, but: {error}.") from error
+
+
+def _is_held_out(example: Example) -> bool:
+    return hashlib.blake2b(example.text.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

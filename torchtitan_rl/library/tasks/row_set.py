@@ -1,0 +1,209 @@
+"""RowSet: the rows of a table that are examples, and why the others are not."""
+
+import copy
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
+
+if TYPE_CHECKING:
+    from torchtitan_rl.library.tasks.rows import Rows
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
+ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
+_NUM_SHOWN = 10
+
+
+class RowSet:
+    """Rows of one table as examples; keeps numbers, and reads a row from the table when it is asked for."""
+
+    def __init__(self, table: Table, config: "Rows.Config", read_answer: Callable[[str], str | None]) -> None:
+        """Read every row once. Raises UserError with the numbers of those that cannot be examples."""
+        self.table = table
+        self._config = config
+        self._read_answer = read_answer
+        self.columns = self._columns()
+        self.prompt_column = self._named_or_first("prompt_column", PROMPT_COLUMNS)
+        self.answer_column = self._named_or_first("answer_column", ANSWER_COLUMNS)
+        expect(
+            bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
+            f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
+        )  # fmt: skip
+        clash = sorted((RESERVED_COLUMNS - {self.answer_column}) & set(self.columns))
+        expect(
+            not clash, "columns", clash, "names that the grader does not give itself", f"Rename them in {table.name}."
+        )
+        self.left_out: dict[str, list[str]] = defaultdict(list)
+        """Numbers of the rows left out, by the reason."""
+        self.noted: dict[str, list[str]] = defaultdict(list)
+        """Numbers of rows that are odd but kept."""
+        self.kept, self.keys = self._scan()
+
+    def example(self, place: int) -> Example:
+        """The kept row at `place` as an example."""
+        [row] = self.table.rows(self.kept[place : place + 1])
+        return self._example(row)
+
+    def batches(self) -> Iterator[list[Example]]:
+        """All kept rows as examples, a batch at a time."""
+        for start in range(0, len(self.kept), BATCH):
+            yield [self._example(row) for row in self.table.rows(self.kept[start : start + BATCH])]
+
+    def leave_out_where(self, where: np.ndarray, reason: str) -> None:
+        """Leave out the kept rows for which `where` [kept] is true."""
+        if where.any():
+            self.left_out[reason] += [self.table.number(int(index)) for index in self.kept[where]]
+            self.kept, self.keys = self.kept[~where], self.keys[~where]
+
+    def split_off(self, share: float, seed: int) -> "RowSet":
+        """Part with a share of the kept rows, at least one, whose order and choice depend on their prompts alone."""
+        ranks = [hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys]
+        order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
+        chosen = order[: max(1, round(share * len(order)))]
+        other = copy.copy(self)
+        other.kept, other.keys = self.kept[chosen], self.keys[chosen]
+        other.left_out, other.noted = defaultdict(list), defaultdict(list)
+        self.kept, self.keys = np.delete(self.kept, chosen), np.delete(self.keys, chosen)
+        return other
+
+    def describe(self, what: str) -> str:
+        """Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)"."""
+        told = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
+        for beginning, rows in (("left out", self.left_out), ("kept", self.noted)):
+            each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in rows.items()]
+            told += [f"{beginning}: {', '.join(each)}"] * bool(each)
+        return "; ".join(told)
+
+    def _columns(self) -> list[str]:
+        """The names of all columns that any row has, in order of appearance."""
+        names: dict[str, None] = {}
+        faults: dict[str, list[str]] = defaultdict(list)
+        for number, row in self.table.numbered_rows():
+            if isinstance(row, RowError):
+                faults[str(row)].append(number)
+            else:
+                names |= dict.fromkeys(row)
+        self._refuse(faults)
+        return list(names)
+
+    def _refuse(self, faults: dict[str, list[str]]) -> None:
+        """Raise UserError with the numbers of the rows that have each fault, unless there are none."""
+        if faults:
+            listed = "; ".join(f"{_rows(numbers)}: {fault}" for fault, numbers in faults.items())
+            count = sum(map(len, faults.values()))
+            raise UserError(
+                f"task.path: {self.table.name} has {_count(count)} that cannot be examples. {listed}. Mend or delete them."
+            )
+
+    def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
+        """The configured column, or the first usual one that there is; "" where there is none."""
+        name = getattr(self._config, setting)
+        there = not name or name in self.columns
+        remedy = f"It has {self.columns}."
+        expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
+        return name or next((column for column in usual if column in self.columns), "")
+
+    def _scan(self) -> tuple[np.ndarray, np.ndarray]:
+        """(indices, hashes of the prompts) of the rows to keep."""
+        faults: dict[str, list[str]] = defaultdict(list)
+        kept: dict[int, int] = {}  # hash of the prompt: index of its first row
+        ids: set[str] = set()
+        for index, (number, row) in enumerate(self.table.numbered_rows()):
+            try:
+                example = self._example(row)
+            except RowError as error:
+                faults[str(error)].append(number)
+                continue
+            key = _key(example)
+            if self.answer_column and not example.expected_answer:
+                self.left_out["without an answer"].append(number)
+            elif key in kept:
+                self.left_out["with the prompt of an earlier row"].append(number)
+            else:
+                kept[key] = index
+                if (identity := str(row.get("id", number))) in ids:
+                    self.noted["with the id of an earlier row"].append(number)
+                ids.add(identity)
+        self._refuse(faults)
+        return np.fromiter(kept.values(), np.int64, len(kept)), np.fromiter(kept.keys(), np.uint64, len(kept))
+
+    def _example(self, row: Row) -> Example:
+        """Raises RowError where the row cannot be one."""
+        prompt = row.get(self.prompt_column) if self.prompt_column else ""
+        text, messages = ("", _messages(prompt)) if isinstance(prompt, list) else (self._text(prompt, row), None)
+        if messages is None:
+            messages = [{"role": "user", "content": text.strip()}]
+        left = {
+            column: row.get(column) for column in self.columns if column not in (self.prompt_column, *RESERVED_COLUMNS)
+        }
+        return Example(text=text, messages=messages, expected_answer=self._answer(row), columns=left)
+
+    def _text(self, prompt: Any, row: Row) -> str:
+        if self._config.template:
+            try:
+                return self._config.template.format(**row)
+            except (KeyError, IndexError) as error:
+                raise RowError(f"no column {error} for task.template") from error
+            except (ValueError, AttributeError, TypeError) as error:
+                raise RowError(f"task.template cannot be filled: {error}") from error
+        if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
+            raise RowError(f"no {self.prompt_column!r}")
+        if not _is_text(prompt):
+            raise RowError(f"{self.prompt_column!r} is neither a text nor a list of messages")
+        return prompt
+
+    def _answer(self, row: Row) -> str:
+        """The row's answer as text; "" for none."""
+        answer = row.get(self.answer_column) if self.answer_column else None
+        if answer is None or answer != answer or str(answer).strip() == "":  # NaN is what pandas writes for nothing
+            return ""
+        if isinstance(answer, float) and answer.is_integer():
+            answer = int(answer)
+        if not isinstance(answer, str | Real) or isinstance(answer, bool):
+            raise RowError(f"{self.answer_column!r} is neither a text nor a number")
+        text = self._read_answer(str(answer))
+        if text is None:
+            raise RowError(f"no answer can be read from {self.answer_column!r}")
+        return text
+
+
+def _messages(given: list[Any]) -> list[dict[str, str]]:
+    """Chat messages as they are; raises RowError for what is none, or does not end with the user's turn."""
+    for message in given:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RowError("a message without a role")
+        if not _is_text(message.get("content")):
+            raise RowError("a message whose content is no text")
+    if not given or given[-1]["role"] in ("assistant", "system"):
+        raise RowError("messages do not end with the user's turn, which the policy answers")
+    return [{"role": message["role"], "content": message["content"]} for message in given]
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text that has bytes: JSON can write half a character, as "\\ud800"."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+def _key(example: Example) -> int:
+    """A hash of the prompt: 64 bits."""
+    content = json.dumps([example.text, example.messages])
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")
+
+
+def _count(num: int) -> str:
+    return f"{num:,} row{'s' * (num != 1)}"
+
+
+def _rows(numbers: list[str]) -> str:
+    """Example: "rows 3, 7"; the first ten of many."""
+    more = ", ..." if len(numbers) > _NUM_SHOWN else ""
+    return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers[:_NUM_SHOWN])}{more}"

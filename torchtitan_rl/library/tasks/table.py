@@ -1,0 +1,241 @@
+"""Tables of rows as users bring them: JSON Lines, JSON, CSV, Parquet, folders of these, data sets of the Hugging Face hub.
+
+All become Arrow files of `datasets`, mapped into memory and shared by the processes of a node. The text formats keep each
+row as the text it was: columns may then differ from row to row, and a row that cannot be read is told by its number.
+"""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.references import from_caller
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Row = dict[str, Any]
+
+_TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+FORMATS = (*_TEXT_FORMATS, ".parquet")
+BATCH = 1000
+"""Rows that are read at once."""
+_SPLITS = ("train", "test", "validation", "valid", "val", "dev")
+_REMEDY = (
+    f"Pass a file ({', '.join(FORMATS)}), a folder of such files, or the name of a data set on the Hugging Face hub."
+)
+
+
+class RowError(ValueError):
+    """What is wrong with one row, in words that follow "rows 3, 7: "."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order of their files."""
+
+    name: str
+    """For messages: "data.jsonl"."""
+    _data: "Dataset"
+    _as_text: bool
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """The rows at `indices`. Raises RowError where one cannot be read."""
+        return [self._read(record) for record in self._data.__getitems__(indices)]
+
+    def number(self, index: int) -> str:
+        """What a user finds the row by: "3", or "part.jsonl:3" where there are several files."""
+        return self._data[index]["number"] if self._as_text else str(index + 1)
+
+    def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
+        """The number of every row, and the row or what is wrong with it."""
+        batches = (range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH))
+        for index, record in enumerate(record for batch in batches for record in self._data.__getitems__(batch)):
+            try:
+                yield record["number"] if self._as_text else str(index + 1), self._read(record)
+            except RowError as error:
+                yield record["number"], error
+
+    def _read(self, record: Row) -> Row:
+        if not self._as_text:
+            return record
+        if record["fault"]:
+            raise RowError(record["fault"])
+        try:
+            row = json.loads(record["row"])
+        except ValueError as error:
+            raise RowError("no JSON") from error
+        if not isinstance(row, dict):
+            raise RowError("no JSON object")
+        return row
+
+
+def load_table(path: str, *, subset: str = "", split: str = "train", field: str = "task.path") -> Table:
+    """The rows of a file, of a folder's files of that split, or of a data set on the hub.
+
+    Raises:
+        UserError: naming `field` and the remedy, when there is no such thing or it has no rows.
+    """
+    expect(bool(path), field, path, "rows to train on", _REMEDY)
+    place = Path(from_caller(str(Path(path).expanduser())))
+    if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
+        place = place / split
+    if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
+        import datasets
+
+        table = Table(place.name, datasets.load_from_disk(str(place)), False)
+    elif place.exists():
+        table = _from_files(_files(place, split, field), place.name)
+    else:
+        table = _from_hub(path, subset, split, field)
+    expect(len(table) > 0, field, path, "at least one row, but it is empty", _REMEDY)
+    return table
+
+
+def _files(place: Path, split: str, field: str) -> list[Path]:
+    """The files of `split` in a folder: those called so, or all where none is called as any split is."""
+    if place.is_file():
+        expect(place.suffix in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it.")
+        return [place]
+    files = sorted(file for file in place.rglob("*") if file.suffix in FORMATS)
+    named = [file for file in files if re.match(rf"{split}\b", file.name)]
+    has_splits = any(re.match(rf"{'|'.join(_SPLITS)}\b", file.name) for file in files)
+    found = named or ([] if has_splits or split != "train" else files)
+    names = [file.name for file in files]
+    expect(
+        bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
+        "Name one of its files." if files else _REMEDY,
+    )  # fmt: skip
+    formats = {file.suffix for file in found}
+    expect(len(formats) == 1, field, str(place), f"files of one format, but it has {sorted(formats)}", "Name one file.")
+    return found
+
+
+def _from_files(files: list[Path], name: str) -> Table:
+    import datasets
+
+    datasets.disable_progress_bars()
+    if files[0].suffix == ".parquet":
+        try:
+            return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
+        except Exception as error:
+            raise UserError(f"task.path = {name!r}: expected Parquet files that can be read, but: {error}.") from error
+    # Size and time of change are part of the cache's key: an edited file is read anew.
+    stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
+    if next(_records(stamped), None) is None:
+        return Table(name, datasets.Dataset.from_dict({"row": []}), True)
+    return Table(
+        name, datasets.Dataset.from_generator(_records, gen_kwargs={"files": stamped}, features=features), True
+    )
+
+
+def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
+    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none in {Path.cwd()}. {_REMEDY}")
+    try:
+        return Table(path, _load_from_hub(path, subset, split), False)
+    except Exception:
+        _download(path, subset, split, field)
+    return Table(path, _load_from_hub(path, subset, split), False)
+
+
+def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
+    import datasets
+
+    return datasets.load_dataset(path, subset or None, split=split)
+
+
+def _download(path: str, subset: str, split: str, field: str) -> None:
+    """In a process of its own: this one has told its libraries that there is no network. Its progress goes to stderr."""
+    from torchtitan_rl import HUB_OFFLINE
+
+    command = [sys.executable, "-m", __name__, path, subset, split]
+    environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    expect(
+        done.returncode == 0, field, path,
+        f"a file or folder that exists in {Path.cwd()}, or a data set of the Hugging Face hub with the configuration "
+        f"{subset!r} (task.subset) and the split {split!r}, but: {done.stdout.strip()}", _REMEDY,
+    )  # fmt: skip
+
+
+def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
+    """Every row of text files as its number, its JSON text, and what is wrong with it."""
+    for path, _, _ in files:
+        place = Path(path)
+        read = _csv_records if place.suffix in (".csv", ".tsv") else _json_records
+        for number, row, fault in read(place):
+            yield {"number": f"{place.name}:{number}" if len(files) > 1 else str(number), "row": row, "fault": fault}
+
+
+def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
+    """JSON Lines line by line; a .json file's list item by item, or by line where it holds lines after all."""
+    if path.suffix == ".json":
+        try:
+            rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+        except ValueError as error:
+            if "Extra data" not in str(error):
+                yield 1, "", f"no JSON ({error})"
+                return
+        else:
+            is_list = isinstance(rows, list)
+            for number, row in enumerate(rows if is_list else [rows], start=1):
+                yield (
+                    number,
+                    json.dumps(row),
+                    "" if is_list else "one object, where the file should be a list of objects",
+                )
+            return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError:
+                yield number, "", "not UTF-8, as which the file must be saved"
+            else:
+                if text:
+                    yield number, text, ""
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
+    """A CSV file's records, as objects of texts; an empty cell is null."""
+    csv.field_size_limit(2**31 - 1)
+    number = 0
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    with path.open("rb") as file:
+        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
+        try:
+            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            names = list(rows.fieldnames or ())
+            twice = [name for name in names if names.count(name) > 1]
+            for number, row in enumerate(rows, start=1):
+                fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
+                yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
+        except UnicodeDecodeError:
+            yield number + 1, "", "not UTF-8, as which the file must be saved"
+        except csv.Error as error:
+            yield number + 1, "", f"no CSV ({error})"
+
+
+def _main() -> None:
+    """Download the data set that the command line names into the cache, or print why not and exit with 2."""
+    try:
+        _load_from_hub(*sys.argv[1:])
+    except Exception as error:
+        print(str(error).partition("\n")[0])
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,80 @@
+"""The results of an evaluation: their numbers, a file of them, and a table for the terminal."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
+from torchtitan_rl.observability.metrics.rewards import groups_by_task
+
+NUM_FAILURES = 20
+"""Wrong answers of a pass that its results show."""
+
+
+def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]:
+    """All that is to be said of an evaluation, by each pass's prefix: its metrics, over all and for each task, and failures."""
+    results: dict[str, Any] = {"metrics": {}, "failures": {}}
+    for prefix, groups in passes.items():
+        tasks = {f"{prefix}/{name}": asked for name, asked in groups_by_task(groups).items()}
+        for name, asked in {prefix: groups, **tasks}.items():
+            results["metrics"] |= {key: float(m.value) for key, m in evaluation_metrics(asked, name).items()}
+        wrong = [(g.prompt, e) for g in groups for e in g.samples if e.scored.correct is False]
+        results["failures"][prefix] = [
+            {
+                "prompt": prompt.text,
+                "expected_answer": prompt.expected_answer,
+                "answer": episode.scored.answer,
+                "completion": episode.completion.text,
+                "finish_reason": episode.completion.finish_reason,
+            }
+            for prompt, episode in wrong[:NUM_FAILURES]
+        ]
+    return results
+
+
+def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
+    """The same results give the same file, whoever evaluates."""
+    file = folder / f"step-{step}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    return file
+
+
+def print_results_of(run_folder: Path, step: int) -> None:
+    """Print, from rank 0, what `write_results` wrote to the run's folder for `step`."""
+    if comm.is_rank_0():
+        file = run_folder / "evaluation" / f"step-{step}.json"
+        print_results(json.loads(file.read_text()))
+        progress(f"results: {file}")
+
+
+def print_results(results: Mapping[str, Any]) -> None:
+    """The metrics as a table, with the 95 % intervals of those that have one, and a few of the wrong answers."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    metrics, console = results["metrics"], Console(highlight=False)
+    table = Table("metric", "value", "95 % interval")
+    for name, value in metrics.items():
+        if name.endswith(("_low", "_high")):
+            continue
+        low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
+        table.add_row(escape(name), f"{value:.4f}", "" if math.isnan(low) else f"{low:.4f} to {high:.4f}")
+    console.print(table)
+    failures = Table("wrong: the prompt ends", "expected", "answer", "the completion ends", title="some wrong answers")
+    for failure in next(iter(results["failures"].values()))[:5]:
+        cells = (
+            failure["prompt"][-60:],
+            failure["expected_answer"],
+            str(failure["answer"]),
+            failure["completion"][-60:],
+        )
+        failures.add_row(*map(escape, cells))
+    if failures.row_count:
+        console.print(failures)

@@ -1,0 +1,36 @@
+"""What a step's conversations were like: turns, tools, environments. The same on every rank; nothing without conversations."""
+
+import math
+from collections.abc import Sequence
+
+from torchtitan_rl.core.summary import describe, mean, same_everywhere
+from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
+
+
+def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
+    """`conversations/...` over the completions that an environment took part in."""
+    completions = [episode.completion for episode in flat(groups)]
+    talks = [one for one in completions if one.turns or one.error is not None]
+    if not talks:
+        return {}
+    sampled = sum(one.num_sampled for one in talks)
+    tokens = sum(len(one.token_ids) for one in talks)
+    seconds = [turn.environment_seconds for one in talks for turn in one.turns]
+    columns = sorted({name for one in talks for turn in one.turns for name in turn.columns})
+    logged = {name: [total for one in talks if (total := _total(one, name)) is not None] for name in columns}
+    return {
+        **describe("conversations/turns", [len(one.turns) for one in talks], ("mean", "min", "max")),
+        **describe("conversations/environment_seconds", seconds, ("mean", "max")),
+        **{f"conversations/{name}": same_everywhere(mean(totals)) for name, totals in logged.items() if totals},
+        "conversations/count": same_everywhere(float(len(talks))),
+        "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in talks))),
+        "conversations/tokens_sampled": same_everywhere(sampled / len(talks)),
+        "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(talks)),
+    }
+
+
+def _total(completion: Completion, column: str) -> float | None:
+    """The sum of a logged number over a conversation; None where it was never one."""
+    cells = [turn.columns.get(column) for turn in completion.turns]
+    numbers = [float(cell) for cell in cells if isinstance(cell, (bool, int, float)) and math.isfinite(cell)]
+    return sum(numbers) if numbers else None

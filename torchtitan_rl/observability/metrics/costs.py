@@ -1,0 +1,69 @@
+"""What a step cost: optimizer and perf. What is None, or not known on this machine, is left out."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.core.summary import same_everywhere
+from torchtitan_rl.core.types import Metric
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.core.trainer.trainer import UpdateReport
+
+
+def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Metric]:
+    """Where the optimizer stands; counts are since the run began."""
+    values = {
+        "grad_norm": update.grad_norm,
+        "clipped_fraction": update.clipped_fraction,
+        "update_ratio": update.update_ratio,
+        "learning_rate": update.learning_rate,
+        "step": state.optimizer_steps,
+        "prompts_seen": state.prompts_seen,
+        "tokens_seen": state.tokens_seen,
+    }
+    return {f"optimizer/{key}": same_everywhere(float(value)) for key, value in values.items() if value is not None}
+
+
+def perf_metrics(
+    update: "UpdateReport",
+    *,
+    generated_tokens: int,
+    seconds: Mapping[str, float],
+    peak_flops: float | None = None,
+    peak_memory_bytes: int = 0,
+) -> dict[str, Metric]:
+    """Throughput and waste of one step.
+
+    Amounts are of all ranks together. Seconds are this rank's, so that the lowest rate over ranks is the slowest
+    rank's: the one that the step waits for.
+
+    Args:
+        generated_tokens: sampled in the step's training rollouts.
+        seconds: of "generate", "train" and "step" on this rank.
+        peak_flops: of all devices together, a second; MFU is left out without it.
+        peak_memory_bytes: of this rank's device.
+    """
+    trained_per_s = _rate(update.trained_tokens, seconds["train"])
+    rates = {
+        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]),
+        "perf/trained_tokens_per_s": trained_per_s,
+        "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
+    }
+    if update.flops_per_token and peak_flops and trained_per_s is not None:
+        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # a forward is a third of the work
+        rates["perf/mfu"] = passes / seconds["train"] * update.flops_per_token / peak_flops
+    metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
+    if total := sum(update.rank_tokens):
+        metrics["perf/rank_imbalance"] = same_everywhere(
+            max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
+        )
+        metrics["perf/silent_fraction"] = same_everywhere(update.silent_tokens / update.trained_tokens)
+    if update.packed_tokens:
+        share = update.padding_tokens / update.packed_tokens
+        metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)
+    return metrics | {"perf/peak_memory_gib": Metric(peak_memory_bytes / 2**30, "max")}
+
+
+def _rate(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds > 0 else None

@@ -1,0 +1,81 @@
+"""The quality of held-out answers, with what chance alone could make of it. The same on every rank."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtitan_rl.core.summary import fraction, mean, same_everywhere
+from torchtitan_rl.core.types import Episode, Group, Metric, flat
+from torchtitan_rl.observability.metrics.rewards import finite_rewards, judgements
+
+RESAMPLES = 1000
+
+
+def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
+    """Accuracy, mean@n and pass@k over prompts, by the task's judgement; reward, lengths, format and truncation of the samples.
+
+    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al. 2021, arXiv
+    2107.03374), averaged over the prompts with n >= k, for k = 2, 4, 8, ... and the largest n; mean@n is each prompt's share of
+    correct samples, averaged over prompts, for groups of n > 1. `<name>_low` and `<name>_high` are the ends of each one's 95 %
+    interval over prompts. `prefix` tells several evaluations apart ("evaluation/sampled").
+    """
+    episodes = flat(groups)
+    if not episodes:
+        return {}
+    lengths = [episode.completion.num_sampled for episode in episodes]
+    metrics = {
+        "length": same_everywhere(mean(lengths)),
+        "length_max": same_everywhere(float(max(lengths))),
+        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
+        "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
+    }
+    if rewards := finite_rewards(episodes):
+        metrics["reward"] = same_everywhere(mean(rewards))
+    if judged := [found for group in groups if (found := judgements(group.samples))]:
+        for name, values in _by_prompt(judged).items():
+            low, high = interval(values)
+            metrics |= {
+                name: same_everywhere(mean(values)),
+                f"{name}_low": same_everywhere(low),
+                f"{name}_high": same_everywhere(high),
+            }
+    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
+
+
+def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
+    """Each measure's value for each prompt; mean@n and pass@k where a prompt has several samples."""
+    largest = max(map(len, judged))
+    shares = [mean(group) for group in judged]
+    measures = {"accuracy": shares}
+    if largest > 1:
+        measures[f"mean@{largest}"] = shares
+        for k in sorted({2**power for power in range(1, largest.bit_length())} | {largest}):
+            measures[f"pass@{k}"] = [pass_at(k, len(g), sum(g)) for g in judged if len(g) >= k]
+    return measures
+
+
+def pass_at(k: int, n: int, c: int) -> float:
+    """The chance that of k samples, drawn from n of which c are correct, one is. Example: pass_at(1, 4, 1) == 0.25"""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
+    """95 % of the means of `resamples` draws with replacement lie between these two (percentile bootstrap, fixed seed).
+
+    Draws from equal values are all equal and say nothing, so of all right or all wrong the interval is Wilson's.
+    """
+    of = np.asarray(values, dtype=np.float64)  # [prompts]
+    if of.min() == of.max():
+        return _wilson(float(of[0]), len(of))
+    random = np.random.default_rng(0)
+    means = [of[random.integers(0, len(of), len(of))].mean() for _ in range(resamples)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _wilson(share: float, num: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded."""
+    z2 = 1.96**2 / num
+    middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
+    return (middle - half) / (1 + z2), (middle + half) / (1 + z2)

@@ -1,0 +1,96 @@
+"""What a step's groups say about rewards, right and wrong answers, and advantages. The same on every rank."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from torchtitan_rl.core.summary import describe, fraction, mean, same_everywhere, std
+from torchtitan_rl.core.types import Episode, Group, Metric, flat
+
+Groups = Sequence[Group[Episode]]
+
+
+def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
+    """The rewards that are numbers: neither None nor NaN nor infinite."""
+    return [episode.reward for episode in episodes if episode.reward is not None and math.isfinite(episode.reward)]
+
+
+def judgements(episodes: Sequence[Episode]) -> list[bool]:
+    """The task's own judgement of the answers, of those it has one for."""
+    return [episode.scored.correct for episode in episodes if episode.scored.correct is not None]
+
+
+def reward_metrics(groups: Groups) -> dict[str, Metric]:
+    """`reward/...` over rollouts, within groups, and of each reward function; the quantiles over rollouts are apart."""
+    episodes = flat(groups)
+    metrics = describe("reward", finite_rewards(episodes))
+    within = [std(rewards) for group in groups if (rewards := finite_rewards(group.samples))]
+    if within:
+        metrics["reward/group_std"] = same_everywhere(mean(within))
+    for function in sorted({function for episode in episodes for function in episode.scored.reward_breakdown}):
+        values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
+        numbers = [value for value in values if value is not None and math.isfinite(value)]
+        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", "quantiles", "p100"))
+    shaped = [episode.shaped_reward for episode in episodes if episode.shaped_reward is not None]
+    return metrics | describe("reward/shaped", shaped, ("mean",))
+
+
+def group_metrics(groups: Groups) -> dict[str, Metric]:
+    """`groups/...` and `train/accuracy`: right and wrong by the task's judgement, absent where it has none."""
+    metrics: dict[str, Metric] = {}
+    rewards = [found for group in groups if (found := finite_rewards(group.samples))]
+    if rewards:
+        metrics["groups/zero_variance_fraction"] = fraction([min(group) == max(group) for group in rewards])
+    judged = [found for group in groups if (found := judgements(group.samples))]
+    if judged:
+        metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
+        metrics["groups/all_right_fraction"] = fraction([all(group) for group in judged])
+        metrics["groups/mixed_fraction"] = fraction([len(set(group)) == 2 for group in judged])
+        metrics["train/accuracy"] = fraction([right for group in judged for right in group])
+    return metrics
+
+
+def groups_by_task(groups: Groups) -> dict[str, list[Group[Episode]]]:
+    """The groups of each member of a mixture; empty where there is one task alone."""
+    names = sorted({group.prompt.task for group in groups} - {""})
+    return {name: [group for group in groups if group.prompt.task == name] for name in names}
+
+
+def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
+    """A step's numbers of one member of a mixture: `<prefix>/prompts`, `reward`, `accuracy`, `length`, ..."""
+    episodes = flat(groups)
+    metrics = {
+        "prompts": same_everywhere(float(len(groups))),
+        "length": same_everywhere(mean([episode.completion.num_sampled for episode in episodes])),
+        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
+    }
+    if rewards := finite_rewards(episodes):
+        metrics["reward"] = same_everywhere(mean(rewards))
+    named = group_metrics(groups)
+    for name in ("groups/zero_variance_fraction", "train/accuracy"):
+        if name in named:
+            metrics[name.partition("/")[2]] = named[name]
+    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
+
+
+def advantage_metrics(groups: Groups) -> dict[str, Metric]:
+    """`advantage/...` over the completions that take part in the loss."""
+    advantages = [episode.advantage for episode in flat(groups) if episode.in_loss]
+    metrics = describe("advantage", advantages)
+    if advantages:
+        metrics["advantage/positive_fraction"] = fraction([advantage > 0 for advantage in advantages])
+    return metrics
+
+
+def participation_metrics(groups: Groups) -> dict[str, Metric]:
+    """Which completions take part in the loss, and why the others do not."""
+    episodes = flat(groups)
+    if not episodes:
+        return {}
+    # "not finite: which number it is" counts as "not finite": there are as many numbers as tokens.
+    reasons = Counter(e.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
+    return {
+        "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
+        **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
+        "nonfinite/completions": same_everywhere(float(reasons["not_finite"])),
+    }

@@ -1,0 +1,104 @@
+"""What a step and an evaluation leave behind in metrics and sample tables.
+
+Every rank holds the same groups. What it computes from them alike, every rank records, and the lowest rank's value is kept;
+rows and distributions each rank records for its own share of the groups: flattening is spread, and a row is offered once.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from torchtitan_rl.core.device import peak_flops_per_s, peak_memory_bytes
+from torchtitan_rl.core.events import record_metric, record_metrics
+from torchtitan_rl.core.types import Metric, flat
+from torchtitan_rl.observability.collector import elapsed
+from torchtitan_rl.observability.machine import measured_speeds
+from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
+from torchtitan_rl.observability.metrics.conversations import conversation_metrics
+from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
+from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
+from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
+from torchtitan_rl.observability.metrics.rewards import (
+    Groups,
+    advantage_metrics,
+    finite_rewards,
+    group_metrics,
+    groups_by_task,
+    participation_metrics,
+    reward_metrics,
+    task_metrics,
+)
+from torchtitan_rl.observability.reduce import Reduce
+from torchtitan_rl.observability.rows import episode_rows
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm import Algorithm
+    from torchtitan_rl.core.evaluation import EvaluationPass
+    from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.core.trainer.trainer import UpdateReport
+
+
+def record_step(
+    groups: Groups,
+    update: "UpdateReport",
+    *,
+    state: "RunState",
+    algorithm: "Algorithm",
+    footprint: Footprint,
+    data: dict[str, Metric],
+) -> None:
+    """Record the step's metrics and samples; called on every rank.
+
+    Args:
+        groups: all of the step, the same on every rank.
+        state: with the step counted already: `state.step - 1` is the one whose weights sampled.
+        data: the prompts' own metrics.
+    """
+    for metrics in (*update.metrics, data):
+        record_metrics(metrics)
+    rank, world_size = _rank_and_size()
+    record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
+    record_metrics(advantage_metrics(groups) | participation_metrics(groups))
+    for task, asked in groups_by_task(groups).items():
+        record_metrics(task_metrics(asked, f"train/{task}"))
+    completions = completion_metrics(groups)
+    record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
+    conversations = conversation_metrics(groups)
+    if conversations and (seconds := elapsed("step")):
+        waited = elapsed("generate/environments") / seconds
+        conversations["conversations/environment_share"] = Metric(waited, "max")
+    record_metrics(conversations)
+    seconds = {name: elapsed(name) for name in ("generate", "gather", "train", "sync", "step")}
+    speeds = measured_speeds()
+    record_metrics(efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
+    record_metrics(lost_metrics(update, seconds=seconds))
+    peak = peak_flops_per_s()
+    record_metrics(
+        perf_metrics(
+            update,
+            generated_tokens=completions["completions/tokens"].value if completions else 0,
+            seconds=seconds,
+            peak_flops=peak and peak * world_size,
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+    )
+    mine = groups[rank::world_size]
+    episodes = flat(mine)
+    record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
+    record_metric("completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION)
+    rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
+    record_metric("rollout/samples", rows, Reduce.TABLE)
+
+
+def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> None:
+    """Record the metrics and samples of one pass over the held-out prompts, after `step`; called on every rank."""
+    rank, world_size = _rank_and_size()
+    record_metrics(evaluation_metrics(groups, one.prefix))
+    for task, asked in groups_by_task(groups).items():
+        record_metrics(evaluation_metrics(asked, f"{one.prefix}/{task}"))
+    rows = episode_rows(groups[rank::world_size], step=step, split=one.split, policy_step=step)
+    record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
+
+
+def _rank_and_size() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

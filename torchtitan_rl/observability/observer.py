@@ -1,0 +1,65 @@
+"""`RunObserver`: hears of a run's steps and evaluations, and makes metrics, sample tables and files of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.observability.evaluation import results_of, write_results
+from torchtitan_rl.observability.metrics.efficiency import Footprint
+from torchtitan_rl.observability.metrics.idle import IdleNotice
+from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
+from torchtitan_rl.observability.recorder import Recorder
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm import Algorithm
+    from torchtitan_rl.core.evaluation import EvaluationPass
+    from torchtitan_rl.core.services import Prompts
+    from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.core.trainer.optimizer import UpdateReport
+
+
+class RunObserver:
+    """The `Observer` of a training run."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        algorithm: "Algorithm",
+        prompts: "Prompts",
+        footprint: Footprint,
+        run_folder: Path,
+    ) -> None:
+        self.recorder = recorder
+        self._algorithm = algorithm
+        self._prompts = prompts
+        self._footprint = footprint
+        self._folder = run_folder / "evaluation"
+        self._idle_notice = IdleNotice()
+
+    def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
+        """See Observer."""
+        data = self._prompts.metrics(state.prompts_seen)
+        record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
+        self._idle_notice.see(groups)
+
+    def evaluation(
+        self, passes: "Mapping[EvaluationPass, Sequence[Group[Episode]]]", state: "RunState"
+    ) -> dict[str, float]:
+        """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
+        for one, groups in passes.items():
+            record_evaluation(groups, one, step=state.step)
+        results = results_of({one.prefix: groups for one, groups in passes.items()})
+        if comm.is_rank_0():
+            write_results(self._folder, state.step, results)
+        return results["metrics"]
+
+    def flush(self, step: int) -> None:
+        """See Observer."""
+        self.recorder.flush(step)
+
+    def close(self) -> None:
+        """See Observer."""
+        self.recorder.close()

@@ -1,0 +1,179 @@
+"""Reads a run's stored samples in the terminal: ranked, filtered, over time, or against another run.
+
+python -m torchtitan_rl.observability.samples outputs/debug                       the last step's selected rows
+python -m torchtitan_rl.observability.samples outputs/debug --best 3 --worst 3    of the whole run
+python -m torchtitan_rl.observability.samples outputs/debug --step 40 --group 2   siblings side by side
+python -m torchtitan_rl.observability.samples outputs/debug --prompt "12 + 34"    one prompt over time
+python -m torchtitan_rl.observability.samples outputs/debug --diff outputs/other  two runs on the same prompts
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from torchtitan_rl.observability import read_rows
+from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
+from torchtitan_rl.observability.rows import Row, score_of
+from torchtitan_rl.observability.text import compact_number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints what `arguments` ask for. Returns the exit code: 0; 1: no row matches; 2: a folder without samples."""
+    options = _parser().parse_args(arguments)
+    console = plain_console()
+    try:
+        rows = _matching(options.run, options)
+        others = _matching(options.diff, options) if options.diff else []
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not rows:
+        print(f"no stored row of {options.run} matches. {_there_is(options.run)}", file=sys.stderr)
+        return 1
+    if options.diff:
+        return _print_diff(rows, others, options, console)
+    if options.prompt is not None and options.group is None and not (options.best or options.worst):
+        columns = ["step", "split", "prompt_idx", "sample_idx", "reward", "response_tokens", "answer", "response"]
+        console.print(rows_table(rows, columns, console, f"rows of prompts with {options.prompt!r}, by step"))
+    elif options.group is not None:
+        return _print_group(rows, options.group, console)
+    elif options.best or options.worst:
+        _print_ranked(rows, options, console)
+    else:
+        last = max(row["step"] for row in rows)
+        _print_panels([row for row in rows if row["step"] == last], console)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchtitan_rl.observability.samples",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("--step", type=int, metavar="N", help="only this step")
+    parser.add_argument("--best", type=_count, default=0, metavar="K", help="the K rows of highest score")
+    parser.add_argument("--worst", type=_count, default=0, metavar="K", help="the K rows of lowest score")
+    parser.add_argument("--prompt", metavar="TEXT", help="only prompts that hold TEXT: by itself, these over time")
+    parser.add_argument("--group", type=int, metavar="I", help="siblings of prompt_idx I, side by side (last step)")
+    parser.add_argument("--diff", metavar="RUN2", help="the folder of another run, compared on the same prompts")
+    parser.add_argument("--table", metavar="KEY", help='only rows of this table, such as "rollout/samples"')
+    parser.add_argument("--split", metavar="NAME", help='only rows of this split, such as "train"')
+    return parser
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{number}: expected 0 or more rows")
+    return number
+
+
+def _matching(run: str, options: argparse.Namespace) -> list[Row]:
+    wanted = {"step": options.step, "table": options.table, "split": options.split}
+    return [
+        row
+        for row in read_rows(run)
+        if all(value is None or row.get(column) == value for column, value in wanted.items())
+        and (options.prompt is None or options.prompt in str(row.get("prompt", "")))
+    ]
+
+
+def _there_is(run: str) -> str:
+    """What can be asked for. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
+    rows = list(read_rows(run))
+    if not rows:
+        return "It has none."
+    steps = sorted({row["step"] for row in rows})
+    splits = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
+    return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}."
+
+
+def _print_panels(rows: Sequence[Row], console: Console) -> None:
+    for table in dict.fromkeys(row["table"] for row in rows):
+        console.print(Text(f"step {rows[0]['step']} · {table}", style="bold"))
+        for row in rows:
+            if row["table"] == table:
+                console.print(sample_panel(row, console))
+
+
+def _print_ranked(rows: list[Row], options: argparse.Namespace, console: Console) -> None:
+    ranked = sorted((row for row in rows if score_of(row) is not None), key=score_of, reverse=True)
+    for title, chosen in (("best", ranked[: options.best]), ("worst", ranked[::-1][: options.worst])):
+        for place, row in enumerate(chosen, 1):
+            console.print(Text(f"{title} {place} · step {row['step']}", style="bold"))
+            console.print(sample_panel(row, console))
+    if unranked := len(rows) - len(ranked):
+        console.print(Text(f"{unranked} rows have no score and are not ranked", style="dim"))
+
+
+def _print_group(rows: list[Row], prompt_idx: int, console: Console) -> int:
+    members = [row for row in rows if row.get("prompt_idx") == prompt_idx]
+    if not members:
+        known = sorted({row["prompt_idx"] for row in rows if "prompt_idx" in row})
+        print(f"no stored row of prompt_idx {prompt_idx}; there are {known[:20]}", file=sys.stderr)
+        return 1
+    for split in sorted(
+        {str(row.get("split")) for row in members}
+    ):  # the same number in another split is another prompt
+        _print_siblings([row for row in members if str(row.get("split")) == split], split, console)
+    return 0
+
+
+def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
+    last = max(row["step"] for row in rows)
+    siblings = [row for row in rows if row["step"] == last]
+    size = siblings[0].get("group_size")
+    console.print(Text(f"{split} · step {last} · {len(siblings)} stored of {size or '?'} siblings", style="bold"))
+    console.print(safe(siblings[0].get("prompt", ""), console, RESPONSE_CHARACTERS, 8))
+    width = max(30, (console.width - 4) // min(3, len(siblings)))
+    panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
+    console.print(Columns(panels, width=width, padding=(0, 1)))
+    if size and len(siblings) < size:
+        console.print(Text("the run kept selected rows only; metrics.keep_all_rows keeps every sibling", style="dim"))
+
+
+def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace, console: Console) -> int:
+    ours, theirs = _latest(rows), _latest(others)
+    shared = [key for key in ours if key in theirs]
+    if not shared:
+        print(f"{options.run} and {options.diff} share no stored prompt", file=sys.stderr)
+        return 1
+    shared.sort(key=lambda key: -abs((score_of(ours[key]) or 0.0) - (score_of(theirs[key]) or 0.0)))
+    table = Table(title=Text(f"{len(shared)} prompts in both runs, the largest difference first"), show_lines=True)
+    for header in ("prompt", options.run, options.diff):
+        table.add_column(safe(header, console), overflow="fold", ratio=1)
+    for key in shared[: max(options.best, options.worst) or 20]:
+        cells = [safe(key[1], console, 200)]
+        for row in (ours[key], theirs[key]):
+            cell = Text(f"step {row['step']}  score {compact_number(score_of(row))}\n", style="bold")
+            cells.append(cell.append_text(safe(row.get("response", ""), console, 400, 6)))
+        table.add_row(*cells)
+    console.print(table)
+    return 0
+
+
+def _latest(rows: list[Row]) -> dict[tuple[Any, str], Row]:
+    """Of each split and prompt the row of the latest step; of several the one with the highest score."""
+    latest: dict[tuple[Any, str], Row] = {}
+    for row in rows:
+        if "prompt" in row:
+            key = (row.get("split"), str(row["prompt"]))
+            latest[key] = max(latest.get(key, row), row, key=_step_and_score)
+    return latest
+
+
+def _step_and_score(row: Row) -> tuple[int, float]:
+    score = score_of(row)
+    return row["step"], -math.inf if score is None else score
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""torchrun, started and watched by `torchtitan_rl.resilience.launch`: its own reports of failures become a file that the launcher reads."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
+from torch.distributed.run import parse_args
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.resilience.board import WATCH
+from torchtitan_rl.resilience.processes import die_with_parent
+
+
+class _Failures(logging.Handler):
+    """Torchrun has no hook for a failed rank, but logs it, with the numbers as the record's arguments."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("failed (exitcode"):
+            exitcode, _, pid, *_ = record.args
+            with open(failures_file(os.environ[WATCH]), "a") as file:
+                file.write(json.dumps({"pid": pid, "exitcode": exitcode}) + "\n")
+
+
+def failures_file(folder: str | Path) -> Path:
+    """One line for each rank that failed: {"pid": 17, "exitcode": -9}, negative for a signal."""
+    return Path(folder) / "failures.jsonl"
+
+
+def check_processes(given: str) -> None:
+    """Raise UserError unless torchrun can start so many ranks on a node."""
+    counts = given in ("auto", "cpu", "gpu", "xpu") or (given.isdecimal() and int(given) > 0)
+    remedy = "Leave NGPU out for one a GPU, or one without a GPU."
+    expect(counts, "--nproc_per_node (NGPU)", given, "a number of processes, 1 or more", remedy)
+
+
+def check_nodes(rank: int, nodes: str) -> None:
+    """Raise UserError for a node's number that torchrun would wait for without an end. `nodes` is "2", or "1:4"."""
+    most = nodes.rpartition(":")[2]
+    holds = not most.isdecimal() or rank < int(most)
+    expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 up to, but not, NNODES {most}", "Correct it.")
+
+
+def _refuse(message: str) -> int:
+    """Says it; the exit code of wrong input."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def main() -> None:
+    """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
+    die_with_parent()
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(_Failures())
+    # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
+    try:
+        given = parse_args(sys.argv[1:])
+        check_processes(given.nproc_per_node)
+        check_nodes(given.node_rank, given.nnodes)
+        torchrun()
+    except UserError as error:
+        sys.exit(_refuse(str(error)))
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        sys.exit(
+            _refuse(
+                f"another program, perhaps an older run, has the port. Pass another MASTER_PORT, on every node: {error}"
+            )
+        )
+    except ChildFailedError as error:
+        with open(failures_file(os.environ[WATCH]), "w") as file:
+            for failure in error.failures.values():
+                file.write(json.dumps({"pid": failure.pid, "exitcode": failure.exitcode}) + "\n")
+        code = error.get_first_failure()[1].exitcode
+        sys.exit(code if code > 0 else 128 - code)
+    except SignalException as error:  # the ranks got it too, and have saved
+        sys.exit(128 + error.sigval)
+
+
+if __name__ == "__main__":
+    main()

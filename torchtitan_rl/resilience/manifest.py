@@ -1,0 +1,92 @@
+"""What makes a folder of files trustworthy: a list of their sizes and digests, written last and checked before anything is read.
+
+A checkpoint is written under a temporary name, its manifest last, and renamed when all of it is on the disk: a folder with the
+final name and no manifest was never finished, and one whose files differ from the manifest was damaged afterwards.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.core.errors import UserError
+
+NAME = "manifest.json"
+HASH_THREADS = 4
+"""Files hashed at once in a process; hashlib lets go of Python's lock."""
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex: 0.6 s a GB on a core with SHA instructions, about 2 s without."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Sizes in bytes and digests by file name.
+
+    Example: {"__0_0.distcp": {"bytes": 29193728, "sha256": "5f0c..."}}
+    """
+    files = list(files)
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        digests = pool.map(digest, files)
+        return {f.name: {"bytes": f.stat().st_size, "sha256": d} for f, d in zip(files, digests, strict=True)}
+
+
+def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
+    """Write the manifest of `folder`, with `about` in it, and wait until it and the folder's entries are on the disk."""
+    content = {**about, "files": files}
+    text = json.dumps({**content, "sha256": _own_digest(content)}, indent=1)
+    with open(folder / NAME, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of `folder`. Raises UserError, saying what is wrong with it, unless it is whole."""
+    try:
+        manifest = json.loads((folder / NAME).read_text())
+        whole = manifest.pop("sha256") == _own_digest(manifest)
+    except FileNotFoundError:
+        raise UserError(f"it has no {NAME}: it was not finished, or not written by this version") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"its {NAME} cannot be read ({error})") from error
+    if not whole:
+        raise UserError(f"its {NAME} is damaged")
+    return manifest
+
+
+def problem(folder: Path, files: dict[str, dict[str, Any]]) -> str:
+    """What is wrong with one of `files`, an extract of the manifest; "" for nothing. Sizes first: they cost nothing.
+
+    Example: "__0_0.distcp has 704 bytes in place of 29193728"
+    """
+    try:
+        for name, expected in files.items():
+            found = (folder / name).stat().st_size
+            if found != expected["bytes"]:
+                return f"{name} has {found} bytes in place of {expected['bytes']}"
+        for name, found in describe(folder / name for name in files).items():
+            if found != files[name]:
+                return f"{name} is damaged: its bytes are not those that were written"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+    return ""
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _own_digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""Ctrl-C, a scheduler's SIGTERM and a time limit's SIGUSR1 end a run between two steps, with a checkpoint."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.resilience import processes
+
+
+class StopSignal:
+    """Remembers the first signal that asks for an end; a second one ends the process at once.
+
+    torchrun also sends SIGTERM when another rank has failed. There is no end of the step to wait for then: a failing rank, or
+    the launcher for one that was killed, leaves a marker file, and with it the signal ends the process as it would without
+    this class.
+    """
+
+    def __init__(self, *, failure_marker: Path) -> None:
+        self.number = 0
+        """The signal that was received first, 0 before."""
+        self._at = 0.0
+        self._failure_marker = failure_marker
+        self.arm()
+        os.register_at_fork(after_in_child=_disarm)
+
+    def arm(self) -> None:
+        """Take the signals, again: rewards and tools may have taken them in the meantime."""
+        for number in processes.stops():
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        again = self.number and now - self._at > processes.SAME_REQUEST_S
+        if again or self._failure_marker.exists():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if not self.number:
+            progress(f"{signal.Signals(number).name}: saving a checkpoint after this step; once more stops at once")
+            self.number, self._at = number, now
+
+
+def _disarm() -> None:
+    """In what a reward or tool forks there is no step to finish: a pool ends its processes by SIGTERM, and waits for their end."""
+    for number in processes.STOPS:
+        signal.signal(number, signal.SIG_DFL)

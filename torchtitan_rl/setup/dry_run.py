@@ -1,0 +1,121 @@
+"""--dry-run: what a run would do, shown without starting a process group, an engine or an update.
+
+The one thing that it may make is the task's own start, where hf_assets_path is empty: no prompt has tokens without it.
+"""
+
+from typing import TYPE_CHECKING
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from torchtitan_rl.core.device import gpu_memory_bytes
+from torchtitan_rl.core.grading import RewardError
+from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.setup.memory import GIB, memory_need
+from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+from torchtitan_rl.setup.validation import check_model, validate
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.grading import Grader
+    from torchtitan_rl.library.tasks import Task
+    from torchtitan_rl.setup.config import RunConfig
+
+NUM_PROMPTS = 5
+_FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")
+"""Ways of giving an answer, tried until the task takes one for right."""
+
+
+def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
+    """Print config, layout, memory, five prompts and what the rewards say of answers to the first. Raises as a run would."""
+    _show("config", as_python(name, config))
+    validate(config, world_size=world_size)
+    prepare_start(config)
+    check_model(config, world_size=world_size)
+    _show("layout", _layout(config, world_size))
+    _show("memory", _memory(config, world_size))
+    tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
+    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
+    task = config.task.build()
+    stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
+    prompts = stream.next_batch(NUM_PROMPTS)
+    stream.held_out(config.evaluation.num_prompts if config.evaluation.every or config.eval_only else 1)
+    for number, prompt in enumerate(prompts, start=1):
+        asked_by = f", {prompt.task}" * bool(prompt.task)
+        title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
+        _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
+    _show("rewards, of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts, tokenizer))
+
+
+def _layout(config: "RunConfig", world_size: int) -> str:
+    """Who does what on how many ranks, and what a step is made of."""
+    p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
+    shards = p.data_parallel_shard_degree
+    if shards < 1:
+        shards = world_size // (p.tensor_parallel_degree * p.data_parallel_replicate_degree)
+    prompts, n = config.num_prompts_per_step, config.sampling.n
+    updates = config.trainer.num_epochs * config.trainer.num_minibatches
+    return (
+        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
+        f"{world_size} ranks: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
+        f"{p.data_parallel_replicate_degree} replicas; {world_size // tp} engines on {tp} ranks each\n"
+        f"a step: {prompts} prompts x {n} completions = {prompts * n} sequences of up to "
+        f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {updates} optimizer steps; "
+        f"{config.num_steps} steps in all"
+    )
+
+
+def _memory(config: "RunConfig", world_size: int) -> str:
+    """The estimate for this machine's GPUs, or for 80 GiB ones where there are none."""
+    here = gpu_memory_bytes()
+    gpu_bytes = here or 80 * GIB
+    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).describe()
+    return f"on each GPU of {gpu_bytes / GIB:.0f} GiB{'' if here else ' (there is none here)'}: {need}"
+
+
+def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:
+    """A line for a right, a wrong and an empty answer to the first prompt: each function's value, their sum, the judgement."""
+    prompt = prompts[0]
+    member = task.members()[prompt.task]
+
+    def judged(text: str) -> bool | None:
+        return member.judge(member.extract_answer(text), prompt)
+
+    forms = [form for form in _FORMS if judged(form.format(prompt.expected_answer))]
+    form = forms[0] if forms else "{}"
+    others = [form.format(other.expected_answer) for other in prompts[1:]]
+    wrong = next((text for text in others if not judged(text)), form.format("wrong"))
+    answers = {"right": form.format(prompt.expected_answer), "wrong": wrong, "empty": ""}
+    samples = [_completion(i, text, tokenizer) for i, text in enumerate(answers.values())]
+    try:
+        [group] = grader.score([Group(prompt=prompt, samples=samples)])
+    except RewardError as error:
+        return str(error)
+    lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
+    found = (
+        ""
+        if forms
+        else "\n(no known form of the expected answer is right to this task: the first line stands for a guess)"
+    )
+    return "\n".join(lines) + found
+
+
+def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:
+    """`text` as the policy would have written it, with its end token: rewards of lengths see those of a real answer."""
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    zeros = [0.0] * len(ids)
+    return Completion(
+        sample_idx=index, policy_version=0, token_ids=ids, logprobs=zeros, text=text, finish_reason="stop"
+    )
+
+
+def _line(kind: str, scored: ScoredCompletion) -> str:
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in scored.reward_breakdown.items())
+    return f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); judged {scored.correct}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value + 0.0:.4g}"
+
+
+def _show(title: str, text: str) -> None:
+    print(f"--- {title}\n{text}\n", flush=True)

@@ -1,0 +1,163 @@
+"""What a configuration needs of a GPU's memory, computed before anything is tried."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.policy import meta_model
+from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.observability.metrics.efficiency import Footprint
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.config import RunConfig
+
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2}
+CONTEXT_BYTES = 2 * GIB
+"""CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
+
+ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0}
+"""Of what a layer computes between its input and output, the part kept until the backward pass."""
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes on each GPU by what holds them: while the engine is awake, and at the peak of an update."""
+
+    awake: dict[str, float]
+    updating: dict[str, float]
+
+    @property
+    def peak(self) -> float:
+        """The larger of the two, in bytes."""
+        return max(sum(self.awake.values()), sum(self.updating.values()))
+
+    def describe(self) -> str:
+        """Both in GiB, with their parts.
+
+        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
+        """
+
+        def line(parts: dict[str, float]) -> str:
+            each = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+            return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
+
+        return f"engine awake {line(self.awake)}; update {line(self.updating)}"
+
+
+def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
+    """The memory of one of `world_size` GPUs of `gpu_bytes` each, to about a tenth.
+
+    The trainer keeps float32 weights and two moments, 12 bytes a parameter over the ranks that share them, and 4 more for
+    gradients during an update; a reference policy adds 4. The engine has its configured share of the GPU.
+    """
+    shape, trainer = _Shape.of(config.model_spec), config.trainer
+    p = trainer.parallelism
+    tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
+    shards = p.data_parallel_shard_degree
+    if shards < 1:
+        shards = world_size // (tp * p.data_parallel_replicate_degree)
+    state = shape.parameters / (max(shards, 1) * tp)
+    reference = (
+        4 * state if config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference else 0
+    )
+    engine = config.generator.gpu_memory_utilization * gpu_bytes
+    largest = max(shape.embedding, shape.layer)
+    awake = {
+        "weights and moments": 12 * state + reference,
+        "engine": engine,
+        "weight sync": largest * BYTES[config.generator.dtype],
+        "CUDA": CONTEXT_BYTES,
+    }
+    tokens, rows = trainer.max_tokens_per_microbatch, shape.vocabulary / tp
+    chunk = min(trainer.logprob_chunk_tokens, tokens)
+    kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.within)
+    gathered = 2 * shape.layer + shape.heads * shape.embedding, largest  # weights and gradients that exist at once
+    if p.fsdp_reshard_after_forward == "never":
+        gathered = shape.parameters, shape.parameters
+    updating = {
+        "weights, moments and gradients": 16 * state + reference,
+        "gathered weights": gathered[0] * width / tp,
+        "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
+        "activations": tokens * (kept + shape.within) * width / tp,
+        "log-probabilities": chunk * min(rows, 8192) * (8 + width) + 8 * (tokens + 8192) * shape.dim,
+        "CUDA": CONTEXT_BYTES,
+    }
+    if not config.generator.sleep:
+        updating["engine"] = engine
+    return MemoryNeed(awake, updating)
+
+
+def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
+    """Check that the configuration fits GPUs of `gpu_bytes` each.
+
+    Raises:
+        UserError: with the sum, its parts and what to change.
+    """
+    weights = _Shape.of(config.model_spec).parameters * BYTES[config.generator.dtype]
+    share = config.generator.gpu_memory_utilization * gpu_bytes
+    if weights / config.generator.tensor_parallel_degree >= share:
+        raise UserError(
+            f"generator.gpu_memory_utilization {config.generator.gpu_memory_utilization} of {gpu_bytes / GIB:.0f} GiB does "
+            f"not hold the engine's weights, {weights / GIB:.1f} GiB over generator.tensor_parallel_degree "
+            f"{config.generator.tensor_parallel_degree}; raise either."
+        )
+    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
+    if need.peak <= gpu_bytes:
+        return
+    spec = config.model_spec
+    raise UserError(
+        f"{spec.name} {spec.flavor} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB does not fit: {need.describe()}. Start "
+        "more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, trainer.max_tokens_per_microbatch or "
+        "trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
+    )
+
+
+def footprint_of(config: "RunConfig", *, parameters: int, world_size: int) -> Footprint:
+    """The bytes that generation must move, of a run over `world_size` ranks and a model with so many parameters (tied ones once)."""
+    shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
+    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    engine_ranks = config.generator.tensor_parallel_degree
+    dtypes = config.trainer.mixed_precision_param, config.generator.dtype
+    return Footprint(width * parameters, width * cached, world_size, engine_ranks, *dtypes)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of a dense decoder: numbers of parameters and of values per token."""
+
+    parameters: int
+    """Of the whole model; tied ones once."""
+    layers: int
+    dim: int
+    vocabulary: int
+    embedding: int
+    """Parameters of the embedding, and of the output head."""
+    heads: int
+    """1 with tied embeddings, else 2."""
+    layer: float
+    """Parameters of one layer."""
+    within: int
+    """Values that one layer computes for a token and a backward pass reads."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "_Shape":
+        a = hf_architecture(spec.model)
+        dim, hidden, layers = a["hidden_size"], a["intermediate_size"], a["num_hidden_layers"]
+        embedding, heads = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
+        queries = a["num_attention_heads"] * a["head_dim"]
+        projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]
+        parameters = sum(p.numel() for p in meta_model(spec).parameters())
+        return cls(
+            parameters=parameters,
+            layers=layers,
+            dim=dim,
+            vocabulary=a["vocab_size"],
+            embedding=embedding,
+            heads=heads,
+            layer=(parameters - heads * embedding) / layers,
+            # two norms and the residual; projections before and after norm and rotation; attention; gate, up, product
+            within=3 * dim + 2 * projected + queries + 3 * hidden,
+        )

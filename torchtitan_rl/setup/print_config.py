@@ -1,0 +1,80 @@
+"""A config as the Python file that makes it: what a run was, to be read, edited and run again."""
+
+import dataclasses
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.config import RunConfig
+
+_WIDTH = 100
+
+
+def as_python(name: str, config: "RunConfig") -> str:
+    """A file with a function that returns `config`; ./run_train.sh --config FILE.py:FUNCTION runs it.
+
+    Only what differs from the defaults is written. A model that no expression makes is taken from the registered config.
+
+    Args:
+        name: of the config that it came from, which names the function.
+    """
+    source = _Source(name)
+    body = textwrap.indent(f"return {source.expression(config)}", "    ")
+    function = name.rpartition(":")[2]
+    imports = "\n".join(sorted(f"from {module} import {imported}" for module, imported in source.imports))
+    return f'"""{name}, resolved."""\n\n{imports}\n\n\ndef {function}() -> RunConfig:\n{body}\n'
+
+
+class _Source:
+    """Expressions, and the imports that they need."""
+
+    def __init__(self, config_name: str) -> None:
+        self._config_name = config_name
+        self.imports: set[tuple[str, str]] = set()
+
+    def expression(self, value: Any) -> str:
+        """Python that makes an equal value."""
+        if isinstance(value, ModelSpec):
+            self.imports.add(("torchtitan_rl.setup.registry", "load_config"))
+            return f"load_config({self._config_name!r}).model_spec"
+        if dataclasses.is_dataclass(value):
+            return _call(self._named(type(value)), [f"{k}={self.expression(v)}" for k, v in _changed(value)], "()")
+        if isinstance(value, dict):
+            return _call("", [f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()], "{}")
+        if isinstance(value, list):
+            return _call("", [self.expression(item) for item in value], "[]")
+        if isinstance(value, tuple):
+            return _call("tuple", [_call("", [self.expression(item) for item in value], "[]")], "()")
+        return self._named(value) if inspect.isfunction(value) or inspect.isclass(value) else repr(value)
+
+    def _named(self, thing: Any) -> str:
+        """A class or function by its name, its outermost one imported."""
+        self.imports.add((thing.__module__, thing.__qualname__.partition(".")[0]))
+        return thing.__qualname__
+
+
+def _changed(value: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that are not at their default."""
+
+    def default(field: dataclasses.Field) -> Any:
+        made = field.default_factory is not dataclasses.MISSING
+        return field.default_factory() if made else field.default
+
+    fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
+    return [(field.name, found) for field, found in fields if not _equal(found, default(field))]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and left == right
+
+
+def _call(name: str, parts: list[str], brackets: str) -> str:
+    """The parts between brackets, on one line where that is short."""
+    line = f"{name}{brackets[0]}{', '.join(parts)}{brackets[1]}"
+    if len(line) <= _WIDTH and "\n" not in line:
+        return line
+    inside = "".join(f"{textwrap.indent(part, '    ')},\n" for part in parts)
+    return f"{name}{brackets[0]}\n{inside}{brackets[1]}"

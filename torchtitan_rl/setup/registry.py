@@ -1,0 +1,144 @@
+"""From a command line to a checked config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
+
+import argparse
+import inspect
+import os
+import pkgutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function
+from torchtitan_rl.resilience.checkpoints import is_choice
+from torchtitan_rl.setup.hub import is_hub_name
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.config import RunConfig
+
+OTHER_CONFIGS = "Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names."
+
+ConfigFunction = Callable[[], "RunConfig"]
+
+
+def config_functions() -> dict[str, ConfigFunction]:
+    """Every public function defined in a module of configs/, by name.
+
+    Raises:
+        UserError: for a module that cannot be imported, and two functions of one name.
+    """
+    import configs
+
+    found: dict[str, ConfigFunction] = {}
+    for info in pkgutil.iter_modules(configs.__path__):
+        module = import_checked(f"configs.{info.name}", "configs/")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                first = found.setdefault(name, function)
+                both = f"one name for one config, but {first.__module__} and {module.__name__} both have it"
+                expect(first is function, "--config", name, both, "Rename one.")
+    return found
+
+
+def config_function(name: str) -> ConfigFunction:
+    """What a registered name, or a reference such as path/to/file.py:function, stands for.
+
+    Raises:
+        UserError: with the closest names, when there is none.
+    """
+    if ":" in name or name.endswith(".py"):
+        return load_function(name, "--config")
+    known = config_functions()
+    remedy = f"{did_you_mean(name, known)}--list-configs shows all."
+    expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
+    return known[name]
+
+
+def load_config(name: str) -> "RunConfig":
+    """The config that `name` stands for. Raises UserError as `config_function`, or where it returns something else."""
+    from torchtitan_rl.setup.config import RunConfig
+
+    function = config_function(name)
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
+    config = function()
+    expected = "a function that returns a RunConfig"
+    expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r}.")
+    return config
+
+
+def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
+    """(config name, config with overrides) from command-line arguments.
+
+    Prints and exits for --help, --list-configs, --print-config and --dry-run.
+    """
+    own = argparse.ArgumentParser(prog="run_train.sh", add_help=False, allow_abbrev=False)
+    own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
+    for flag in ("--list-configs", "--print-config", "--dry-run"):
+        own.add_argument(flag, action="store_true")
+    given, overrides = own.parse_known_args(args)
+    if given.list_configs:
+        list_configs()
+        raise SystemExit(0)
+    name, default = given.config, load_config(given.config)
+    config = tyro.cli(
+        type(default),
+        default=default,
+        args=overrides,
+        prog=f"run_train.sh --config {name}",
+        description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    for field in ("dump_folder", "hf_assets_path", "resume"):
+        path = getattr(config, field)
+        if path != getattr(default, field) and _is_path(field, path):
+            setattr(config, field, from_caller(path))
+    if given.print_config or given.dry_run:
+        if os.environ.get("RANK", "0") == "0":
+            _show(name, config, dry_run=given.dry_run)
+        raise SystemExit(0)
+    return name, config
+
+
+def _is_path(field: str, given: str) -> bool:
+    """Whether it names a folder, and no model on the hub, checkpoint's step or choice."""
+    if field == "resume":
+        return not is_choice(given)
+    on_the_hub = field == "hf_assets_path" and is_hub_name(given) and not Path(from_caller(given)).exists()
+    return bool(given) and not on_the_hub
+
+
+def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
+    """Print the config, or all that a run would do."""
+    from torchtitan_rl.setup.dry_run import show_run
+    from torchtitan_rl.setup.print_config import as_python
+
+    if dry_run:
+        show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    else:
+        print(as_python(name, config), end="", flush=True)
+
+
+def list_configs() -> None:
+    """Print the registered configs: model, task, parallelism, and what each is and needs."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    for name, function in config_functions().items():
+        config = load_config(name)
+        spec = config.model_spec
+        model = f"{spec.name} {spec.flavor}" if spec else "the folder's model"
+        p = config.trainer.parallelism
+        fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
+        task = type(config.task).__qualname__.partition(".")[0]
+        layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
+        summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+        console.print(f"[bold]{name:18}[/bold] {model}, {task}, {layout}", soft_wrap=True)
+        console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)

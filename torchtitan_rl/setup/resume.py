@@ -1,0 +1,125 @@
+"""What a run goes on from, and whether today's config still means what the checkpoint's did."""
+
+import hashlib
+import os
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.resilience import manifest
+from torchtitan_rl.resilience.checkpoints import CheckpointFolder, Resume, find_resume
+from torchtitan_rl.setup.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.config import RunConfig
+
+BINDING = {
+    "model_spec": "the weights are of another model",
+    "tokenizer": "token ids stand for other text",
+    "task": "the data position is one in other data",
+    "seed": "the data position is one in another order",
+    "num_prompts_per_step": "steps, schedule and metrics count other batches",
+    "sampling.n": "steps, schedule and metrics count other batches",
+    "trainer.num_epochs": "optimizer steps and schedule count other updates",
+    "trainer.num_minibatches": "optimizer steps and schedule count other updates",
+    "trainer.optimizer": "the optimizer's state is of another kind",
+    "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
+}
+"""Fields whose change makes a resumed run silently wrong, and why; `trainer.optimizer` stands for its type alone."""
+
+_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
+
+
+def described(config: "RunConfig") -> dict[str, Any]:
+    """Every field by its dotted name, and the type of each part: what two runs are compared by.
+
+    Example: {"algorithm.loss": "ClippedLoss", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
+    """
+    found: dict[str, Any] = {}
+    _describe("", config, found)
+    found["tokenizer"] = _tokenizer_digest(Path(config.hf_assets_path))
+    return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
+
+
+def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
+    if isinstance(value, ModelSpec):
+        found[name] = f"{value.name} {value.flavor}"
+        found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
+    elif is_dataclass(value):
+        found[name] = type(value).__qualname__.removesuffix(".Config")
+        for field in fields(value):
+            _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
+    else:
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        found[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _tokenizer_digest(folder: Path) -> str:
+    files = sorted(folder.glob("tokenizer*"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()[:16]
+
+
+def examine(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint folder, by its manifest; "" for nothing. Reads all of it."""
+    try:
+        return manifest.problem(checkpoint, manifest.read(checkpoint)["files"])
+    except UserError as error:
+        return str(error)
+
+
+def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
+    """Find what to resume from, say what was skipped and what changed, and set later checkpoints aside. Collective.
+
+    Raises:
+        UserError: on rank 0, when nothing named can be used, or when the config changed in a binding field.
+    """
+    found = None
+    if comm.is_rank_0():
+        found = find_resume("auto" if was_restarted() else config.resume, run_folder, examine)
+        if found is not None:
+            _accept(found, config, run_folder)
+    return comm.broadcast(found)
+
+
+def was_restarted() -> bool:
+    """Whether torchrun or Slurm started this job again by itself: it goes on, whatever the first start was told to go on from."""
+    return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+
+
+def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
+    for reason in found.skipped:
+        progress(f"skipped {reason}")
+    done = f"at least {found.step}, the steps that {found.checkpoint.name} has behind it"
+    expect(
+        config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
+    )
+    then, now = manifest.read(found.checkpoint)["config"], described(config)
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in then.keys() & now.keys() if then[n] != now[n]}
+    binding = {name: why for name in changed if (why := _why_binding(name))}
+    if binding and not config.resume_changed:
+        named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
+        raise UserError(
+            f"resume = {config.resume!r}: this config is not the one of {found.checkpoint.name}: {named}. Set it back, pass "
+            "--dump-folder with a new folder, or accept it with --resume-changed."
+        )
+    if changed:
+        progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
+    if found.fork:
+        progress(f"forked from {found.checkpoint}")
+        return
+    for path in CheckpointFolder(run_folder).set_aside_after(found.step):
+        progress(f"later step kept as {path.name}: this run goes on from step {found.step}")
+
+
+def _why_binding(name: str) -> str:
+    for field, why in BINDING.items():
+        if name == field or (name.startswith(f"{field}.") and field != "trainer.optimizer"):
+            return why
+    return ""

@@ -1,0 +1,120 @@
+"""Where the policy starts from: the folder of weights, the model that its config.json describes, its tokenizer."""
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.starts.warm_start import start_of
+from torchtitan_rl.setup.hub import folder_of, is_hub_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.setup.config import RunConfig
+
+START_CHECKPOINTS = Path("outputs/start_checkpoints")
+
+
+def prepare_start(config: "RunConfig") -> None:
+    """Let the task make its start where no folder is configured, download one that goes by a hub's name, and read the model
+    from the folder's config.json.
+
+    A model that the config names must be the folder's.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    if not config.hf_assets_path:
+        start = start_of(config.task, START_CHECKPOINTS)
+        expect(
+            start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
+            "Pass --hf-assets-path FOLDER, or a name on the hub such as Qwen/Qwen3-0.6B.",
+        )  # fmt: skip
+        config.hf_assets_path = str(start)
+    elif is_hub_name(config.hf_assets_path):
+        config.hf_assets_path = str(folder_of(config.hf_assets_path))
+    folder = Path(config.hf_assets_path)
+    check_complete(folder)
+    found = spec_from_folder(folder)
+    if config.model_spec is not None:
+        check_same_model(folder, found, config.model_spec)
+    config.model_spec = config.model_spec or found
+
+
+def check_complete(folder: Path) -> None:
+    """Check that a checkpoint folder has its files; each node for itself.
+
+    Raises:
+        UserError: naming `hf_assets_path` and what is missing.
+    """
+    field, node = "hf_assets_path", socket.gethostname()
+    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
+    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER."
+    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    for file in ("config.json", "tokenizer*", "*.safetensors"):
+        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        if problem := _unreadable(file):
+            raise UserError(
+                f"{field} = {str(folder)!r}: expected {whole}, but on node {node} its {file.name} cannot be read: {problem}. It "
+                "may have been cut off, or be a web page in the file's place: download it again."
+            )
+
+
+def _unreadable(file: Path) -> str | None:
+    """What is wrong with a JSON file, or with a safetensors file's header and size; None when nothing is."""
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        else:
+            safe_open(file, "pt").__exit__(None, None, None)
+    except (OSError, ValueError, SafetensorError) as error:
+        return str(error)
+    return None
+
+
+def check_same_model(folder: Path, found: ModelSpec, spec: ModelSpec) -> None:
+    """Check that a folder holds the configured model.
+
+    Raises:
+        UserError: naming `hf_assets_path`, what differs and the remedy.
+    """
+    expected, there = ({"model": s.name, **hf_architecture(s.model)} for s in (spec, found))
+    differing = [
+        f"{key} is {there.get(key)!r} in the folder but {expected.get(key)!r} in the config"
+        for key in expected | there
+        if there.get(key) != expected.get(key)
+    ]
+    expect(
+        not differing, "hf_assets_path", str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
+        "Pass the folder of that model, or --config qwen3, which fits any.",
+    )  # fmt: skip
+
+
+def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
+    """Check that every token has a row in the model's embedding and that completions can end.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
+    expect(
+        largest < vocab_size,
+        "hf_assets_path",
+        folder,
+        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
+        "Use the tokenizer files that belong to the checkpoint.",
+    )
+    expect(
+        tokenizer.eos_token_id is not None,
+        "hf_assets_path",
+        folder,
+        "a tokenizer with an eos_token, or no completion could end",
+        "Set eos_token in its tokenizer_config.json.",
+    )
