@@ -49,7 +49,7 @@ def main() -> None:
         [args.tokens] * args.completions, prompt_tokens=PROMPT_TOKENS, group_size=GROUP_SIZE, vocabulary=150_000
     )
     config = debug()
-    task, algorithm = config.task.build(), Algorithm.Config().build()
+    task, algorithm = config.task.build(), Algorithm.Config().build(max_completion_tokens=args.tokens)
     grader = config.grader.build(task=task)
     text = " ".join(["47 + 85 = 132"] * (args.tokens // 4)) + " [ANSWER] 132"
     example = task.train_example(0, seed=0)
@@ -65,12 +65,12 @@ def main() -> None:
     scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
 
     def advantages() -> None:
-        algorithm.assign_credit(draft_episodes(scored), max_completion_tokens=args.tokens)
+        algorithm.assign_credit(draft_episodes(scored))
 
     def microbatches() -> None:
         atoms = atoms_of(groups, whole_groups=False)
         plan = plan_microbatches(atoms, num_ranks=args.ranks, max_tokens=16_384, attention_cost=1e-4)
-        counts = algorithm.normalizers(groups, max_completion_tokens=args.tokens)
+        counts = algorithm.normalizers(groups)
         for members in plan[0]:
             pack(members, normalizers=counts, multiple=128)
 

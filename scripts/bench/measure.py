@@ -116,10 +116,9 @@ def build_trainer(spec: ModelSpec, *, dtype: str, max_len: int, **settings: obje
         model_spec=spec,
         hf_assets_path=checkpoint_of(spec),
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-        algorithm=Algorithm.Config().build(),
+        algorithm=Algorithm.Config().build(max_completion_tokens=max_len),
         num_steps=1000,
         max_model_len=max_len,
-        max_completion_tokens=max_len,
         temperature=1.0,
         dump_folder="",
     )
@@ -151,7 +150,7 @@ def random_step(
         for i, begin in enumerate(range(0, len(lengths), group_size))
     ]
     episodes = draft_episodes(groups)
-    Algorithm.Config().build().assign_credit(episodes, max_completion_tokens=max(lengths))
+    Algorithm.Config().build(max_completion_tokens=max(lengths)).assign_credit(episodes)
     return episodes
 
 

@@ -92,7 +92,7 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
 
 def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int) -> dict:
     """Norms of gradient and update, controllers' state and full gradients, under Hugging Face names, of one update."""
-    algorithm = config.build()
+    algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     trainer = Trainer.Config(
         parallelism=parallelism,
         max_tokens_per_microbatch=max_tokens,
@@ -106,7 +106,6 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         algorithm=algorithm,
         num_steps=10,
         max_model_len=64,
-        max_completion_tokens=MAX_TOKENS,
         temperature=0.9,
         dump_folder="",
     )
@@ -125,7 +124,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     groups = draft_episodes(scored_step())
     if algorithm.needs_reference:
         trainer.score_reference(groups)
-    algorithm.assign_credit(groups, max_completion_tokens=MAX_TOKENS)
+    algorithm.assign_credit(groups)
     if algorithm.needs_reference:  # so that the divergence is not zero everywhere
         for episode in flat(groups):
             episode.reference_logprobs = episode.reference_logprobs - np.float32(0.3)

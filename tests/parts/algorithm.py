@@ -78,18 +78,17 @@ def episodes_of(
     algorithm: Algorithm,
     *groups: Group[ScoredCompletion],
     reference: list[list[float]] | None = None,
-    max_completion_tokens: int = MAX_TOKENS,
 ) -> Step:
     """Credited episodes; `reference` holds the reference's log-probabilities of each, in order."""
     step = Step(draft_episodes(list(groups)))
     for episode, logprobs in zip(step, reference or []):
         episode.reference_logprobs = torch.tensor(logprobs).numpy()
-    algorithm.assign_credit(step.groups, max_completion_tokens=max_completion_tokens)
+    algorithm.assign_credit(step.groups)
     return step
 
 
-def normalizers_of(algorithm: Algorithm, step: Step, max_completion_tokens: int = MAX_TOKENS) -> Normalizers:
-    return algorithm.normalizers(step.groups, max_completion_tokens=max_completion_tokens)
+def normalizers_of(algorithm: Algorithm, step: Step) -> Normalizers:
+    return algorithm.normalizers(step.groups)
 
 
 def pack(

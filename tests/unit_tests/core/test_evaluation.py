@@ -18,10 +18,10 @@ def test_due_before_the_first_step_every_so_many_and_after_the_last():
 
 
 def test_a_sampled_pass_has_names_of_its_own():
-    [greedy] = Evaluation.Config().build().passes
-    assert (greedy.prefix, greedy.split, greedy.sampling.temperature) == ("evaluation", "eval_greedy", 0)
-    _, sampled = Evaluation.Config(sampled=SamplingConfig(n=4)).build().passes
-    assert (sampled.prefix, sampled.split, sampled.sampling.n) == ("evaluation/sampled", "eval_sampled", 4)
+    [(greedy, sampling)] = Evaluation.Config().build().passes.items()
+    assert (greedy.prefix, greedy.split, sampling.temperature) == ("evaluation", "eval_greedy", 0)
+    _, (sampled, sampling) = Evaluation.Config(sampled=SamplingConfig(n=4)).build().passes.items()
+    assert (sampled.prefix, sampled.split, sampling.n) == ("evaluation/sampled", "eval_sampled", 4)
 
 
 def concluded(evaluation, *accuracies):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     loss_inputs,
@@ -58,7 +59,7 @@ def test_the_example_of_a_new_loss_runs(examples):
 
 def test_the_example_of_a_new_advantage_runs(examples):
     median = importlib.import_module("median")
-    algorithm = Algorithm.Config(advantage=median.Median.Config()).build()
+    algorithm = Algorithm.Config(advantage=median.Median.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 5.0, None]), group(1, [0.1] * 3))
     assert [episode.advantage for episode in episodes] == [0.0, -1.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -86,13 +87,13 @@ def emitted() -> dict[str, str]:
     )
     found = {}
     for config in configs:
-        algorithm = config.build()
+        algorithm = config.build(max_completion_tokens=300)
         lengths = [2, 40, 70, 130, 260]
         columns = {"answer": ["1", "2", "1", None, None]}
         completions = group(0, [1.0, 0.0, 0.5, 0.0, 1.0], logprobs=[(-1.0,) * n for n in lengths], **columns)
         reference = [[-2.0] * n for n in lengths]
-        episodes = episodes_of(algorithm, completions, reference=reference, max_completion_tokens=300)
-        batch = pack(episodes, normalizers_of(algorithm, episodes, 300), reference=reference)
+        episodes = episodes_of(algorithm, completions, reference=reference)
+        batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
         metrics = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics
         metrics |= algorithm.group_metrics(episodes.groups)
         for _ in range(2):  # the first step of a tau controller moves nothing

@@ -7,12 +7,11 @@ import pytest
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.setup.folder import (
+    StillThere,
     _check_shared,
     _lock,
     _lock_new,
-    check_still_there,
     code_version,
-    holder,
 )
 
 
@@ -57,15 +56,15 @@ def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.lock").write_text("this run")
-    mine = holder(run)
-    check_still_there(run, mine)
+    check = StillThere(run)
+    check()
     run.rename(tmp_path / "moved")
     with pytest.raises(TrainingStopped, match="has vanished"):
-        check_still_there(run, mine)
+        check()
     run.mkdir()
     (run / "run.lock").write_text("another run")
     with pytest.raises(TrainingStopped, match="is another run's now: it was moved away, or"):
-        check_still_there(run, mine)
+        check()
 
 
 def test_a_node_that_sees_another_folder_is_named(tmp_path):

@@ -21,12 +21,17 @@ def tokens(length: int) -> tuple[float, ...]:
 
 
 def test_truncated_completions_are_kept_by_default():
-    episodes = episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0], finish_reason=["stop", "length"]))
+    episodes = episodes_of(
+        Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
+        group(0, [1.0, 0.0], finish_reason=["stop", "length"]),
+    )
     assert [episode.in_loss for episode in episodes] == [True, True]
 
 
 def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5], finish_reason=["stop", "length", "stop"]))
     assert [episode.left_out for episode in episodes] == [None, "truncated", None]
     assert [episode.advantage for episode in episodes] == [0.5, -0.5, 0.0]
@@ -58,15 +63,15 @@ def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_
 
 
 def test_a_cache_longer_than_the_completion_is_refused_before_a_run():
-    algorithm = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=99)).build()
-    algorithm.validate_sampling(8, max_completion_tokens=99)
+    config = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=99))
+    config.build(max_completion_tokens=99).validate_sampling(8)
     with pytest.raises(ValueError, match=r"truncation\.cache_tokens = 99: expected at most the longest completion"):
-        algorithm.validate_sampling(8, max_completion_tokens=98)
+        config.build(max_completion_tokens=98).validate_sampling(8)
 
 
 @pytest.mark.parametrize(("choice", "in_loss"), [("keep", True), ("drop", False), ("refill", False)])
 def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
-    algorithm = Algorithm.Config(zero_variance=choice).build()
+    algorithm = Algorithm.Config(zero_variance=choice).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
     assert [episode.in_loss for episode in episodes] == [in_loss] * 3 + [True] * 2
     assert [episode.advantage for episode in episodes[:3]] == [0.0] * 3
@@ -76,21 +81,23 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
 
 
 def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
-    algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build()
+    algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
     assert algorithm.usable_groups([equal]) == [False]
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 
 def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0, logprobs=())))
     assert [episode.left_out for episode in episodes] == [None, "no reward", "no tokens"]
     assert [episode.advantage for episode in episodes] == [0.5, 0.0, -0.5]  # the empty one's reward is in the baseline
 
 
 def test_completions_of_length_one_and_groups_of_one_are_handled():
-    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config()).build()
+    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(
         algorithm, group(0, [1.0], logprobs=[(-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,), (-9.0,)])
     )
@@ -117,8 +124,10 @@ def test_semantic_entropy_in_closed_form(answers, means, expected):
 
 
 def test_seed_grpo_divides_the_whole_groups_advantages():
-    plain = Algorithm.Config(advantage=GroupMean.Config()).build()
-    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build()
+    plain = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     # the mean log-probability is -1 for both lengths: shares 1/4 each
     scored_group = group(
         0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)]
@@ -138,7 +147,9 @@ def test_seed_grpo_at_its_extremes():
 
 
 def test_seed_grpo_leaves_out_completions_without_a_reward():
-    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build()
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     episodes = episodes_of(seed, group(0, [1.0, 0.0, None, None], answer=["4", "5", "6", "6"]))
     # two answers of equal mass among the two that have a reward: H = log 2, alpha_eff = 1 / log 2
     assert [episode.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)

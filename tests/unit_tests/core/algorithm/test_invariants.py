@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     merge,
@@ -90,7 +91,7 @@ def assert_same(one, other):
 @each_algorithm
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy):
-    algorithm = ALGORITHMS[name].build()
+    algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     reference = gradients(algorithm, episodes, [{}], on_policy=on_policy)
     layouts = {
@@ -115,7 +116,7 @@ def test_equal_rewards_give_zero_gradient(name):
     config = ALGORITHMS[name]
     if config.entropy_coef:
         config = Algorithm.Config(kl=config.kl, mismatch=config.mismatch)  # an entropy bonus pulls by itself, by design
-    algorithm = config.build()
+    algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, *(group(i, [0.1] * 3) for i in range(2)), reference=[[-1.3, -1.3]] * 6)
     loss, grads, _ = gradients(algorithm, episodes, [{}])
     assert loss == 0.0
@@ -124,7 +125,7 @@ def test_equal_rewards_give_zero_gradient(name):
 
 @each_algorithm
 def test_the_first_update_is_exactly_on_policy(name):
-    algorithm = ALGORITHMS[name].build()
+    algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     _, _, metrics = gradients(algorithm, ragged_step(algorithm), [{}], on_policy=True)
     assert [metrics[f"ratio/{part}"] for part in ("mean", "min", "max")] == [1.0, 1.0, 1.0]
     assert [metrics[f"policy/kl_{k}"] for k in ("k1", "k2", "k3")] == [0.0, 0.0, 0.0]
@@ -133,7 +134,7 @@ def test_the_first_update_is_exactly_on_policy(name):
 
 @each_algorithm
 def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
-    algorithm = ALGORITHMS[name].build()
+    algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     for episode in episodes:
         episode.left_out = "for this test"
@@ -151,7 +152,7 @@ def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
 
 def length_gradient(config: Algorithm.Config, length: int) -> float:
     """Norm (sum over tokens) of the gradient of a completion of this length, beside one of length 3."""
-    algorithm = config.build()
+    algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     logprobs = [(-1.0,) * length, (-1.0,) * 3]
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=logprobs))
     _, grads, _ = gradients(algorithm, episodes, [{}], on_policy=True)
@@ -179,7 +180,7 @@ def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> 
 
 @pytest.mark.parametrize("loss", [Reinforce.Config(), Clip.Config(), Cispo.Config(), Gspo.Config()])
 def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build(max_completion_tokens=MAX_TOKENS)
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     arms = [0, 1, 1, 2]
     bandit_step(algorithm, logits, arms).backward()
@@ -192,7 +193,9 @@ def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
 
 
 def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
-    algorithm = Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config()).build()
+    algorithm = Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config()).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     policy = torch.softmax(logits, 0)
     for first in range(3):  # the expectation over all pairs of arms, exactly
@@ -205,7 +208,7 @@ def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {"kl", "icepop"}])
 def test_the_best_arm_wins(name):
-    algorithm = ALGORITHMS[name].build()
+    algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     torch.manual_seed(0)
     logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([logits], lr=0.5)
@@ -218,7 +221,7 @@ def test_the_best_arm_wins(name):
 
 
 def test_an_entropy_bonus_raises_the_entropy():
-    algorithm = Algorithm.Config(entropy_coef=0.5).build()
+    algorithm = Algorithm.Config(entropy_coef=0.5).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[(-1.0,), (-1.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
     logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
@@ -232,7 +235,7 @@ def test_an_entropy_bonus_raises_the_entropy():
 
 
 def test_float32_agrees_with_float64():
-    algorithm = ALGORITHMS["kl"].build()
+    algorithm = ALGORITHMS["kl"].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     normalizers = normalizers_of(algorithm, episodes)
     reference = [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     normalizers_of,
@@ -86,7 +87,7 @@ def test_gradient_agrees_with_finite_differences(estimator):
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_reference_equal_to_the_policy_gives_no_divergence_at_all(estimator):
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1, estimator=estimator)).build()
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1, estimator=estimator)).build(max_completion_tokens=MAX_TOKENS)
     reference = [[-1.0, -1.5], [-0.7, -1.1]]
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=reference)
     values = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in reference]
@@ -112,7 +113,7 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
 
 
 def test_a_group_without_preference_gets_no_kl_term_on_its_own():
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1)).build()
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1)).build(max_completion_tokens=MAX_TOKENS)
     reference = [[-3.0, -3.0]] * 4
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0]), group(1, [1.0, 0.0]), reference=reference)
     batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
@@ -138,8 +139,11 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
 
 
 def test_a_missing_reference_is_an_error_that_says_what_to_do():
-    loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
-    for algorithm in (loss, Algorithm.Config(kl=KL.Config(coef=0.5, placement="reward")).build()):
+    loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
+    for algorithm in (
+        loss,
+        Algorithm.Config(kl=KL.Config(coef=0.5, placement="reward")).build(max_completion_tokens=MAX_TOKENS),
+    ):
         with pytest.raises(ValueError, match="prompt 0, sample 0: reference_logprobs = None"):
             episodes_of(algorithm, group(0, [1.0, 0.0]))
     episodes = episodes_of(loss, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
@@ -150,7 +154,7 @@ def test_a_missing_reference_is_an_error_that_says_what_to_do():
 
 
 def test_an_idle_micro_batch_needs_no_reference():
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build()
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
     values = policy_like(episodes)
     batch = pack(episodes, normalizers_of(algorithm, episodes), order=[], padding=4)
@@ -160,4 +164,4 @@ def test_an_idle_micro_batch_needs_no_reference():
 
 
 def test_no_reference_is_needed_without_a_coefficient():
-    assert not Algorithm.Config().build().needs_reference
+    assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).needs_reference

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     merge,
@@ -20,13 +21,13 @@ from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 
 def test_merging_the_copies_of_several_ranks_changes_nothing():
-    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(), entropy_coef=0.1).build()
+    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(), entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
     metrics = algorithm.group_metrics(episodes_of(algorithm, group(0, [1.0, 0.0])).groups)
     assert merge([metrics] * 4) == merge([metrics])
 
 
 def test_semantic_entropy():
-    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(alpha=0.5)).build()
+    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(alpha=0.5)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], answer=["4", "5"]), group(1, [1.0, 0.0], answer=["4", "4"]))
     expected = {
         "semantic_entropy/mean": math.log(2) / 2,
@@ -44,11 +45,11 @@ def test_semantic_entropy():
 
 
 def test_no_episodes_no_keys():
-    assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build().group_metrics([]) == {}
+    assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS).group_metrics([]) == {}
 
 
 def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewards: list[float]) -> dict[str, float]:
-    algorithm = config.build()
+    algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     logprobs = [(-1.0,) * len(row) for row in ratios]
     episodes = episodes_of(algorithm, group(0, rewards, logprobs=logprobs))
     batch = pack(
@@ -148,7 +149,7 @@ def test_a_mean_over_two_ranks_weighs_by_count():
 
 
 def test_all_values_are_plain_floats():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [torch.tensor([-1.0, -1.0], requires_grad=True) for _ in episodes]
@@ -158,7 +159,7 @@ def test_all_values_are_plain_floats():
 
 
 def test_entropies_and_logprob_diffs_come_as_distributions_of_the_loss_tokens():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0, -2.0), (-3.0,), (-4.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
     values = [torch.tensor(v, dtype=torch.float64) for v in ([-1.5, -2.0], [-3.25], [-9.0])]
@@ -180,7 +181,7 @@ def test_a_distribution_is_thinned_evenly(count, kept):
 
 
 def test_the_effective_sample_size_is_a_share_of_the_tokens():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=5)
     values = [torch.tensor([-1 + math.log(w) for w in row], dtype=torch.float64) for row in ([1.0, 2.0], [3.0])]

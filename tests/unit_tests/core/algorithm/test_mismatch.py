@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import episodes_of, group, normalizers_of, pack, spread_logprobs
+from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of, pack, spread_logprobs
 from torchtitan_rl.core.algorithm import (
     Algorithm,
     GroupMean,
@@ -70,7 +70,7 @@ def test_the_weight_multiplies_the_loss_and_has_no_gradient():
 
 
 def test_the_statistics_are_logged_without_a_correction():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes, 4))
     values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([-1.5, -2.0], [-1.0, 0.0])]
@@ -91,7 +91,7 @@ def test_the_statistics_are_logged_without_a_correction():
 
 
 def test_old_from_the_sampler_makes_the_ratio_against_the_sampler():
-    algorithm = Algorithm.Config(old_logprobs="sampler").build()
+    algorithm = Algorithm.Config(old_logprobs="sampler").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes, 4))
     values = [torch.tensor([-1 + math.log(1.1)], dtype=torch.float64, requires_grad=True) for _ in range(2)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     group_of,
@@ -35,18 +36,21 @@ def with_bad_reward(value: float):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_reward_names_prompt_sample_and_function(value):
     with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: reward function 'correct' returned {value}"):
-        episodes_of(Algorithm.Config().build(), with_bad_reward(value))
+        episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), with_bad_reward(value))
 
 
 def test_a_total_that_no_function_explains_is_named_as_such():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 0: the total reward is inf"):
-        episodes_of(Algorithm.Config().build(), group_of(0, scored(0, INF, breakdown={"correct": 1.0}), scored(1, 0.0)))
+        episodes_of(
+            Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
+            group_of(0, scored(0, INF, breakdown={"correct": 1.0}), scored(1, 0.0)),
+        )
 
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
 def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
     config = {} if isinstance(loss, MaxEnt.Config) else {"advantage": GroupMean.Config()}
-    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build()
+    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, with_bad_reward(NAN))
     clean = episodes_of(algorithm, group(0, [1.0, 0.0]))
     assert [episodes[0].advantage, episodes[2].advantage] == [episode.advantage for episode in clean]
@@ -58,34 +62,43 @@ def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
 def test_a_samplers_log_probability_is_named_or_masked():
     completions = group_of(0, scored(0, 1.0, logprobs=(-1.0, -INF)), scored(1, 0.0))
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the sampler's log-probability of token 1 is -inf"):
-        episodes_of(Algorithm.Config().build(), completions)
-    algorithm = Algorithm.Config(nonfinite="mask", seed_grpo=SeedGrpo.Config()).build()
+        episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
+    algorithm = Algorithm.Config(nonfinite="mask", seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS)
     assert [episode.in_loss for episode in episodes_of(algorithm, completions)] == [False, True]
 
 
 def test_a_references_log_probability_is_named():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 1: the reference's log-probability of token 0 is nan"):
-        episodes_of(Algorithm.Config().build(), group(0, [1.0, 0.0]), reference=[[-1.0, -1.0], [NAN, -1.0]])
+        episodes_of(
+            Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
+            group(0, [1.0, 0.0]),
+            reference=[[-1.0, -1.0], [NAN, -1.0]],
+        )
 
 
 @pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
 @pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
 def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewards, advantage):
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, for the rewards overflow"):
-        episodes_of(Algorithm.Config(advantage=advantage).build(), group(0, rewards))
-    episodes = episodes_of(Algorithm.Config(nonfinite="mask", advantage=advantage).build(), group(0, rewards))
+        episodes_of(Algorithm.Config(advantage=advantage).build(max_completion_tokens=MAX_TOKENS), group(0, rewards))
+    episodes = episodes_of(
+        Algorithm.Config(nonfinite="mask", advantage=advantage).build(max_completion_tokens=MAX_TOKENS),
+        group(0, rewards),
+    )
     assert [episode.advantage for episode in episodes] == [0.0] * 3
     assert all(episode.left_out.startswith("not finite: the advantage is") for episode in episodes)
 
 
 def test_what_the_policy_did_not_sample_may_have_any_number():
     completions = group(0, [1.0, 0.0], logprobs=[(-1.0, NAN), (-1.0, -1.0)], loss_mask=[(1, 0), (1, 1)])
-    episodes = episodes_of(Algorithm.Config().build(), completions)
+    episodes = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
     assert all(episode.in_loss for episode in episodes)
 
 
 def prepared(nonfinite: str, **kwargs):
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs).build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), old=[[-1.0, -1.0]] * 4)
     return algorithm, episodes, batch
@@ -115,7 +128,7 @@ def test_a_bad_log_probability_of_the_policy_is_named():
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config(clip_coef=1.0)])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
-    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build()
+    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     group_of,
@@ -19,7 +20,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 
 
 def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 2.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     metrics = run_loss(algorithm, episodes, policy_like(episodes, 0.3), batch).metrics
@@ -31,7 +32,7 @@ def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
 
 
 def test_micro_batches_add_up_and_their_metrics_merge_exactly():
-    algorithm = Algorithm.Config(aggregation=SeqSumConst.Config()).build()
+    algorithm = Algorithm.Config(aggregation=SeqSumConst.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [0.0, 2.0]))
     normalizers = normalizers_of(algorithm, episodes)
     values = policy_like(episodes, 0.3)
@@ -45,11 +46,11 @@ def test_micro_batches_add_up_and_their_metrics_merge_exactly():
 
 
 def test_normalizers_count_only_what_takes_part_in_the_loss():
-    algorithm = Algorithm.Config(zero_variance="drop").build()
+    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [2.0, 2.0]))
-    normalizers = normalizers_of(algorithm, episodes, 9)
+    normalizers = normalizers_of(algorithm, episodes)
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
-    assert normalizers.max_completion_tokens == 9
+    assert normalizers.max_completion_tokens == MAX_TOKENS
     assert algorithm.usable_groups([group(0, [1.0, 0.0]), group(1, [2.0, 2.0]), group(2, [None, 1.0])]) == [
         True,
         False,
@@ -59,16 +60,19 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
 
 @pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
 def test_only_refill_asks_for_fresh_prompts_and_a_stated_number_of_times(choice, rounds):
-    assert Algorithm.Config(zero_variance=choice, refill_rounds=3).build().refill_rounds == rounds
+    assert (
+        Algorithm.Config(zero_variance=choice, refill_rounds=3).build(max_completion_tokens=MAX_TOKENS).refill_rounds
+        == rounds
+    )
 
 
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
-        Algorithm.Config().build().validate_sampling(1, max_completion_tokens=16)
+        Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).validate_sampling(1)
 
 
 def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph():
-    algorithm = Algorithm.Config(zero_variance="drop").build()
+    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = policy_like(episodes)
@@ -100,7 +104,9 @@ def test_duplicates_are_named(groups, message):
 
 def test_tokens_that_the_policy_did_not_sample_count_nowhere():
     """An environment's text between sampled tokens, with any numbers on it, changes no loss, gradient or metric."""
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1), aggregation=SeqMeanTokenMean.Config()).build()
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1), aggregation=SeqMeanTokenMean.Config()).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     plain = group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-3.0,)])
     mixed = group(
         0, [1.0, 0.0], logprobs=[(-1.0, 0.0, 0.0, -2.0), (0.0, -3.0)], loss_mask=[(1, 0, 0, 1), (0, 1)]

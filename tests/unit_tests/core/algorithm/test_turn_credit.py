@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.parts.algorithm import episodes_of, group_of
+from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
 from torchtitan_rl.core.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Rloo, Truncation
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
@@ -22,7 +22,9 @@ def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str =
 
 
 def advantages(*samples: ScoredCompletion, **config) -> list:
-    algorithm = Algorithm.Config(**{"advantage": GroupMean.Config(), "credit": "turn", **config}).build()
+    algorithm = Algorithm.Config(**{"advantage": GroupMean.Config(), "credit": "turn", **config}).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     return [e.turn_advantages or e.advantage for e in episodes_of(algorithm, group_of(0, *samples))]
 
 
@@ -55,7 +57,7 @@ def test_a_constant_added_to_the_whole_reward_of_all_changes_nothing(kind):
 
 
 def test_tokens_get_their_turns_advantage_and_observed_ones_none():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build(max_completion_tokens=MAX_TOKENS)
     first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert first.token_advantages.tolist() == [-0.5, 0, -1, -1, 0]
     assert second.token_advantages.tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
@@ -63,7 +65,7 @@ def test_tokens_get_their_turns_advantage_and_observed_ones_none():
 
 
 def test_episode_credit_gives_every_turn_the_same():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build()
+    algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     first, _ = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert first.token_advantages.tolist() == [-0.5, 0, -0.5, -0.5, 0]
 
@@ -76,9 +78,15 @@ def test_a_listwise_loss_refuses_turns():
 @pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])
 def test_every_limit_that_cut_a_conversation_is_masked_or_penalised(end):
     pair = conversation(0, 1.0, end=end), conversation(1, 0.0)
-    masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build()
+    masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     assert [e.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
-    fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build()
+    fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     assert [e.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
-    only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build()
+    only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     assert [e.in_loss for e in episodes_of(only, group_of(0, *pair))] == [end != "length", True]

@@ -40,10 +40,9 @@ def build(folder):
             model_spec=tiny_spec(),
             hf_assets_path=folder,
             parallel_dims=ParallelDims.from_config(parallelism, 1),
-            algorithm=(algorithm or Algorithm.Config()).build(),
+            algorithm=(algorithm or Algorithm.Config()).build(max_completion_tokens=MAX_TOKENS),
             num_steps=10,
             max_model_len=64,
-            max_completion_tokens=MAX_TOKENS,
             temperature=1.0,
             dump_folder="",
         )
@@ -55,7 +54,7 @@ def credited(trainer: Trainer, **step):
     groups = draft_episodes(scored_step(**step))
     if trainer.reference is not None:
         trainer.score_reference(groups)
-    trainer.algorithm.assign_credit(groups, max_completion_tokens=MAX_TOKENS)
+    trainer.algorithm.assign_credit(groups)
     return groups
 
 
@@ -86,7 +85,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
     episodes = draft_episodes([Group(prompt=prompt, samples=samples), groups[1]])
     trainer.score_reference(episodes)
     assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
-    trainer.algorithm.assign_credit(episodes, max_completion_tokens=MAX_TOKENS)
+    trainer.algorithm.assign_credit(episodes)
     assert [e.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
     assert trainer.update(episodes).optimizer_steps == 1
 
@@ -133,9 +132,9 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
 )
 def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
     episode = draft_episodes(scored_step())[0].samples[0]
-    assert algorithm.build().is_silent(episode) is silent
+    assert algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode) is silent
     episode.advantage = 0.1
-    assert not algorithm.build().is_silent(episode)
+    assert not algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
 
 
 def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, capsys):
@@ -227,6 +226,6 @@ def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
 def test_turns_whose_advantages_cancel_out_are_not_silent():
     episode = draft_episodes(scored_step())[0].samples[0]
     episode.advantage, episode.turn_advantages = 0.0, (0.7, -0.7)
-    assert not Algorithm.Config().build().is_silent(episode)
+    assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
     episode.turn_advantages = (0.0, 0.0)
-    assert Algorithm.Config().build().is_silent(episode)
+    assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     normalizers_of,
@@ -19,7 +20,7 @@ ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"
 
 
 def algorithm_with(**kwargs) -> Algorithm:
-    return Algorithm.Config(loss=MaxEnt.Config(**kwargs)).build()
+    return Algorithm.Config(loss=MaxEnt.Config(**kwargs)).build(max_completion_tokens=MAX_TOKENS)
 
 
 def values(metrics) -> dict[str, float]:
@@ -169,5 +170,5 @@ def test_a_value_without_a_controller_comes_from_the_configuration_not_the_check
 
 
 def test_algorithms_without_controllers_have_no_state():
-    algorithm = Algorithm.Config().build()
+    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     assert (algorithm.controller_inputs, algorithm.state_dict(), algorithm.after_update({})) == ((), {"loss": {}}, {})

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
+    MAX_TOKENS,
     episodes_of,
     group,
     group_of,
@@ -25,7 +26,7 @@ SIGMOID_1 = math.e / (math.e + 1)
 
 
 def maxent(**kwargs) -> Algorithm:
-    return Algorithm.Config(loss=MaxEnt.Config(q_floor=0.0, **kwargs)).build()
+    return Algorithm.Config(loss=MaxEnt.Config(q_floor=0.0, **kwargs)).build(max_completion_tokens=MAX_TOKENS)
 
 
 def packed(algorithm, episodes, **kwargs):
