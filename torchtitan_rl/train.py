@@ -94,7 +94,7 @@ def _users_line(error: BaseException) -> list[str]:
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
     from torchtitan_rl.core.events import heartbeat, timed
-    from torchtitan_rl.observability.evaluation import print_results_of
+    from torchtitan_rl.observability.evaluation_results import print_results_of
     from torchtitan_rl.setup.folder import RunFolder
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.start import prepare_start

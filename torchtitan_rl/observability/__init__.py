@@ -4,7 +4,7 @@ from torchtitan_rl.core.events import heartbeat, phase, progress, record_metric,
 from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.observability.reduce import Reduce
-from torchtitan_rl.observability.rows import episode_rows
+from torchtitan_rl.observability.sample_rows import episode_rows
 from torchtitan_rl.observability.store import read_rows, read_samples
 from torchtitan_rl.observability.terminal import Terminal
 

@@ -13,7 +13,7 @@ from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 logger = logging.getLogger(__name__)
 
 
-class Task(NamedTuple):
+class Job(NamedTuple):
     """Something to do with the sink, and how many table rows are lost when it is not done."""
 
     run: Callable[[Sink], int | None] | None
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 class Guard:
     """Builds a sink and writes to it on a background thread.
 
-    The training thread only puts tasks on a bounded queue: with `most` of them waiting, the next is dropped and its rows
+    The training thread only puts jobs on a bounded queue: with `most` of them waiting, the next is dropped and its rows
     are counted. Any exception, in the sink's construction or in a write, disables that sink after one error in the log; but
     what the disk refuses to a sink with `waits_for_disk` is tried again at each write, in order.
     """
@@ -38,8 +38,8 @@ class Guard:
         self.disabled = False
         """True once an error has ended the sink."""
         self._build, self._most = build, most
-        self._refused: deque[Task] = deque()  # by the disk; the oldest first
-        self._queue: queue.Queue[Task] = queue.Queue()
+        self._refused: deque[Job] = deque()  # by the disk; the oldest first
+        self._queue: queue.Queue[Job] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
@@ -53,16 +53,16 @@ class Guard:
         """
         if not self._positioned:
             self.rewind(record.step)
-        self._put(Task(lambda sink: sink.write(record), record.num_rows))
+        self._put(Job(lambda sink: sink.write(record), record.num_rows))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Hands one unreduced value to the sink. Returns at once; never raises."""
-        self._put(Task(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
+        self._put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
     def rewind(self, step: int) -> None:
         """Has the sink forget what it wrote of `step` and later: training resumes there."""
         self._positioned = True
-        self._queue.put(Task(lambda sink: sink.rewind(step)))
+        self._queue.put(Job(lambda sink: sink.rewind(step)))
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until everything handed over is written. False: it is not, after `timeout_s` seconds."""
@@ -75,7 +75,7 @@ class Guard:
 
     def finish(self) -> None:
         """Has the sink close once it has written what waits. Returns at once."""
-        self._queue.put(Task(None))
+        self._queue.put(Job(None))
 
     def join(self, timeout_s: float) -> None:
         """Waits for the end after `finish`; a sink that is stuck for `timeout_s` seconds is left behind."""
@@ -84,11 +84,11 @@ class Guard:
             waiting = self._queue.unfinished_tasks - 1
             logger.error(f"sink {self.name}: still busy at the end; left behind with {waiting} writes waiting")
 
-    def _put(self, task: Task) -> None:
+    def _put(self, job: Job) -> None:
         if not self.disabled and self._queue.qsize() < self._most:
-            self._queue.put(task)
+            self._queue.put(job)
             return
-        self._drop(task.rows)
+        self._drop(job.rows)
         if self.dropped_writes == 1 and not self.disabled:
             logger.warning(
                 f"sink {self.name}: too slow, {self._most} writes are waiting; what comes now is not written to it. "
@@ -101,11 +101,11 @@ class Guard:
             self.dropped_rows += rows
 
     def _run(self) -> None:
-        task = Task(None)
+        job = Job(None)
         try:
             sink = self._build()
-            while (task := self._queue.get()).run is not None:
-                self._write(sink, task)
+            while (job := self._queue.get()).run is not None:
+                self._write(sink, job)
                 self._queue.task_done()
             if self._refused:
                 self._write(sink)
@@ -118,13 +118,13 @@ class Guard:
                 f"{type(error).__name__}: {error}",
                 exc_info=None if isinstance(error, OSError) else error,
             )
-            self._drop(task.rows)
+            self._drop(job.rows)
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
         if self._refused:
             logger.error(f"sink {self.name}: {len(self._refused)} writes are lost, the disk refused them to the end")
 
-    def _write(self, sink: Sink, *new: Task) -> None:
+    def _write(self, sink: Sink, *new: Job) -> None:
         """Do what was refused before and what is new, in order."""
         was_refused = len(self._refused)
         self._refused += new

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.types import Episode, Group
-from torchtitan_rl.observability.evaluation import results_of, write_results
+from torchtitan_rl.observability.evaluation_results import results_of, write_results
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.observability.rows import Row
-from torchtitan_rl.observability.text import compact_number, flat_cell, head_and_tail_lines, printable
+from torchtitan_rl.observability.cell_text import compact_number, flat_cell, head_and_tail_lines, printable
+from torchtitan_rl.observability.sample_rows import Row
 
 PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
 RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.observability import read_rows
+from torchtitan_rl.observability.cell_text import compact_number
 from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
-from torchtitan_rl.observability.rows import Row, score_of
-from torchtitan_rl.observability.text import compact_number
+from torchtitan_rl.observability.sample_rows import Row, score_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

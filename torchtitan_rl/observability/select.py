@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.observability.rows import Row, score_of
+from torchtitan_rl.observability.sample_rows import Row, score_of
 from torchtitan_rl.observability.tokens import TOKENS
 
 UNSCORED_SHOWN = 2

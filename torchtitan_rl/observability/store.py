@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.line_file import read_lines
-from torchtitan_rl.observability.rows import Row, kind_of
-from torchtitan_rl.observability.text import flat_cell
+from torchtitan_rl.observability.sample_rows import Row, kind_of
 
 if TYPE_CHECKING:
     import pyarrow

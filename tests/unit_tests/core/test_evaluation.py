@@ -8,7 +8,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Group, ScoredCompletion
-from torchtitan_rl.observability.evaluation import print_results, results_of, write_results
+from torchtitan_rl.observability.evaluation_results import print_results, results_of, write_results
 
 
 def test_due_before_the_first_step_every_so_many_and_after_the_last():

@@ -9,7 +9,7 @@ import torch
 
 from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.observability import Reduce, record_metric
-from torchtitan_rl.observability.guard import Guard, Task
+from torchtitan_rl.observability.guard import Guard, Job
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord
 
 STEPS = 12
@@ -205,7 +205,7 @@ def test_state_dict_does_not_wait_for_ever_for_a_blocked_file(recorder, monkeypa
     run = recorder()
     monkeypatch.setattr("torchtitan_rl.observability.recorder.CHECKPOINT_SECONDS", 0.2)
     release = threading.Event()
-    run._guards["jsonl"]._put(Task(lambda sink: release.wait(30) and None))
+    run._guards["jsonl"]._put(Job(lambda sink: release.wait(30) and None))
     run.flush(1)
     started = time.monotonic()
     assert run.state_dict()["next_step"] == 2

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.parts.observability import FORK, group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric, timed
-from torchtitan_rl.observability.guard import Task
+from torchtitan_rl.observability.guard import Job
 from torchtitan_rl.observability.sinks import SINKS, Sink
 
 
@@ -83,7 +83,7 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
 def test_a_burst_of_streamed_values_as_in_one_step_loses_none_and_holds_its_times(recorder, tmp_path):
     run = recorder(sinks=["jsonl:per_rank_no_reduce"])
     with timed("generate"):
-        run._guards["jsonl"]._put(Task(lambda sink: time.sleep(0.2)))
+        run._guards["jsonl"]._put(Job(lambda sink: time.sleep(0.2)))
         for value in range(1000):
             record_metric("x", value)
     run.flush(3)

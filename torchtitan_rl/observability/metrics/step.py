@@ -14,11 +14,11 @@ from torchtitan_rl.core.types import Metric, flat
 from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
-from torchtitan_rl.observability.metrics.conversations import conversation_metrics
+from torchtitan_rl.observability.metrics.conversation_stats import conversation_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
-from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
-from torchtitan_rl.observability.metrics.rewards import (
+from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
+from torchtitan_rl.observability.metrics.reward_stats import (
     Groups,
     advantage_metrics,
     finite_rewards,
@@ -29,7 +29,7 @@ from torchtitan_rl.observability.metrics.rewards import (
     task_metrics,
 )
 from torchtitan_rl.observability.reduce import Reduce
-from torchtitan_rl.observability.rows import episode_rows
+from torchtitan_rl.observability.sample_rows import episode_rows
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.tokens import Decode
 
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]

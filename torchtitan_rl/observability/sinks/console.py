@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.rows import Row, plain
+from torchtitan_rl.observability.sample_rows import Row, plain
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.store import END_OF_BATCH, STORE_FILE
 from torchtitan_rl.observability.tokens import TOKENS, TokenPayload

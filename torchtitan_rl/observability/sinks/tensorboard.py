@@ -4,9 +4,9 @@ import html
 from typing import Any
 
 from torchtitan_rl.core.text import head_and_tail, utf8
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.cell_text import compact_number, flat_cell
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.text import compact_number, flat_cell
 
 MAX_CELL_CHARACTERS = 4000
 """Longer cells show their head and tail, so that event files stay readable; the local store has the full text."""

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Any
 
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.cell_text import flat_cell
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.text import flat_cell
 
 
 class TrackioSink(Sink):

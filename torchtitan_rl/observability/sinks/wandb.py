@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from torchtitan_rl.observability.rows import Row
+from torchtitan_rl.observability.cell_text import flat_cell
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.text import flat_cell
 
 
 class WandbSink(Sink):

@@ -12,7 +12,7 @@ from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.mixture import Mixture, Share
-from torchtitan_rl.observability.metrics.rewards import groups_by_task, task_metrics
+from torchtitan_rl.observability.metrics.reward_stats import groups_by_task, task_metrics
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import validate
 

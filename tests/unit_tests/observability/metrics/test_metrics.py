@@ -14,8 +14,8 @@ from torchtitan_rl.observability.machine import Speeds, measured_speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
-from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
-from torchtitan_rl.observability.metrics.rewards import (
+from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
+from torchtitan_rl.observability.metrics.reward_stats import (
     advantage_metrics,
     group_metrics,
     participation_metrics,

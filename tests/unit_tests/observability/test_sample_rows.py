@@ -9,7 +9,7 @@ import torch
 
 from tests.parts.observability import NASTY, group, rows_of, sample
 from torchtitan_rl.observability import Reduce, read_samples, record_metric
-from torchtitan_rl.observability.rows import Schema, plain, plain_row
+from torchtitan_rl.observability.sample_rows import Schema, plain, plain_row
 from torchtitan_rl.observability.select import Selection
 
 SPECIFIED = [

@@ -7,7 +7,7 @@ import numpy as np
 
 from torchtitan_rl.core.summary import fraction, mean, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
-from torchtitan_rl.observability.metrics.rewards import finite_rewards, judgements
+from torchtitan_rl.observability.metrics.reward_stats import finite_rewards, judgements
 
 RESAMPLES = 1000
 

@@ -9,8 +9,8 @@ from typing import Any
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group
-from torchtitan_rl.observability.metrics.evaluation import evaluation_metrics
-from torchtitan_rl.observability.metrics.rewards import groups_by_task
+from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
+from torchtitan_rl.observability.metrics.reward_stats import groups_by_task
 
 NUM_FAILURES = 20
 """Wrong answers of a pass that its results show."""

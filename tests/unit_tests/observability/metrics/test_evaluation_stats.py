@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from torchtitan_rl.observability.metrics.evaluation import interval, pass_at
+from torchtitan_rl.observability.metrics.evaluation_stats import interval, pass_at
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (4, 1), (6, 3), (8, 8)])
