@@ -1,4 +1,4 @@
-"""Metrics, sample tables and traces. Nothing in here can change training. See docs/observability.md."""
+"""Metrics, sample tables and traces. Nothing in this package can change training. See docs/observability.md."""
 
 from torchtitan_rl.core.events import heartbeat, phase, progress, record_metric, record_metrics, timed
 from torchtitan_rl.observability.collector import elapsed

@@ -1,4 +1,4 @@
-"""Model output on its way to places that cannot hold every character."""
+"""Converts cells and model output to text that a table, terminal or file can hold."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from torchtitan_rl.core.text import utf8
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 _HARMFUL = {"Cc", "Cf", "Zl", "Zp"}
-"""Unicode categories: control, format (direction overrides among them), line and paragraph separators."""
+"""Unicode categories: control, format (including direction overrides), line and paragraph separators."""
 _KEPT = "\n\u200c\u200d"
-"""Newlines, and the joiners that emoji and some scripts need."""
+"""Newline, and the joiners that emoji and some scripts need."""
 
 
 def flat_cell(cell: Any) -> Any:
-    """The cell for tables without nesting: lists and dicts as JSON text, text encodable as UTF-8."""
+    """The cell for a table without nesting: lists and dicts as JSON text, text that UTF-8 can encode."""
     if isinstance(cell, str):
         return utf8(cell)
     if isinstance(cell, (list, dict)):
@@ -24,9 +24,9 @@ def flat_cell(cell: Any) -> Any:
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    """The text without ANSI escapes and control or direction characters: what a terminal can show without harm.
+    """The text without ANSI escapes, control characters and direction characters, safe for a terminal.
 
-    Newlines stay, tabs become four spaces, characters that `encoding` lacks become escapes.
+    Newlines stay, tabs become four spaces, and characters that `encoding` lacks become escapes.
     """
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\t", "    ")
     if not (text.isascii() and text.replace("\n", "").isprintable()):
@@ -35,7 +35,7 @@ def printable(text: str, encoding: str = "utf-8") -> str:
 
 
 def head_and_tail_lines(text: str, most: int) -> str:
-    """At most `most` lines of the text, from both its ends, saying how many are left out."""
+    """The text's head and tail in at most `most` lines, one of which says how many lines are left out."""
     lines = text.split("\n")
     if len(lines) <= most:
         return text
@@ -46,7 +46,7 @@ def head_and_tail_lines(text: str, most: int) -> str:
 
 
 def compact_number(value: Any) -> str:
-    """A number in about seven characters; other cells as their text, None as "-"."""
+    """A number in about seven characters; "-" for None; any other cell as its text."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, (int, float)):

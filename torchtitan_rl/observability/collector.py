@@ -1,4 +1,4 @@
-"""Where recorded values wait for the step's flush, and how the ranks' collections become one."""
+"""Holds recorded values until the step's flush, and merges the collections of all ranks."""
 
 import functools
 import logging
@@ -26,19 +26,19 @@ logger = logging.getLogger(__name__)
 
 _PACKAGE = os.path.dirname(__file__)
 _MAX_WAITING = 8192
-"""Recorded values, and rows of a table, that may wait before they are reduced: memory is bounded between flushes."""
+"""Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
 
 
 @dataclass(slots=True)
 class Collection:
-    """All of one step: what a rank sends in its one gather, and what the merge of all ranks is."""
+    """Everything recorded in one step, by one rank (which sends it in a single gather) or merged over all ranks."""
 
     series: dict[str, Series] = field(default_factory=dict)
     tables: dict[str, list[Row]] = field(default_factory=dict)
-    """Of each table the rows that a selection over all ranks may need."""
+    """For each table, the rows that a selection over all ranks may need."""
 
     def merge(self, other: "Collection", warn: Callable[[str, str], None]) -> None:
-        """Takes in a higher rank's collection. `warn(topic, message)` hears of keys with two reductions."""
+        """Merges a higher rank's collection into this one. Calls `warn(topic, message)` for a key with two reductions."""
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
@@ -49,17 +49,17 @@ class Collection:
             self.tables.setdefault(key, []).extend(rows)
 
     def values(self) -> dict[str, float]:
-        """Every series as one number (a distribution: several, as `key/p50`); none for a key without a finite value."""
+        """One number for each key (a distribution: several, such as `key/p50`). Keys without a finite value are absent."""
         return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
 
     def distributions(self) -> dict[str, np.ndarray]:
-        """float64 [n] the finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them; n > 0."""
+        """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
         numbers = {key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)}
         return {key: values for key, values in numbers.items() if len(values)}
 
 
 class Collector:
-    """Takes values from any thread; `drain` folds what waited into a Collection and starts the next one."""
+    """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -71,12 +71,12 @@ class Collector:
         self._phase_seconds: Counter[str] = Counter()
         self._seconds = 0.0
         self.rejected = 0
-        """Values that were no number (or no row)."""
+        """Count of values that were not a number (or not a row)."""
         self.listeners: list[Callable[[str, Any], None]] = []
-        """Called with each key and value at once, for sinks that stream unreduced values."""
+        """Called immediately with each key and value, for sinks that stream unreduced values."""
 
     def record(self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
-        """Keeps one value; never raises. A device tensor is copied on its device and read at the flush."""
+        """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
             started = time.perf_counter()
             first, _ = self._first_use.get(key, (None, ""))
@@ -94,7 +94,7 @@ class Collector:
             self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Adds to this rank's `time/{phase}`; ranks merge by maximum, because the slowest is what a step waits for."""
+        """Adds to this rank's `time/{phase}`. Ranks are merged by maximum, because a step waits for the slowest rank."""
         with self._lock:
             self._phase_seconds[phase] += seconds
 
@@ -104,10 +104,10 @@ class Collector:
             return self._phase_seconds[phase]
 
     def drain(self) -> tuple[Collection, float]:
-        """This rank's collection since the last drain, and the seconds that recording it took."""
+        """Returns this rank's collection since the last drain, and the seconds spent recording it."""
         with self._lock:
             phases, self._phase_seconds = self._phase_seconds, Counter()
-        if "step" in phases:  # what none of its phases holds: "train/forward" is a part of its phase
+        if "step" in phases:  # "train/forward" is already counted in "train"
             accounted = sum(seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase)
             phases["unaccounted"] = max(0.0, phases["step"] - accounted)
         for phase, seconds in phases.items():
@@ -130,7 +130,7 @@ class Collector:
         self.warn(f"{key} value", f"metric {key!r}: dropped a value of type {what}: {plain(error)}")
 
     def _admit(self, key: str, reduction: Reduce) -> tuple[str, Reduce]:
-        """The key as it is kept, and its reduction: that of its first use, with a warning where this one is another."""
+        """The key as stored, and the reduction of its first use. Warns if `reduction` differs from that."""
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
@@ -157,15 +157,15 @@ class Collector:
         table = self._collection.tables.setdefault(key, [])
         table += map(plain_row, rows)
         if not all(map(has_score, rows)):
-            self.warn(f"{key} score", f"table {key!r}: rows without a column 'score' (or 'reward') are ranked last")
+            self.warn(f"{key} score", f"table {key!r}: rows without a 'score' or 'reward' column are ranked last")
         if len(table) > _MAX_WAITING:
             self._collection.tables[key] = self._selection.candidates(table)
 
 
 def _as_recorded(value: Any, reduction: Reduce) -> Any:
-    """What is kept of a value: a float, for a table copied rows, for a distribution a float64 copy [n].
+    """The value as stored: a float; copied rows for a table; a float64 copy [n] for a distribution.
 
-    Of a device tensor a copy on its device: to read it now would wait for the device.
+    A device tensor is copied on its device, because reading it now would wait for the device.
     """
     if reduction is Reduce.TABLE:
         return _rows(value)
@@ -208,11 +208,11 @@ def _call_site() -> str:
 
 
 _active: Collector | None = None
-"""What `events.record_metric` feeds."""
+"""The collector that receives the values of `events.record_metric`."""
 
 
 class Recording(Listener):
-    """Hands numbers, and the seconds of timed contexts, to the active collector."""
+    """Passes recorded values and the seconds of timed contexts to the active collector."""
 
     def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
         """See Listener. Without an active collector the value is dropped, with one warning."""
@@ -233,7 +233,7 @@ class Recording(Listener):
 
 
 def activate(collector: Collector | None) -> None:
-    """Make `collector` the one that `record_metric` feeds; None: what is recorded is dropped, with one warning."""
+    """Sends the values of `record_metric` to `collector`. None: they are dropped, with one warning."""
     global _active
     _active = collector
     _listen_once()
@@ -245,15 +245,15 @@ def _listen_once() -> None:
 
 
 def active() -> Collector | None:
-    """The collector that `record_metric` feeds now."""
+    """The collector that currently receives the values of `record_metric`, if any."""
     return _active
 
 
 def elapsed(name: str) -> float:
-    """This rank's seconds in `timed(name)` since the last flush; 0 with metrics off."""
+    """This rank's seconds in `timed(name)` since the last flush; 0 if metrics are off."""
     return 0.0 if _active is None else _active.elapsed(name)
 
 
 @functools.cache
 def _warn_inactive() -> None:
-    logger.warning("metrics recorded from here on are dropped: no Recorder is running, or metrics are off")
+    logger.warning("metrics recorded from now on are dropped: no Recorder is running, or metrics are off")

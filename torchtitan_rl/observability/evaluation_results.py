@@ -1,4 +1,4 @@
-"""The results of an evaluation: their numbers, a file of them, and a table for the terminal."""
+"""Evaluation results: metrics and wrong answers, written to a JSON file and printed as a table."""
 
 import json
 import math
@@ -13,11 +13,15 @@ from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metr
 from torchtitan_rl.observability.metrics.reward_stats import groups_by_task
 
 NUM_FAILURES = 20
-"""Wrong answers of a pass that its results show."""
+"""Wrong answers stored for each pass."""
 
 
 def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]:
-    """All that is to be said of an evaluation, by each pass's prefix: its metrics, over all and for each task, and failures."""
+    """An evaluation's results, as plain values.
+
+    Returns: "metrics": values by name, for each pass over all its tasks and for each task; "failures": wrong answers by
+    the pass's prefix, at most NUM_FAILURES each.
+    """
     results: dict[str, Any] = {"metrics": {}, "failures": {}}
     for prefix, groups in passes.items():
         tasks = {f"{prefix}/{name}": asked for name, asked in groups_by_task(groups).items()}
@@ -38,7 +42,7 @@ def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]
 
 
 def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
-    """The same results give the same file, whoever evaluates."""
+    """Writes `folder`/step-N.json and returns its path. Equal results give equal files."""
     file = folder / f"step-{step}.json"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
@@ -46,7 +50,7 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
 
 
 def print_results_of(run_folder: Path, step: int) -> None:
-    """Print, from rank 0, what `write_results` wrote to the run's folder for `step`."""
+    """Prints, on rank 0, the results that `write_results` wrote to the run folder for `step`."""
     if comm.is_rank_0():
         file = run_folder / "evaluation" / f"step-{step}.json"
         print_results(json.loads(file.read_text()))
@@ -54,7 +58,7 @@ def print_results_of(run_folder: Path, step: int) -> None:
 
 
 def print_results(results: Mapping[str, Any]) -> None:
-    """The metrics as a table, with the 95 % intervals of those that have one, and a few of the wrong answers."""
+    """Prints the metrics as a table, with 95 % intervals where there are any, and up to five wrong answers."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

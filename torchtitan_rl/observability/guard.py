@@ -1,4 +1,4 @@
-"""Keeps a sink away from training: its own thread, a bounded queue, and an end at its first error that will not pass."""
+"""Isolates a sink from training: its own thread, a bounded queue, and no further writes after a permanent error."""
 
 import logging
 import queue
@@ -14,31 +14,31 @@ logger = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """Something to do with the sink, and how many table rows are lost when it is not done."""
+    """One operation on the sink, and the number of table rows lost if it is dropped."""
 
     run: Callable[[Sink], int | None] | None
-    """Returns how many rows it left out; None: close the sink."""
+    """Returns the number of rows that the sink left out. None instead of a function: close the sink."""
     rows: int = 0
 
 
 class Guard:
     """Builds a sink and writes to it on a background thread.
 
-    The training thread only puts jobs on a bounded queue: with `most` of them waiting, the next is dropped and its rows
-    are counted. Any exception, in the sink's construction or in a write, disables that sink after one error in the log; but
-    what the disk refuses to a sink with `waits_for_disk` is tried again at each write, in order.
+    The training thread only puts jobs on a bounded queue. When `most` jobs are waiting, the next one is dropped and its
+    rows are counted. An exception in the sink's constructor or in a write disables the sink and logs one error. A
+    sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
         self.name, self.mode = name, mode
         self.dropped_rows = 0
-        """Table rows that never reached the sink, because it was too slow, full, or had been disabled."""
+        """Table rows that the sink did not write, because it was too slow, full or disabled."""
         self.dropped_writes = 0
-        """Steps, or streamed values, that never reached the sink."""
+        """Steps, or streamed values, that the sink did not write."""
         self.disabled = False
-        """True once an error has ended the sink."""
+        """True after an error that ended the sink."""
         self._build, self._most = build, most
-        self._refused: deque[Job] = deque()  # by the disk; the oldest first
+        self._refused: deque[Job] = deque()  # failed with an OSError, to be retried; oldest first
         self._queue: queue.Queue[Job] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
@@ -46,26 +46,26 @@ class Guard:
         self._thread.start()
 
     def submit(self, record: StepRecord) -> None:
-        """Hands one step to the sink. Returns at once; never raises.
+        """Queues one step for the sink. Returns immediately; never raises.
 
-        The first step of a session that resumed from nothing begins the run again: earlier sessions' steps from there
-        on are forgotten.
+        If the session did not resume from a checkpoint, its first step rewinds the sink: output of earlier sessions
+        from that step on is removed.
         """
         if not self._positioned:
             self.rewind(record.step)
         self._put(Job(lambda sink: sink.write(record), record.num_rows))
 
     def stream(self, key: str, value: Any, step: int) -> None:
-        """Hands one unreduced value to the sink. Returns at once; never raises."""
+        """Queues one unreduced value for the sink. Returns immediately; never raises."""
         self._put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
     def rewind(self, step: int) -> None:
-        """Has the sink forget what it wrote of `step` and later: training resumes there."""
+        """Queues the removal of everything the sink wrote for `step` and later, because training resumes there."""
         self._positioned = True
         self._queue.put(Job(lambda sink: sink.rewind(step)))
 
     def drain(self, timeout_s: float) -> bool:
-        """Waits until everything handed over is written. False: it is not, after `timeout_s` seconds."""
+        """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""
         deadline = time.monotonic() + timeout_s
         while (self._queue.unfinished_tasks or self._refused) and not self.disabled:
             if time.monotonic() > deadline:
@@ -74,15 +74,15 @@ class Guard:
         return not self.disabled
 
     def finish(self) -> None:
-        """Has the sink close once it has written what waits. Returns at once."""
+        """Queues the sink's close, after all waiting writes. Returns immediately."""
         self._queue.put(Job(None))
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end after `finish`; a sink that is stuck for `timeout_s` seconds is left behind."""
+        """Waits for the thread to end after `finish`; gives up on a sink that takes longer than `timeout_s` seconds."""
         self._thread.join(timeout_s)
         if self._thread.is_alive() and not self.disabled:
             waiting = self._queue.unfinished_tasks - 1
-            logger.error(f"sink {self.name}: still busy at the end; left behind with {waiting} writes waiting")
+            logger.error(f"sink {self.name}: still busy at the end of the run; {waiting} waiting writes are lost")
 
     def _put(self, job: Job) -> None:
         if not self.disabled and self._queue.qsize() < self._most:
@@ -91,8 +91,8 @@ class Guard:
         self._drop(job.rows)
         if self.dropped_writes == 1 and not self.disabled:
             logger.warning(
-                f"sink {self.name}: too slow, {self._most} writes are waiting; what comes now is not written to it. "
-                "The rows lost are counted in obs/dropped_rows."
+                f"sink {self.name}: too slow, {self._most} writes are waiting; new writes are dropped until it catches "
+                "up. Lost rows are counted in obs/dropped_rows."
             )
 
     def _drop(self, rows: int) -> None:
@@ -114,7 +114,7 @@ class Guard:
         except BaseException as error:
             self.disabled = True
             logger.error(
-                f"sink {self.name} is disabled for the rest of this run; training goes on without it. "
+                f"sink {self.name} is disabled for the rest of this run; training continues without it. "
                 f"{type(error).__name__}: {error}",
                 exc_info=None if isinstance(error, OSError) else error,
             )
@@ -122,10 +122,10 @@ class Guard:
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
         if self._refused:
-            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost, the disk refused them to the end")
+            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: the disk never accepted them")
 
     def _write(self, sink: Sink, *new: Job) -> None:
-        """Do what was refused before and what is new, in order."""
+        """Retries the failed jobs, then runs the new one."""
         was_refused = len(self._refused)
         self._refused += new
         try:
@@ -139,11 +139,11 @@ class Guard:
                 self._refused.clear()
                 raise
             if not was_refused:
-                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait until it can write again")
+                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried")
             if len(self._refused) > self._most:
                 self._drop(self._refused.popleft().rows)
             return
         if was_refused:
             logger.warning(
-                f"sink {self.name} writes again: {was_refused} writes had waited, {self.dropped_writes} are lost"
+                f"sink {self.name} writes again: {was_refused} waiting writes are written, {self.dropped_writes} are lost"
             )

@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines that survives kill -9 and resumes without a step lost or twice."""
+"""An append-only JSON-lines file that survives kill -9 and resumes without lost or duplicate steps."""
 
 import json
 import logging
@@ -15,11 +15,11 @@ _STEP = re.compile(rb'\{"step": (-?\d+)')
 
 
 class LineFile:
-    """Batches of JSON lines, each batch whole or absent.
+    """Batches of JSON lines, each batch complete or absent.
 
-    A batch ends with `end`, written by the same call as its lines; what follows the last `end` is the torn remainder
-    of a killed process and is cut off when the file is opened. Every line starts with its step, so that a resumed run
-    can cut the file where it goes on. Raises OSError like any file.
+    A batch and the `end` that closes it are written by one call. Anything after the last `end` is the partial batch of
+    a killed process and is cut off when the file is opened. Every line starts with its step, so that a resumed run can
+    truncate the file at the step where it continues. Raises OSError like any file.
     """
 
     def __init__(self, path: Path, end: bytes) -> None:
@@ -34,7 +34,7 @@ class LineFile:
         """Bytes in the file."""
 
     def append(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Writes one batch of a step. NaN and infinity are written as null, lone surrogates as escapes."""
+        """Writes one batch for `step`. NaN and infinity are written as null, lone surrogates as escapes."""
         batch = b"".join(_line(step, line) for line in lines)[:-1] + self._end
         if os.fstat(self._file).st_nlink == 0:
             self._begin_anew()
@@ -43,8 +43,8 @@ class LineFile:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            with suppress(OSError):  # the disk's own error says more
-                os.ftruncate(self._file, self.size)  # a torn batch would hide those that follow
+            with suppress(OSError):  # the write's error is the one to report
+                os.ftruncate(self._file, self.size)  # a partial batch would hide the batches after it
             raise
         self.size += len(batch)
 
@@ -52,14 +52,14 @@ class LineFile:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _begin_anew(self) -> None:
-        """Somebody has deleted the file; what is written to it would be gone with it."""
+        """Creates the file again after it was deleted: writes to the old descriptor would be lost."""
         anew = self._open()
         os.close(self._file)
         self._file, self.size = anew, 0
-        logger.warning(f"{self._path.name} was deleted: it begins anew, without the steps before")
+        logger.warning(f"{self._path.name} was deleted: a new file is started, without the earlier steps")
 
     def rewind(self, step: int) -> None:
-        """Cuts off the first line of `step` or a later one, and all that follows."""
+        """Truncates the file before the first line of `step` or a later step."""
         if not self.size:
             return
         offset = 0
@@ -78,7 +78,7 @@ class LineFile:
 
 
 def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of all whole batches; none when there is no file. Safe on a file that is being written."""
+    """The lines of all complete batches; none if there is no file. Safe while the file is being written."""
     if not path.exists():
         return
     remaining = _whole_size(path, end)
@@ -111,7 +111,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _whole_size(path: Path, end: bytes) -> int:
-    """Bytes up to and with the last `end`, found from the back of the file."""
+    """Bytes up to and including the last `end`; searches backwards from the end of the file."""
     block = 1 << 20
     with open(path, "rb") as file:
         position = file.seek(0, os.SEEK_END)

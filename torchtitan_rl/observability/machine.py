@@ -1,4 +1,4 @@
-"""What this machine does at most, measured once at the start in well under two seconds: what a step's speed is held against."""
+"""Peak speeds of this machine, the reference for a step's efficiency. Measured once at the start, in under 2 seconds."""
 
 import time
 from collections.abc import Callable
@@ -10,26 +10,26 @@ import torch
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 
 SIDE = 1024 if ON_CPU else 8192
-"""Rows and columns of the product: large enough for the peak, small enough for three of them in a tenth of a second."""
+"""Rows and columns of the product: large enough to reach the peak, small enough for three products in 0.1 s."""
 COPY_BYTES = 2**27 if ON_CPU else 2**30
 
 
 class Speeds(NamedTuple):
-    """Of one rank while the others do the same, so that ranks which share cores share their peak."""
+    """Peak speeds of one rank, measured while all ranks measure, so that ranks sharing cores share the peak."""
 
     float32_flops_per_s: float
     bfloat16_flops_per_s: float
     memory_bytes_per_s: float
-    """Read and written, while copying."""
+    """Bytes read plus bytes written, while copying."""
 
     def flops_per_s(self, dtype: str) -> float:
-        """The matrix peak of "float32" or "bfloat16"."""
+        """Peak matrix-product FLOP/s in "float32" or "bfloat16"."""
         return self.float32_flops_per_s if dtype == "float32" else self.bfloat16_flops_per_s
 
 
 @cache
 def measured_speeds() -> Speeds:
-    """The best of three of each; measured at the first call."""
+    """The best of three measurements of each speed; measured at the first call, then cached."""
     rates = []
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.ones(SIDE, SIDE, dtype=dtype, device=DEVICE_TYPE)  # [SIDE, SIDE]

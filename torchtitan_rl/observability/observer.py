@@ -1,4 +1,4 @@
-"""`RunObserver`: hears of a run's steps and evaluations, and makes metrics, sample tables and files of them."""
+"""`RunObserver`: turns a run's steps and evaluations into metrics, sample tables and files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -18,12 +18,12 @@ from torchtitan_rl.observability.sample_rows import Row
 
 PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
 RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
-"""The budget of one sample: longer text shows its head and tail."""
+"""Limits for one sample; of longer text, the head and the tail are shown."""
 MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
-"""... and of a conversation, and each of its messages."""
+"""Limits for one conversation (its number of messages) and for each message."""
 
 PLAIN_WIDTH = 120
-"""Columns of the output where it is no terminal."""
+"""Width of the output, in characters, if it is not a terminal."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out",
@@ -34,7 +34,7 @@ _ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "conv
 
 
 def plain_console() -> Console:
-    """Standard output as it is: nothing in a text is markup, and colour only on a terminal."""
+    """A console on standard output that never interprets text as markup. Coloured only on a terminal."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -42,14 +42,14 @@ def plain_console() -> Console:
 
 
 def safe(text: object, console: Console, characters: int = 200, lines: int = 1, style: str = "") -> Text:
-    """The text for this terminal: no escapes or control characters, head and tail of what is too long."""
+    """The text in a form safe for this terminal: no escapes or control characters, shortened to head and tail."""
     shown = head_and_tail(printable(str(text), console.encoding), characters)
     shown = head_and_tail_lines(shown, lines) if lines > 1 else shown.replace("\n", " ")
     return Text(shown, style, overflow="fold")
 
 
 def sample_panel(row: Row, console: Console) -> Panel:
-    """One row: why it is shown and where it is from, prompt, response, and its numbers below."""
+    """A panel for one row: reason and origin in the title, then prompt, response and numbers."""
     parts: list[RenderableType] = []
     if "prompt" in row:
         parts.append(safe(row["prompt"], console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
@@ -71,7 +71,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
 
 
 def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:
-    """Each message of a conversation with who said it and what the turn earned: the first and the last ones of many."""
+    """The conversation's messages with role and turn facts, such as the reward. Of many, the first and the last."""
     shown = (
         [*conversation[: MESSAGES // 2], *conversation[-MESSAGES // 2 :]]
         if len(conversation) > MESSAGES
@@ -93,7 +93,7 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
 
 
 def _numbers(row: Row, console: Console) -> Text:
-    """Names and cells of what is neither shown elsewhere nor says nothing: no value, a second reward, no staleness."""
+    """Names and cells of the other columns, without those that add nothing: no value, score = reward, staleness 0."""
     numbers = Text()
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
@@ -106,7 +106,7 @@ def _numbers(row: Row, console: Console) -> Text:
 
 
 def metrics_grid(values: dict[str, float], console: Console, columns: int = 3) -> Table:
-    """Names and numbers side by side, filled column by column."""
+    """A grid of names and numbers, filled column by column."""
     grid = Table.grid(padding=(0, 2))
     names = list(values)
     height = -(-len(names) // columns)
@@ -117,7 +117,7 @@ def metrics_grid(values: dict[str, float], console: Console, columns: int = 3) -
 
 
 def rows_table(rows: Sequence[Row], columns: Sequence[str], console: Console, title: str) -> Table:
-    """Rows under each other, one line a cell."""
+    """A table with one line for each row."""
     table = Table(title=Text(title, style="bold"), title_justify="left")
     for column in columns:
         table.add_column(Text(column.replace("_", " ")), overflow="fold", max_width=60)

@@ -1,4 +1,4 @@
-"""The step's flush: one gather, one merge, and the records that sinks are handed."""
+"""The recorder: at each step's flush it gathers and merges the ranks' values and passes them to the sinks."""
 
 import atexit
 import functools
@@ -26,11 +26,11 @@ from torchtitan_rl.observability.tokens import Decode
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
-"""How long `close` waits for a sink's last writes."""
+"""Time limit of `close` for the last writes of all sinks together."""
 CHECKPOINT_SECONDS = 5.0
-"""How long `state_dict` waits for the files to hold every step so far."""
+"""Time limit of `state_dict` for each file to contain every step so far."""
 VALUES_A_STEP = 256
-"""A sink that streams is handed values, not steps: so many may wait for each step of `queue_size`."""
+"""A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
@@ -39,67 +39,67 @@ CONSOLE_METRICS = (
     "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
     "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*", "evaluation/*", "obs/overhead_ms",
 )  # fmt: skip
-"""Some 35 numbers of a usual step, 40 where it evaluates; with `slim` these always have a chart."""
+"""About 35 numbers in a typical step, 40 with an evaluation. `slim` never removes them from the charts."""
 
 Gather = Callable[[object], list[object] | None]
 
 
 class Recorder(Configurable):
-    """Collects what `record_metric` is given and, once a step, merges it over ranks and hands it to the sinks.
+    """Collects the values of `record_metric`; once a step, merges them over ranks and passes them to the sinks.
 
-    Nothing here changes training: after construction no method raises, and no sink runs on the caller's thread.
+    It cannot change training: after construction no method raises, and no sink runs on the caller's thread.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         enabled: bool = True
-        """Record metrics and sample tables. Also off with the environment variable TORCHTITAN_RL_METRICS=0."""
+        """Record metrics and sample tables. The environment variable TORCHTITAN_RL_METRICS=0 also turns this off."""
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-        """Where steps are written to: console, jsonl, tensorboard, wandb, trackio; the local store always is.
-        A mode may follow, as in "jsonl:per_rank_reduce": global_reduce (the default: one merged value, from rank 0),
-        per_rank_reduce (each rank its own), per_rank_no_reduce (each value as it is recorded)."""
+        """Outputs: console, jsonl, tensorboard, wandb, trackio. The local store (samples.jsonl) is always written.
+        A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value merged over all ranks,
+        written by rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (every value as it is recorded)."""
 
         slim: bool = True
-        """Leave series out of charts (TensorBoard, W&B, Trackio) while they are constant, or equal to another, for 10
-        steps; those of console_metrics stay. metrics.jsonl has every series."""
+        """Omit series from the charts (TensorBoard, W&B, Trackio) if for 10 steps they have been constant or equal to
+        another series. Series matched by console_metrics are never omitted. metrics.jsonl contains every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
-        """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
-        unscored, zero_variance, group_best, group_worst, and "pinned:TEXT" for every row of prompts holding TEXT."""
+        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest, truncated,
+        failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" shows every row whose prompt contains TEXT."""
 
         seed: int = 0
-        """Of the random selector."""
+        """Seed of the random selector and of the order among rows with equal scores."""
 
         keep_all_rows: bool = False
-        """Keep every row of every step in the local store, not only the selected ones."""
+        """Store every row of every step in samples.jsonl, not only the selected rows."""
 
         store_bytes: int = 2 * 1024**3
-        """Size at which the local store stops, saying so."""
+        """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""
 
         report: bool = True
-        """At the end of the run, write report.html into its folder: metrics and samples as one page (docs/report.md)."""
+        """Write report.html into the run folder at the end of the run: metrics and samples on one page (docs/report.md)."""
 
         console_every: int = 10
-        """Steps between the console's panels of metrics and samples; 0: never."""
+        """Steps between panels of metrics and samples on the console; 0: never."""
 
         console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
-        """Patterns of the metrics in the console's panel."""
+        """Patterns of the metrics to show in the console's panel, such as "loss/*"."""
 
         queue_size: int = 64
-        """Steps that may wait for a slow sink; a step more is dropped for it and counted in obs/dropped_rows."""
+        """Steps that may wait for a slow sink. Further steps are dropped for this sink; their rows count in obs/dropped_rows."""
 
         project: str = "torchtitan_rl"
-        """The project on W&B and Trackio."""
+        """Project name on W&B and Trackio."""
 
         wandb_mode: Literal["online", "offline"] = "online"
-        """online needs `wandb login`; offline writes to the run folder, for `wandb sync`."""
+        """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`."""
 
         max_traces_per_step: int = 16
-        """Rollouts of each split logged to Trackio as traces, a training step; 0: none."""
+        """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
 
         trace_key: str = "rollout/traces"
-        """The traces' key on Trackio."""
+        """Key of the traces on Trackio."""
 
     def __init__(
         self,
@@ -114,16 +114,16 @@ class Recorder(Configurable):
         decode: Decode | None = None,
         at_end: Callable[[Path], None] = lambda run_folder: None,
     ) -> None:
-        """Starts the sinks' threads and makes this the recorder that `record_metric` feeds.
+        """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
 
         Args:
-            gather: takes this rank's object and returns every rank's, in rank order, on rank 0 and None elsewhere.
-                Called exactly once a flush, on every rank. None: there is one process.
-            decode: token ids as text, with special tokens. None: tokens of samples are not kept.
-            at_end: called on rank 0 with the run's folder when everything is written, with `report` on.
+            gather: takes this rank's object; returns all ranks' objects, in rank order, on rank 0 and None elsewhere.
+                Called exactly once per flush on every rank. None: there is only one process.
+            decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
+            at_end: called on rank 0 with the run folder after the last write, if `report` is on.
 
-        Raises: UserError, on every rank alike, for a sink, mode or selector that cannot be; OSError, on the ranks that
-        have sinks, for a run folder that cannot be written.
+        Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, for a
+        run folder that cannot be written.
         """
         self.config = config
         self._rank = rank
@@ -148,9 +148,9 @@ class Recorder(Configurable):
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
-        """Ends a step: merges all ranks' values, selects rows, hands both to the sinks. Call it once a step.
+        """Ends a step: merges all ranks' values, selects rows and passes both to the sinks. Call it once a step.
 
-        Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an error inside costs this step's metrics.
+        Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
         started = time.perf_counter()
         collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
@@ -169,14 +169,14 @@ class Recorder(Configurable):
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sinks stand, for the checkpoint; first waits up to 5 s until files hold every step so far."""
+        """The recorder's state for the checkpoint. First waits, at most 5 s a file, until every step so far is written."""
         for name in ("jsonl", "local"):
             if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
         return {"next_step": self._next_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the checkpoint's step: sinks forget what was written of later ones, so that none is twice."""
+        """Resumes after the checkpoint's step: sinks remove later steps, so that no step appears twice."""
         if "next_step" not in state:
             logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
             return
@@ -185,7 +185,7 @@ class Recorder(Configurable):
             guard.rewind(self._next_step)
 
     def close(self) -> None:
-        """Writes what waits, in at most 30 s for all sinks together, and closes them. May be called again; also called at exit."""
+        """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks. Repeatable; also called at exit."""
         if self._closed:
             return
         self._closed = True
@@ -201,7 +201,7 @@ class Recorder(Configurable):
             self._at_end(self._run_folder)
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
-        """Builds this rank's sinks, each behind a guard."""
+        """Builds this rank's sinks, each with its Guard."""
         mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
         run_id = _run_id(run_folder) if mine else ""
         for name, (sink, mode) in mine.items():
@@ -218,9 +218,9 @@ class Recorder(Configurable):
                 )
 
     def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
-        """Merges ranks, hands the step to the sinks of a mode, and returns its values.
+        """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
 
-        `started`: as if all time since then had gone into this step's metrics.
+        `started`: perf_counter time from which obs/overhead_ms is counted.
         """
         collection, *others = collections
         for other in others:
@@ -248,19 +248,19 @@ class Recorder(Configurable):
         return dict(values)
 
     def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
-        """The call's result, or `otherwise` after an error, which is logged whole the first time."""
+        """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""
         try:
             return call()
         except Exception:
             self._collector.rejected += 1
             if f"flush {doing}" not in self._failed:
                 self._failed.add(f"flush {doing}")
-                logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete and training goes on")
+                logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete; training continues")
             return otherwise
 
 
 def _run_id(run_folder: Path) -> str:
-    """The run's eight hex digits, made by whichever rank comes first and kept in the run folder."""
+    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder."""
     run_folder.mkdir(parents=True, exist_ok=True)
     path = run_folder / "run_id"
     try:

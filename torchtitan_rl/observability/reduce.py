@@ -1,7 +1,7 @@
-"""How the values recorded under one key become one number, on one rank and over all of them.
+"""Reductions: how the values recorded under one key become one number, on one rank and over all ranks.
 
-A reduction is a state that values and other ranks' states merge into. Ranks merge *states*, never reduced values: the
-mean of two ranks' means of [1, 1, 1] and [0] would be 0.5, their merged states give 0.75.
+A reduction keeps a state. Values are merged into it, and ranks merge their *states*, never reduced values: averaging the
+means of [1, 1, 1] and [0] would give 0.5; merging the states gives 0.75.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch import Tensor
 
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 MAX_SAMPLE = 8192
-"""Values of a distribution that are kept: with more, a quantile is off by about half a percent of the values."""
+"""Values kept of a distribution. If there are more, a quantile's rank is off by about 0.5 % of the values."""
 
 
 class Reduce(StrEnum):
-    """How values of one key are merged over calls, micro-batches and ranks."""
+    """The way values of one key are merged over calls, micro-batches and ranks."""
 
     MEAN = "mean"
     """sum(w v) / sum(w)"""
@@ -29,26 +29,30 @@ class Reduce(StrEnum):
     STD = "std"
     """Population standard deviation, weighted."""
     DISTRIBUTION = "distribution"
-    """p05, p25, p50, p75 and p95 of all values, as `key/p05` and so on, and a histogram. A value may be a list or a 1-D
-    tensor of numbers."""
+    """Quantiles of all values as `key/p05`, p25, p50, p75 and p95, and a histogram. A value may be a list or a 1-D tensor
+    of numbers."""
     LAST = "last"
-    """The latest value of the lowest rank that recorded one: for what every rank knows alike."""
+    """The latest value of the lowest rank that recorded one. For values that are equal on every rank."""
     TABLE = "table"
-    """A dict or a list of dicts: rows of a sample table."""
+    """Rows of a sample table. A value is a dict or a list of dicts."""
 
 
 class Formula(NamedTuple):
     """A reduction to one number."""
 
     state: Callable[[float, float], Any]
-    """Of one value and its weight."""
+    """Returns the state of one value and its weight."""
     merge: Callable[[Any, Any], Any]
-    """Of an earlier state and a later one. A higher rank's is the earlier."""
+    """Merges an earlier and a later state. The state of a higher rank counts as the earlier one."""
     value: Callable[[Any], float | None]
+    """Returns the number for a state; None if there is none."""
 
 
 def _chan(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Weight, mean and sum of squared deviations of both: [1e8, 1e8 + 1, 1e8 + 2] has a deviation of 0.816, not 0."""
+    """Merges two states (weight, mean, sum of squared deviations) by Chan's formula.
+
+    It stays exact for large means: the standard deviation of [1e8, 1e8 + 1, 1e8 + 2] is 0.816, not 0.
+    """
     weight, delta = a[0] + b[0], b[1] - a[1]
     share = b[0] / weight if weight else 0.0
     return weight, a[1] + delta * share, a[2] + b[2] + delta * delta * a[0] * share
@@ -77,18 +81,18 @@ FORMULAS = {
 
 
 class Series:
-    """One key of one step: its reduction, who recorded it first, and the state so far."""
+    """The state of one key in one step, with its reduction and the call site that recorded it first."""
 
     def __init__(self, reduction: Reduce, site: str) -> None:
         self.reduction = reduction
         self.site = site
         """file:line of the first call that recorded the key in this process."""
         self.non_finite = 0
-        """Values that were NaN or infinite: shown as `key/non_finite`, kept out of the reduction."""
+        """Count of values that were NaN or infinite. They are excluded from the reduction and shown as `key/non_finite`."""
         self._state: Any = None
 
     def append(self, value: Any, weight: float = 1.0) -> None:
-        """Takes in one value: a float, or a 0-d tensor on any device."""
+        """Adds one value: a float, or a 0-d tensor on any device."""
         number, weight = float(value), float(weight)
         if math.isfinite(number) and math.isfinite(weight):
             formula = FORMULAS[self.reduction]
@@ -98,7 +102,7 @@ class Series:
             self.non_finite += 1
 
     def merge(self, other: "Series") -> None:
-        """Takes in a higher rank's series of the same reduction."""
+        """Merges a higher rank's series, with the same reduction, into this one."""
         self.non_finite += other.non_finite
         if self._state is None:
             self._state = other._state
@@ -106,7 +110,7 @@ class Series:
             self._state = FORMULAS[self.reduction].merge(other._state, self._state)
 
     def values(self, key: str) -> dict[str, float]:
-        """The numbers to show: of a series without a finite value none."""
+        """The numbers to show, by name. Without a finite value, only the count of non-finite values."""
         value = None if self._state is None else FORMULAS[self.reduction].value(self._state)
         return ({} if value is None else {key: value}) | self._non_finite(key)
 
@@ -115,29 +119,29 @@ class Series:
 
 
 class Distribution(Series):
-    """All values, or of more than MAX_SAMPLE a uniform sample: those of the smallest random priorities.
+    """All values, or a uniform sample of MAX_SAMPLE: each value gets a random priority, and the smallest are kept.
 
-    The smallest of several ranks' smallest are the smallest of all: ranks' samples merge into one of the pooled values.
-    The seed is fixed: the same values give the same sample.
+    Merging the ranks' samples in the same way gives a uniform sample of the pooled values. The seed is fixed, so equal
+    values give equal samples.
     """
 
     def __init__(self, reduction: Reduce, site: str) -> None:
         super().__init__(reduction, site)
         self._parts = [(np.empty(0), np.empty(0))]
-        """Values and their priorities, each float64 [n]. They are put together, and thinned, only now and then."""
+        """Pairs of values and priorities, each float64 [n]; concatenated and reduced to MAX_SAMPLE only occasionally."""
         self._size = 0
         self._bound = 1.0
-        """Priorities from here on cannot be among the smallest."""
+        """The largest priority in a full sample. Values with a larger one cannot enter the sample."""
         self._random = np.random.default_rng(0)
 
     def append(self, value: np.ndarray | Tensor, weight: float = 1.0) -> None:
-        """Takes in an array or a tensor [n]. A weight means nothing here."""
+        """Adds an array or a tensor [n]. The weight is ignored."""
         values = value.double().cpu().numpy() if isinstance(value, Tensor) else value  # [n]
         finite = np.isfinite(values)
         if not finite.all():
             self.non_finite += len(values) - int(np.count_nonzero(finite))
             values = values[finite]
-        if self._bound < 1.0:  # draw how many fall below the bound, and which, in place of a priority for each
+        if self._bound < 1.0:  # draw how many fall below the bound and which; cheaper than a priority for each value
             count = self._random.binomial(len(values), self._bound)
             values = values[np.sort(self._random.choice(len(values), count, replace=False, shuffle=False))]
         self._add(values, self._bound * self._random.random(len(values)))
@@ -152,11 +156,11 @@ class Distribution(Series):
         return {f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)} | self._non_finite(key)
 
     def numbers(self) -> np.ndarray:
-        """float64 [n] the finite values, or the sample of them."""
+        """The finite values, or the sample of them: float64 [n]."""
         return self._sample()[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._sample()  # a rank sends no more than it has to
+        self._sample()  # sends at most MAX_SAMPLE values to rank 0
         return self.__dict__
 
     def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
@@ -176,5 +180,5 @@ class Distribution(Series):
 
 
 def new_series(reduction: Reduce, site: str) -> Series:
-    """An empty series of any reduction but TABLE."""
+    """An empty series for any reduction except TABLE."""
     return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction, site)

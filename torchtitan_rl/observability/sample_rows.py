@@ -1,4 +1,4 @@
-"""Rows of sample tables: plain cells, columns over a whole run, and where groups of episodes are flattened into rows."""
+"""Rows of sample tables: plain cells, column types over a whole run, and one row for each episode."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 TRAINED_SPLIT = "train"
-"""The split whose rows have an advantage; the others are only looked at."""
+"""The split that is trained on: only its rows have an advantage."""
 
 _CARRIED = PLAIN | {TokenPayload}
 _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
@@ -28,18 +28,18 @@ def plain_row(row: Row) -> Row:
 
 
 def has_score(row: Row) -> bool:
-    """Whether the row says what it is ranked by."""
+    """Whether the row has a "score" or "reward" column to be ranked by."""
     return "score" in row or "reward" in row
 
 
 def score_of(row: Row) -> float | None:
-    """What the row is ranked by: its "score", else its reward. None for NaN, None, text and nothing."""
+    """The number that ranks the row: its "score", or its reward without one. None if that is not a number or is NaN."""
     score = row["score"] if "score" in row else row.get("reward")
     return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
 
 
 def kind_of(cell: object) -> str | None:
-    """What a cell is for the purposes of a column: "truth", "number", "text", "nested", or None for no value."""
+    """The cell's kind: "truth", "number", "text", "nested", or None for no value. A column should have one kind."""
     if cell is None:
         return None
     if isinstance(cell, bool):
@@ -50,26 +50,26 @@ def kind_of(cell: object) -> str | None:
 
 
 class Schema:
-    """The columns and kinds of every table over a whole run; `warn(topic, message)` hears of changes once each."""
+    """The columns and kinds of every table over a whole run. Calls `warn(topic, message)` once for each change."""
 
     def __init__(self, warn: Callable[[str, str], None]) -> None:
         self._warn = warn
         self._kinds: dict[str, dict[str, str | None]] = {}
 
     def fit(self, table: str, rows: list[Row], step: int) -> list[Row]:
-        """The rows with every cell of a column of several kinds as text, from the step on where the second appears."""
+        """Returns the rows, with cells as text in columns that have had several kinds up to this step."""
         is_new = table not in self._kinds
         kinds = self._kinds.setdefault(table, {})
         for column, cell in (pair for row in rows for pair in row.items()):
             kind = kind_of(cell)
             if column not in kinds and not is_new:
-                told = f"has a new column {column!r} from step {step} on; earlier rows have none there"
+                told = f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
                 self._warn(f"{table} {column}", f"table {table!r} {told}")
             known = kinds.setdefault(column, kind)
             if known is None:
                 kinds[column] = kind
             elif kind not in (None, known) and known != "mixed":
-                told = f"column {column!r} held {known}, and {kind} from step {step} on: now text"
+                told = f"column {column!r} held {known}, and {kind} from step {step} on; it is written as text from now on"
                 self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
                 kinds[column] = "mixed"
         mixed = {column for column, kind in kinds.items() if kind == "mixed"}
@@ -79,13 +79,13 @@ class Schema:
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:
-    """Every episode as one row of a sample table.
+    """One row of a sample table for each episode.
 
     Args:
-        step: of the controller, that the rows belong to.
-        split: such as "train", "eval_greedy". Only "train" has an advantage.
-        policy_step: the step after which the weights in use were made (`step - 1` while it trains, `step` after it).
-            A row's staleness is how many steps older the weights are that sampled it.
+        step: the controller's step that the rows belong to.
+        split: such as "train" or "eval_greedy". Only "train" rows have an advantage.
+        policy_step: the step that produced the current weights: `step - 1` during the step, `step` after its update.
+            A row's staleness is `policy_step` minus the step that produced the weights it was sampled with.
     """
     return [
         _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step)
@@ -95,7 +95,7 @@ def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, p
 
 
 def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
-    """Each one's place in its group by reward: 0 is the best; None where there is no reward."""
+    """Each episode's rank in its group by reward: 0 is the best; None if it has no reward."""
     rewards = [-math.inf if e.reward is None or math.isnan(e.reward) else e.reward for e in episodes]
     order = sorted(range(len(episodes)), key=lambda i: (-rewards[i], episodes[i].completion.sample_idx))
     rank_of = {place: rank for rank, place in enumerate(order)}
@@ -103,7 +103,7 @@ def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
 
 
 def _conversation(episode: "Episode") -> list[dict[str, Any]]:
-    """What was said after the prompt, message by message; each of the policy's with what its turn earned and logged."""
+    """The messages after the prompt. The policy's messages carry their turn's reward, advantage and logged columns."""
     said: list[dict[str, Any]] = []
     turns = episode.completion.turns
     for turn, advantage in zip(turns, episode.turn_advantages or [None] * len(turns), strict=True):

@@ -1,7 +1,7 @@
-"""Reads a run's stored samples in the terminal: ranked, filtered, over time, or against another run.
+"""Shows a run's stored samples in the terminal: ranked, filtered, over time, or compared with another run.
 
-python -m torchtitan_rl.observability.samples outputs/debug                       the last step's selected rows
-python -m torchtitan_rl.observability.samples outputs/debug --best 3 --worst 3    of the whole run
+python -m torchtitan_rl.observability.samples outputs/debug                       selected rows of the last step
+python -m torchtitan_rl.observability.samples outputs/debug --best 3 --worst 3    best and worst of the whole run
 python -m torchtitan_rl.observability.samples outputs/debug --step 40 --group 2   siblings side by side
 python -m torchtitan_rl.observability.samples outputs/debug --prompt "12 + 34"    one prompt over time
 python -m torchtitan_rl.observability.samples outputs/debug --diff outputs/other  two runs on the same prompts
@@ -25,7 +25,7 @@ from torchtitan_rl.observability.sample_rows import Row, score_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what `arguments` ask for. Returns the exit code: 0; 1: no row matches; 2: a folder without samples."""
+    """Runs the command. Returns the exit code: 0; 1 if no row matches; 2 if a folder has no samples."""
     options = _parser().parse_args(arguments)
     console = plain_console()
     try:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_diff(rows, others, options, console)
     if options.prompt is not None and options.group is None and not (options.best or options.worst):
         columns = ["step", "split", "prompt_idx", "sample_idx", "reward", "response_tokens", "answer", "response"]
-        console.print(rows_table(rows, columns, console, f"rows of prompts with {options.prompt!r}, by step"))
+        console.print(rows_table(rows, columns, console, f"rows whose prompt contains {options.prompt!r}, by step"))
     elif options.group is not None:
         return _print_group(rows, options.group, console)
     elif options.best or options.worst:
@@ -58,15 +58,15 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--step", type=int, metavar="N", help="only this step")
-    parser.add_argument("--best", type=_count, default=0, metavar="K", help="the K rows of highest score")
-    parser.add_argument("--worst", type=_count, default=0, metavar="K", help="the K rows of lowest score")
-    parser.add_argument("--prompt", metavar="TEXT", help="only prompts that hold TEXT: by itself, these over time")
-    parser.add_argument("--group", type=int, metavar="I", help="siblings of prompt_idx I, side by side (last step)")
-    parser.add_argument("--diff", metavar="RUN2", help="the folder of another run, compared on the same prompts")
-    parser.add_argument("--table", metavar="KEY", help='only rows of this table, such as "rollout/samples"')
-    parser.add_argument("--split", metavar="NAME", help='only rows of this split, such as "train"')
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("--step", type=int, metavar="N", help="show only this step")
+    parser.add_argument("--best", type=_count, default=0, metavar="K", help="the K rows with the highest score")
+    parser.add_argument("--worst", type=_count, default=0, metavar="K", help="the K rows with the lowest score")
+    parser.add_argument("--prompt", metavar="TEXT", help="only prompts that contain TEXT; alone: their rows over time")
+    parser.add_argument("--group", type=int, metavar="I", help="the samples of prompt I side by side, at its last step")
+    parser.add_argument("--diff", metavar="RUN2", help="another run folder, to compare on the same prompts")
+    parser.add_argument("--table", metavar="KEY", help='show only this table, such as "rollout/samples"')
+    parser.add_argument("--split", metavar="NAME", help='show only this split, such as "train"')
     return parser
 
 
@@ -87,10 +87,10 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
 
 
 def _there_is(run: str) -> str:
-    """What can be asked for. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
+    """Describes the stored rows. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
     rows = list(read_rows(run))
     if not rows:
-        return "It has none."
+        return "It has no rows."
     steps = sorted({row["step"] for row in rows})
     splits = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
     return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}."
@@ -118,11 +118,10 @@ def _print_group(rows: list[Row], prompt_idx: int, console: Console) -> int:
     members = [row for row in rows if row.get("prompt_idx") == prompt_idx]
     if not members:
         known = sorted({row["prompt_idx"] for row in rows if "prompt_idx" in row})
-        print(f"no stored row of prompt_idx {prompt_idx}; there are {known[:20]}", file=sys.stderr)
+        print(f"no stored row has prompt_idx {prompt_idx}; stored: {known[:20]}", file=sys.stderr)
         return 1
-    for split in sorted(
-        {str(row.get("split")) for row in members}
-    ):  # the same number in another split is another prompt
+    # A prompt_idx names a different prompt in each split.
+    for split in sorted({str(row.get("split")) for row in members}):
         _print_siblings([row for row in members if str(row.get("split")) == split], split, console)
     return 0
 
@@ -137,7 +136,7 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
-        console.print(Text("the run kept selected rows only; metrics.keep_all_rows keeps every sibling", style="dim"))
+        console.print(Text("the run stored selected rows only; metrics.keep_all_rows stores every sibling", style="dim"))
 
 
 def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace, console: Console) -> int:
@@ -147,7 +146,7 @@ def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace,
         print(f"{options.run} and {options.diff} share no stored prompt", file=sys.stderr)
         return 1
     shared.sort(key=lambda key: -abs((score_of(ours[key]) or 0.0) - (score_of(theirs[key]) or 0.0)))
-    table = Table(title=Text(f"{len(shared)} prompts in both runs, the largest difference first"), show_lines=True)
+    table = Table(title=Text(f"{len(shared)} prompts in both runs, largest difference first"), show_lines=True)
     for header in ("prompt", options.run, options.diff):
         table.add_column(safe(header, console), overflow="fold", ratio=1)
     for key in shared[: max(options.best, options.worst) or 20]:
@@ -161,7 +160,7 @@ def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace,
 
 
 def _latest(rows: list[Row]) -> dict[tuple[Any, str], Row]:
-    """Of each split and prompt the row of the latest step; of several the one with the highest score."""
+    """The row of the latest step for each (split, prompt); the one with the highest score if there are several."""
     latest: dict[tuple[Any, str], Row] = {}
     for row in rows:
         if "prompt" in row:

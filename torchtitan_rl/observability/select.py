@@ -1,7 +1,7 @@
-"""Which rows of a table are shown: a selector is a function of rows, named in the config and composed with others.
+"""Selects the rows of a table to show. A selector is a function of rows; the config names and combines selectors.
 
-Ranks send only what their own selectors chose; the same selectors over all ranks' candidates give what they would have
-chosen from the pooled rows. Rows equal in every column are one row.
+Each rank sends only the rows its own selectors chose. The same selectors, applied to all ranks' candidates, give the
+same result as on the pooled rows. Rows that are equal in every column count as one row.
 """
 
 import difflib
@@ -16,59 +16,59 @@ from torchtitan_rl.observability.sample_rows import Row, score_of
 from torchtitan_rl.observability.tokens import TOKENS
 
 UNSCORED_SHOWN = 2
-"""Rows without a usable score that are shown of each step, where the config does not name another number."""
+"""Rows without a usable score to show in each step, unless the config has its own "unscored:k"."""
 PINNED_SHOWN = 64
-"""Most rows of pinned prompts in a step."""
+"""Largest number of rows that one "pinned:TEXT" selects in a step."""
 
 
 class Candidate(NamedTuple):
-    """A row with what selectors ask of it."""
+    """A row with the values that selectors use."""
 
     row: Row
     score: float | None
-    """What it is ranked by; None: it is not."""
+    """The value it is ranked by; None: it is not ranked."""
     reward: float | None
-    """Of a row with a score: what its group's variance is of."""
+    """The reward, for the variance of its group; None without a score."""
     group: int | None
-    """The prompt's index; None for rows that have none."""
+    """The prompt's index, if any."""
     place: tuple[Any, ...]
-    """prompt_idx and sample_idx; rows without them come later, by their content."""
+    """prompt_idx and sample_idx. Rows without them come later, ordered by their content."""
     idle: bool
-    """It moves nothing (advantage 0, or out of the loss): of rows with equal scores the others are shown first."""
+    """True if the row does not affect training (advantage 0, or not in the loss). Of equal scores, it comes last."""
     turn: bytes
-    """Breaks ties: another order in every step and for every seed, and the same in every run and on every rank."""
+    """Breaks ties. The order differs between steps and seeds, and is equal in every run and on every rank."""
 
 
 Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
 def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True) -> Choose:
-    """The k candidates of smallest `key` among those that `takes` accepts: O(log k) a row."""
+    """Selects the k candidates with the smallest `key` among those that `takes` accepts. O(log k) per row."""
     return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.turn))
 
 
 def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
-    """A selector of k of the candidates that `takes` accepts."""
+    """A selector for k of the candidates that `takes` accepts."""
     return lambda k: first(k, lambda c: 0, takes)
 
 
 def top(k: int) -> Choose:
-    """Highest score."""
+    """The k rows with the highest score."""
     return first(k, lambda c: -c.score, lambda c: c.score is not None)
 
 
 def bottom(k: int) -> Choose:
-    """Lowest score."""
+    """The k rows with the lowest score."""
     return first(k, lambda c: c.score, lambda c: c.score is not None)
 
 
 def random(k: int) -> Choose:
-    """A seeded sample."""
+    """A seeded random sample of k rows."""
     return first(k, lambda c: c.turn[::-1])
 
 
 def longest(k: int) -> Choose:
-    """Most response tokens; characters for rows that do not count tokens."""
+    """The k rows with the most response tokens, or characters if a row has no token count."""
 
     def length(c: Candidate) -> float:
         tokens = c.row.get("response_tokens")
@@ -78,12 +78,12 @@ def longest(k: int) -> Choose:
 
 
 def each_group(choose: Choose) -> Choose:
-    """What `choose` takes from each prompt's rows."""
+    """Applies `choose` to each prompt's rows separately."""
     return lambda rows: [c for group in _groups(rows) for c in choose(group)]
 
 
 def zero_variance(k: int) -> Choose:
-    """One row of each of k groups whose rewards are all equal, two or more."""
+    """One row from each of k groups that have at least two rewards, all equal."""
 
     def choose(rows: list[Candidate]) -> list[Candidate]:
         ends = [_reward_ends(group) for group in _groups(rows)]
@@ -102,7 +102,7 @@ def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
 
 
 def _reward_ends(group: list[Candidate]) -> list[Candidate]:
-    """The rows of lowest and highest reward: enough to know that all are equal, and on which rank is the first."""
+    """The rows with the lowest and the highest reward: enough to tell, over all ranks, whether all rewards are equal."""
     members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.turn))
     return [members[0], members[-1]] if len(members) > 1 else members
 
@@ -120,33 +120,33 @@ SELECTORS: dict[str, Callable[..., Choose]] = {
     "group_worst": lambda k: each_group(bottom(k)),
     "pinned": lambda text: any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN),
 }
-"""What `select` may name; each takes k, and `pinned` the text of a prompt."""
+"""The selectors that `select` may name. Each takes k; `pinned` takes a part of the prompt's text."""
 
 
 class Selector(NamedTuple):
-    """One entry of the config's list."""
+    """One entry of `metrics.select`."""
 
     reason: str
-    """As `select_reason` shows it."""
+    """The name shown in `select_reason`."""
     choose: Choose
     candidates: Choose
-    """What another rank must know of this one's rows to choose over both: for most, what this one chooses."""
+    """Selects the rows that a rank must send for the selection over all ranks. For most selectors, the same as `choose`."""
 
 
 def parse_selector(text: str) -> Selector:
-    """A selector from "name:k", such as "top:2"; k is 1 where it is left out. Also "pinned:TEXT".
+    """Parses "name:k", such as "top:2", or "pinned:TEXT". Without ":k", k is 1.
 
-    Raises: UserError for an unknown name or a k that is no number from 0 up.
+    Raises: UserError for an unknown name, or a k that is not a whole number from 0 up.
     """
     name, _, argument = text.partition(":")
     near = difflib.get_close_matches(name, SELECTORS, 1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
-        expect(argument, "metrics.select", text, "a text of the prompt after the colon", "As in 'pinned:What is 12'.")
+        expect(argument, "metrics.select", text, "a part of the prompt after the colon", "Example: 'pinned:What is 12'.")
     else:
         fits = not argument or argument.isdecimal()
-        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "As in 'top:2'.")
+        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "Example: 'top:2'.")
     choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
     candidates = each_group(_reward_ends) if name == "zero_variance" else choose
     return Selector(name.replace("_", " "), choose, candidates)
@@ -154,27 +154,27 @@ def parse_selector(text: str) -> Selector:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """What is left of a table's rows, each with its `select_reason`: by split, in each the highest score first."""
+    """The selected rows of a table, each with its `select_reason`, ordered by split and then by score, highest first."""
 
     shown: list[Row]
     kept: list[Row]
-    """Every row with `keep_all` (`select_reason` "" where no selector took it), else those shown."""
+    """The rows to store: every row with `keep_all` (`select_reason` is "" if no selector chose it), else the shown rows."""
     traces: list[Row]
-    """Rows to be shown as conversations: those shown first, then a seeded sample, `num_traces` of each split."""
+    """The rows to show as conversations, `num_traces` of each split: the shown rows, then a seeded sample."""
 
 
 class Selection:
-    """All of the config's selectors. Rows of different splits never compete."""
+    """All selectors of the config. Each split has its own selection."""
 
     def __init__(self, select: Sequence[str], seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
-        """Raises: UserError for a selector that cannot be."""
+        """Raises: UserError for an invalid selector."""
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
             self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
         self._seed, self._keep_all, self._num_traces = seed, keep_all, max(0, num_traces)
 
     def candidates(self, rows: list[Row]) -> list[Row]:
-        """The rows of this rank that the selection over all ranks may need."""
+        """This rank's rows that the selection over all ranks may need."""
         found: dict[int, Row] = {}
         for members in self._splits(rows):
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
@@ -184,7 +184,7 @@ class Selection:
         return list(found.values())
 
     def select(self, rows: list[Row], step: int) -> Selected:
-        """Selects from the candidates of all ranks."""
+        """Selects from the candidates of all ranks, in step `step`."""
         selected = Selected([], [], [])
         for members in self._splits(rows):
             reasons: dict[int, list[str]] = {id(c): [] for c in members}
@@ -226,7 +226,7 @@ class Selection:
 
 
 def _cells(row: Row) -> Row:
-    """The row without its tokens, which the store alone keeps, and of rows that are shown."""
+    """The row without its tokens, which only the store keeps, and only for shown rows."""
     return {column: cell for column, cell in row.items() if column != TOKENS}
 
 
@@ -235,13 +235,13 @@ def _with_tokens(c: Candidate, row: Row) -> Row:
 
 
 def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Each row once, rows of one place by their content."""
+    """The candidates without duplicates. Only candidates of the same place are compared by content."""
     places: dict[tuple[Any, ...], list[Candidate]] = {}
     for c in candidates:
         places.setdefault(c.place, []).append(c)
     found: list[Candidate] = []
     for twins in places.values():
-        if len(twins) > 1:  # only now, because a content is thousands of characters
+        if len(twins) > 1:  # comparing contents of thousands of characters is slow
             contents = {_content(c.row): c for c in twins}
             twins = [contents[content] for content in sorted(contents)]
         found += twins
@@ -249,7 +249,7 @@ def _distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _content(row: Row) -> str:
-    """All columns in any order, as text."""
+    """All columns as text, independent of their order."""
     return repr(sorted(row.items()))
 
 

@@ -1,15 +1,15 @@
-"""Leaves out of charts the series that tell nothing: those that never change, and those equal to another."""
+"""Removes uninformative series from charts: constant ones, and ones equal to another series."""
 
 import fnmatch
 from collections import deque
 from collections.abc import Sequence
 
 WINDOW = 10
-"""Steps that a series must stay constant, or equal to another, before it is left out."""
+"""Steps for which a series must be constant, or equal to another, before it is removed."""
 
 
 class Slim:
-    """Drops constant and duplicate series, but none that `always` matches; one that changes comes back at that step."""
+    """Removes constant and duplicate series, except those matching `always`. A series that changes returns at that step."""
 
     def __init__(self, always: Sequence[str] = ()) -> None:
         self._always = tuple(always)
@@ -17,7 +17,7 @@ class Slim:
         self._protected: dict[str, bool] = {}
 
     def __call__(self, values: dict[str, float]) -> dict[str, float]:
-        """The values of the series worth showing this step. Of equal series the first by name stays."""
+        """Returns the values to chart in this step. Of equal series, the first by name is kept."""
         for key, value in values.items():
             if key not in self._recent:
                 self._recent[key] = deque(maxlen=WINDOW)

@@ -1,4 +1,4 @@
-"""Reads back what the local store keeps of a run: `samples.jsonl` in its folder."""
+"""Reads a run's stored samples, `samples.jsonl` in the run folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 STORE_FILE = "samples.jsonl"
 END_OF_BATCH = b" \n"
-"""A step's last row ends with a space, which JSON ignores: a step without it was cut short."""
+"""A step's last row ends with a space, which JSON ignores. A step without it is incomplete."""
 
 
 def read_rows(run_folder: Path | str) -> Iterator[Row]:
-    """Every stored row of the run as it was recorded, in the order of steps, with "table" and "run_id".
+    """Yields every stored row of the run, ordered by step, with the columns "table" and "run_id" added.
 
-    Safe while the run goes on. Raises FileNotFoundError for a folder that is no run or has stored nothing.
+    Safe during the run. Raises FileNotFoundError if the folder is not a run or has no stored samples.
     """
     path = Path(run_folder) / STORE_FILE
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: expected the folder of a run that recorded sample tables")
+        raise FileNotFoundError(f"{path} does not exist: expected the folder of a run that has recorded sample tables")
     return read_lines(path, END_OF_BATCH)
 
 
 def read_samples(run_folder: Path | str, table: str | None = None) -> "pyarrow.Table":
-    """The run's stored rows as one pyarrow table (`.to_pandas()` for pandas), with the columns of all steps.
+    """Returns the run's stored rows as one pyarrow table (`.to_pandas()` for pandas), with the columns of all steps.
 
-    Rows from before a column was there have null in it. Columns of several types are text; nested cells are JSON.
-    `table`: only the rows of this one, such as "rollout/samples". Raises FileNotFoundError as `read_rows`.
+    Rows recorded before a column existed have null there. Columns of several types are text; nested cells are JSON text.
+    `table`: return only the rows of this table, such as "rollout/samples". Raises FileNotFoundError like `read_rows`.
     """
     import pyarrow
 

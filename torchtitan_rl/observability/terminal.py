@@ -1,4 +1,4 @@
-"""What a person at the terminal sees of phases: their begin and end, and that a long one still runs."""
+"""Prints the start and end of phases, and heartbeats of long ones, to the terminal."""
 
 import threading
 import time
@@ -9,19 +9,19 @@ from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener, progress
 
 HEARTBEAT_SECONDS, LONGEST_SILENCE_SECONDS = 8.0, 120.0
-"""Seconds until the first line of a phase that still runs, and the longest time between two such lines."""
+"""Seconds until a running phase's first heartbeat, and the longest time between two heartbeats."""
 
 HEARTBEAT_THREAD = "heartbeat"
-"""The name of the threads that print these lines."""
+"""Name of the threads that print heartbeats."""
 
 
 class Terminal(Listener):
-    """Prints phases, and heartbeats of what takes long."""
+    """Prints phases and heartbeats."""
 
     def __init__(self, slowest: Callable[[], str] = str) -> None:
         """
         Args:
-            slowest: says which rank holds up the others; "" for none. Example of its answer: "rank 1 in step 3: grade for 6 s"
+            slowest: says which rank holds up the others; "" if none. Example: "rank 1 in step 3: grade for 6 s"
         """
         self._slowest = slowest
 
@@ -55,7 +55,7 @@ def _phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(describe: Callable[[float], str]) -> Iterator[None]:
-    """Print `describe(seconds so far)` from a thread until the context ends: at 8, 16, 32, 64, 128 s, then every two minutes."""
+    """Prints `describe(seconds so far)` from a thread until the context ends: at 8, 16, 32, 64, 128 s, then every 120 s."""
     started = time.perf_counter()
     done = threading.Event()
 

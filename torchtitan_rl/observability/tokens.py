@@ -1,4 +1,4 @@
-"""Per-token numbers of samples: carried beside a row's cells until it is known to be shown, and written for those only."""
+"""Per-token values of samples. Every row carries a reference to them; they are written only for rows that are shown."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,18 +7,18 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.types import BoolArray, Episode, FloatArray
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids as text, special tokens included."""
+"""Converts token ids to text, including special tokens."""
 
 TOKENS = "tokens"
-"""The column's name."""
+"""Name of the column."""
 MOST_TOKENS = 8192
-"""Of a longer completion no token is written: its text says enough."""
+"""Longer completions are stored without per-token values; their text is stored in full."""
 _LONGEST_CHARACTER = 8
-"""Tokens that one character may be spread over."""
+"""Largest number of tokens that may encode one character together."""
 
 
 class TokenPayload:
-    """What is known of every token of one episode. It refers to the episode: one is made for every row, and few are written."""
+    """The per-token values of one episode, computed only when written: every row has a payload, and few are written."""
 
     __slots__ = ("episode", "trained")
 
@@ -26,14 +26,14 @@ class TokenPayload:
         self.episode = episode
         self.trained = trained
 
-    def __repr__(self) -> str:  # no address in it: rows are the same where their other cells are
+    def __repr__(self) -> str:  # without an address, so that rows with equal cells compare equal as text
         return "TokenPayload"
 
     def written(self, decode: Decode) -> dict[str, Any] | None:
-        """As the store keeps it; None for more than `MOST_TOKENS`.
+        """The values in the form the store keeps; None for more than `MOST_TOKENS` tokens.
 
-        Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-07, 0.0, None], "advantage": 0.7};
-        None where an environment wrote the token; an advantage that all sampled tokens share is one number.
+        Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-07, 0.0, None], "advantage": 0.7}.
+        Tokens written by an environment have None. An advantage shared by all sampled tokens is one number.
         """
         episode, completion = self.episode, self.episode.completion
         if len(completion.token_ids) > MOST_TOKENS:
@@ -54,13 +54,13 @@ class TokenPayload:
 
 
 def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float | None]:
-    """Values of the sampled tokens, [num_sampled], as one for every token, [L]."""
+    """Spreads values of the sampled tokens [num_sampled] over all tokens [L], with None for the others."""
     values = iter(sampled.tolist())
     return [float(f"{next(values):.{digits}g}") if mine else None for mine in mask.tolist()]
 
 
 def _pieces(ids: list[int], decode: Decode) -> list[str]:
-    """The text that each token adds; of a character that is spread over several, the last one has it all."""
+    """The text that each token adds. The last token of a multi-token character gets the whole character."""
     found: list[str] = []
     waiting: list[int] = []
     for token in ids:

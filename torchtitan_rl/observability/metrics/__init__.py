@@ -1,1 +1,1 @@
-"""What a step leaves behind as numbers. docs/metrics.md lists every key."""
+"""The metrics of a step. docs/metrics.md lists every key."""

@@ -1,4 +1,4 @@
-"""What came out of a step: lengths, endings, diversity. The same on every rank."""
+"""Metrics of a step's completions: lengths, finish reasons, diversity. Equal on every rank."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from torchtitan_rl.core.summary import describe, fraction, mean, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 
 DIVERSITY_TOKENS = 50_000
-"""Tokens of a step that diversity is measured on, in whole groups, so that it costs milliseconds at any size."""
+"""Tokens of a step on which diversity is measured, in whole groups. The limit keeps the cost at milliseconds."""
 
 
 def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
-    """Lengths in sampled tokens, of all, of those that ended by themselves, of right and wrong ones; how they ended.
+    """`completions/...`: finish reasons, and lengths in sampled tokens: of all, of stopped, of right and of wrong ones.
 
-    Keys over nothing (no completion ended by itself, nothing was judged) are absent.
+    A key without any completion to measure (none stopped, none was judged) is absent.
     """
     episodes = flat(groups)
     if not episodes:
@@ -41,13 +41,12 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 
 
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
-    """How much the completions of one prompt differ: distinct-1, distinct-2 and mean pairwise Jaccard distance.
+    """`diversity/...`: how much one prompt's completions differ, by distinct-1, distinct-2 and pairwise Jaccard distance.
 
-    distinct-n is a group's number of different n-grams of sampled tokens over its number of n-grams; no n-gram crosses
-    the boundary of a completion. The Jaccard distance of two completions is 1 - |A & B| / |A | B| of their sets of
-    tokens.
-    macro: the mean over groups; micro: over all n-grams, or pairs, of the groups together. Groups are taken in order
-    until `max_tokens` is reached (one at least); diversity/groups says how many were.
+    distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
+    crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is
+    1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
+    measured in order until `max_tokens` is reached, at least one; diversity/groups is their number.
     """
     taken: list[list[np.ndarray]] = []
     tokens = 0
@@ -79,21 +78,21 @@ def _distinct_2(completions: list[np.ndarray]) -> tuple[float, int]:
 
 
 def _different(values: np.ndarray) -> np.ndarray:
-    """Each value once, sorted: several times as fast as np.unique, which hashes."""
+    """The distinct values, sorted. Several times as fast as np.unique, which hashes."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
-    """The summed distance of all pairs of completions with a token, and the number of those pairs."""
+    """The summed distance over all pairs of non-empty completions, and the number of these pairs."""
     sets = [_different(tokens) for tokens in completions if len(tokens)]
     if len(sets) < 2:
         return 0.0, 0
     vocabulary = _different(np.concatenate(sets))
-    present = np.zeros((len(sets), len(vocabulary)), dtype=np.float32)
+    present = np.zeros((len(sets), len(vocabulary)), dtype=np.float32)  # [completions, vocabulary]
     for row, tokens in enumerate(sets):
         present[row, np.searchsorted(vocabulary, tokens)] = 1.0
-    shared = present @ present.T
+    shared = present @ present.T  # [completions, completions]
     sizes = present.sum(axis=1)
     union = sizes[:, None] + sizes[None, :] - shared
     upper = np.triu_indices(len(sets), 1)

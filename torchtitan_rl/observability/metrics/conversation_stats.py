@@ -1,4 +1,4 @@
-"""What a step's conversations were like: turns, tools, environments. The same on every rank; nothing without conversations."""
+"""Metrics of a step's conversations: turns, tools, environments. Equal on every rank; empty without conversations."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
 
 
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
-    """`conversations/...` over the completions that an environment took part in."""
+    """`conversations/...` over the completions that used an environment."""
     completions = [episode.completion for episode in flat(groups)]
     talks = [one for one in completions if one.turns or one.error is not None]
     if not talks:
@@ -30,7 +30,7 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 
 
 def _total(completion: Completion, column: str) -> float | None:
-    """The sum of a logged number over a conversation; None where it was never one."""
+    """The sum of a logged number over a conversation; None if it was never a finite number."""
     cells = [turn.columns.get(column) for turn in completion.turns]
     numbers = [float(cell) for cell in cells if isinstance(cell, (bool, int, float)) and math.isfinite(cell)]
     return sum(numbers) if numbers else None

@@ -1,4 +1,4 @@
-"""What a step cost: optimizer and perf. What is None, or not known on this machine, is left out."""
+"""Optimizer and throughput metrics of a step. Values that are None or unknown on this machine are absent."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Metric]:
-    """Where the optimizer stands; counts are since the run began."""
+    """`optimizer/...`: the optimizer's values in this step, and counts since the start of the run."""
     values = {
         "grad_norm": update.grad_norm,
         "clipped_fraction": update.clipped_fraction,
@@ -33,16 +33,16 @@ def perf_metrics(
     peak_flops: float | None = None,
     peak_memory_bytes: int = 0,
 ) -> dict[str, Metric]:
-    """Throughput and waste of one step.
+    """`perf/...`: throughput and waste of one step.
 
-    Amounts are of all ranks together. Seconds are this rank's, so that the lowest rate over ranks is the slowest
-    rank's: the one that the step waits for.
+    Token counts are totals over all ranks; seconds are this rank's. The minimum rate over ranks is therefore that of the
+    slowest rank, which the step waits for.
 
     Args:
-        generated_tokens: sampled in the step's training rollouts.
-        seconds: of "generate", "train" and "step" on this rank.
-        peak_flops: of all devices together, a second; MFU is left out without it.
-        peak_memory_bytes: of this rank's device.
+        generated_tokens: tokens sampled in the step's training rollouts.
+        seconds: seconds in "generate", "train" and "step" on this rank.
+        peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
+        peak_memory_bytes: peak memory allocated on this rank's device.
     """
     trained_per_s = _rate(update.trained_tokens, seconds["train"])
     rates = {
@@ -51,7 +51,7 @@ def perf_metrics(
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }
     if update.flops_per_token and peak_flops and trained_per_s is not None:
-        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # a forward is a third of the work
+        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # silent tokens need only the forward, a third of the work
         rates["perf/mfu"] = passes / seconds["train"] * update.flops_per_token / peak_flops
     metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
     if total := sum(update.rank_tokens):

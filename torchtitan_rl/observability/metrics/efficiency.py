@@ -1,4 +1,4 @@
-"""A step held against what its machine could do: the work that cannot be avoided over the seconds that it took."""
+"""Compares a step with its machine's peak: the least time that its work requires over the time that it took."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 class Footprint(NamedTuple):
-    """Bytes that generation cannot avoid to move, and how many ranks share the work."""
+    """The bytes that generation has to move, and the number of ranks that share the work."""
 
     weights: int
-    """Of the whole model in the generator's dtype: an engine reads them for every token of its longest completion."""
+    """Bytes of the whole model in the generator's dtype. An engine reads them for each token of its longest completion."""
     kv_per_token: int
-    """Keys and values of one token in all layers: read for every later token of its sequence."""
+    """Bytes of one token's keys and values in all layers. They are read for each later token of the sequence."""
     ranks: int
+    """All ranks of the run."""
     engine_ranks: int
     """Ranks that share one engine."""
     train_dtype: str
@@ -27,17 +28,18 @@ class Footprint(NamedTuple):
 def bound_seconds(
     lengths: list[tuple[int, int]], *, flops: float, flops_per_token: float, speeds: Speeds, footprint: Footprint
 ) -> dict[str, float]:
-    """The least time of a step's "decode", "train" and "sync" on ranks of these speeds.
+    """The least seconds that a step's "decode", "train" and "sync" can take on ranks with these speeds.
 
-    Decoding reads the weights once for each token of the longest completion, and each sequence's cache for each of its tokens;
-    or its products at the matrix peak take longer, as on a CPU, whose peak is low. Training is the update's products at the matrix peak. A sync reads and writes the weights once.
+    decode: the longer of two times. One reads the weights once for each token of the longest completion, and each
+    sequence's KV cache for each of its tokens. The other is the matrix products at the peak, the longer one on a CPU.
+    train: the update's products at the matrix peak. sync: reading and writing the weights once.
 
     Args:
         lengths: (prompt tokens, completion tokens) of every sequence of the step.
-        flops: of the whole update.
-        flops_per_token: of a forward and a backward.
+        flops: floating-point operations of the whole update.
+        flops_per_token: floating-point operations of one token's forward and backward.
     """
-    reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens, over all decoding steps
+    reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens read in all decoding steps
     longest = max((n for _, n in lengths), default=0)
     weights = footprint.weights / footprint.engine_ranks
     reading = (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s
@@ -57,10 +59,10 @@ def efficiency_metrics(
     speeds: Speeds,
     footprint: Footprint,
 ) -> dict[str, Metric]:
-    """`efficiency/{decode,train,sync}`: the bound over the seconds, 1 at best, of the slowest rank.
+    """`efficiency/{decode,train,sync}`: the least seconds over the measured seconds of the slowest rank; at best 1.
 
     Args:
-        seconds: of "generate", "train" and "sync" on this rank; what took no time is left out.
+        seconds: seconds in "generate", "train" and "sync" on this rank. A phase with 0 seconds is absent.
     """
     lengths = [(len(g.prompt.token_ids), len(e.completion.token_ids)) for g in groups for e in g.samples]
     per_token = update.flops_per_token
@@ -71,10 +73,10 @@ def efficiency_metrics(
 
 
 def lost_metrics(update: "UpdateReport", *, seconds: Mapping[str, float]) -> dict[str, Metric]:
-    """`lost/..._s`: seconds of a step that better packing, balance or spreading would save; the engine adds its own.
+    """`lost/..._s`: seconds of a step lost to padding, uneven ranks and waiting. The engine records its own losses.
 
     Args:
-        seconds: of "train" and "gather" on this rank; what it gathers it mostly waits for.
+        seconds: seconds in "train" and "gather" on this rank. "gather" is mostly waiting for other ranks.
     """
     padding = update.padding_tokens / update.packed_tokens if update.packed_tokens else 0.0
     most = max(update.rank_tokens, default=0)

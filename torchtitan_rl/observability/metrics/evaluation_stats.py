@@ -1,4 +1,4 @@
-"""The quality of held-out answers, with what chance alone could make of it. The same on every rank."""
+"""Metrics of an evaluation: accuracy, pass@k and their confidence intervals. Equal on every rank."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ RESAMPLES = 1000
 
 
 def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
-    """Accuracy, mean@n and pass@k over prompts, by the task's judgement; reward, lengths, format and truncation of the samples.
+    """Accuracy, mean@n and pass@k by the task's judgement; reward, length, format and truncation rates of the samples.
 
-    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al. 2021, arXiv
-    2107.03374), averaged over the prompts with n >= k, for k = 2, 4, 8, ... and the largest n; mean@n is each prompt's share of
-    correct samples, averaged over prompts, for groups of n > 1. `<name>_low` and `<name>_high` are the ends of each one's 95 %
-    interval over prompts. `prefix` tells several evaluations apart ("evaluation/sampled").
+    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al. 2021,
+    arXiv 2107.03374), averaged over the prompts with n >= k, for k = 2, 4, 8, ... and the largest n. mean@n is the share
+    of correct samples, averaged over prompts, for n > 1. `<name>_low` and `<name>_high` are the ends of the 95 % interval
+    over prompts. `prefix` distinguishes evaluations, such as "evaluation/sampled".
     """
     episodes = flat(groups)
     if not episodes:
@@ -44,7 +44,7 @@ def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluati
 
 
 def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
-    """Each measure's value for each prompt; mean@n and pass@k where a prompt has several samples."""
+    """The values per prompt of each measure: accuracy, and with several samples a prompt also mean@n and pass@k."""
     largest = max(map(len, judged))
     shares = [mean(group) for group in judged]
     measures = {"accuracy": shares}
@@ -56,14 +56,14 @@ def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
 
 
 def pass_at(k: int, n: int, c: int) -> float:
-    """The chance that of k samples, drawn from n of which c are correct, one is. Example: pass_at(1, 4, 1) == 0.25"""
+    """The chance that k samples, drawn from n of which c are correct, include a correct one. pass_at(1, 4, 1) == 0.25"""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """95 % of the means of `resamples` draws with replacement lie between these two (percentile bootstrap, fixed seed).
+    """The 95 % confidence interval of the mean: percentile bootstrap with `resamples` resamples and a fixed seed.
 
-    Draws from equal values are all equal and say nothing, so of all right or all wrong the interval is Wilson's.
+    If all values are equal (all right or all wrong), the bootstrap has no width; Wilson's interval is returned instead.
     """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
     if of.min() == of.max():
@@ -75,7 +75,7 @@ def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float
 
 
 def _wilson(share: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded."""
+    """Wilson's 95 % interval for a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded."""
     z2 = 1.96**2 / num
     middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
     return (middle - half) / (1 + z2), (middle + half) / (1 + z2)

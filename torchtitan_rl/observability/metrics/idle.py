@@ -1,4 +1,4 @@
-"""Says when nothing has been learnt for some steps: every group's rewards are equal, so loss and gradient are 0."""
+"""Reports steps without a learning signal: if the rewards of every group are equal, all advantages are 0."""
 
 from collections.abc import Sequence
 
@@ -6,39 +6,45 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group
 
 AFTER_STEPS = 3
-"""Steps in a row without a group that teaches; said again at 10 times as many."""
+"""Consecutive steps without a learning signal before the message; repeated at 10 times as many."""
 
 
 class IdleNotice:
-    """Counts steps in which no group has completions of different reward."""
+    """Counts consecutive steps in which no group has different rewards, and prints a message."""
 
     def __init__(self) -> None:
         self._steps = 0
 
     def see(self, groups: Sequence[Group[Episode]]) -> None:
-        """Look at one step's groups; the same on every rank."""
+        """Counts one step, given all its groups, which are equal on every rank."""
         taught = any(len(_rewards(group)) > 1 for group in groups)
         self._steps = 0 if taught else self._steps + 1
         if self._steps in (AFTER_STEPS, 10 * AFTER_STEPS):
             progress(
-                f"nothing to learn from for {self._steps} steps: in no group do rewards differ. {likely_reason(groups)}"
+                f"no learning signal for {self._steps} steps: no group has different rewards. {likely_reason(groups)}"
             )
 
 
 def likely_reason(groups: Sequence[Group[Episode]]) -> str:
-    """Why no group's rewards differ, as far as the samples tell, and what to do."""
+    """The likely reason why no group has different rewards, judged from the samples, and the remedy."""
     samples = [episode for group in groups for episode in group.samples]
     if all(episode.reward is None for episode in samples):
-        return "No completion has a reward: every reward function failed or gave none (grader.on_failure)."
+        return "No completion has a reward: every reward function failed or returned None (grader.on_failure)."
     if all(len({episode.completion.text for episode in group.samples}) == 1 for group in groups):
-        return "All completions of a prompt are the same text: raise sampling.temperature, or the policy has collapsed."
+        return "All completions of each prompt are identical: raise sampling.temperature, or the policy has collapsed."
     if all(episode.completion.finish_reason == "length" for episode in samples):
-        return "Every completion is cut off at sampling.max_tokens: raise it."
+        return "Every completion is truncated at sampling.max_tokens: raise it."
     if not any(episode.scored.correct for episode in samples):
-        return "No completion is right: easier prompts, a better start, or look at what is sampled (torchtitan_rl.observability.samples)."
+        return (
+            "No completion is correct: use easier prompts or a better initial policy, or read the samples "
+            "(python -m torchtitan_rl.observability.samples)."
+        )
     if all(episode.scored.correct for episode in samples):
-        return "Every completion is right: harder prompts."
-    return "Each prompt is either always right or never: algorithm.zero_variance refill, or prompts in between."
+        return "Every completion is correct: use harder prompts."
+    return (
+        "Each prompt is answered either always or never correctly: set algorithm.zero_variance to refill, or use prompts "
+        "of medium difficulty."
+    )
 
 
 def _rewards(group: Group[Episode]) -> set[float]:

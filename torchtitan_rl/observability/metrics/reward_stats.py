@@ -1,4 +1,4 @@
-"""What a step's groups say about rewards, right and wrong answers, and advantages. The same on every rank."""
+"""Metrics of a step's rewards, right and wrong answers, and advantages. Equal on every rank."""
 
 import math
 from collections import Counter
@@ -11,17 +11,17 @@ Groups = Sequence[Group[Episode]]
 
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
-    """The rewards that are numbers: neither None nor NaN nor infinite."""
+    """The rewards that are finite numbers."""
     return [episode.reward for episode in episodes if episode.reward is not None and math.isfinite(episode.reward)]
 
 
 def judgements(episodes: Sequence[Episode]) -> list[bool]:
-    """The task's own judgement of the answers, of those it has one for."""
+    """The task's judgement of each answer that it judged."""
     return [episode.scored.correct for episode in episodes if episode.scored.correct is not None]
 
 
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
-    """`reward/...` over rollouts, within groups, and of each reward function; the quantiles over rollouts are apart."""
+    """`reward/...`: statistics over rollouts, within groups and of each reward function. `record_step` adds quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
     within = [std(rewards) for group in groups if (rewards := finite_rewards(group.samples))]
@@ -36,7 +36,7 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
 
 
 def group_metrics(groups: Groups) -> dict[str, Metric]:
-    """`groups/...` and `train/accuracy`: right and wrong by the task's judgement, absent where it has none."""
+    """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without one their keys are absent."""
     metrics: dict[str, Metric] = {}
     rewards = [found for group in groups if (found := finite_rewards(group.samples))]
     if rewards:
@@ -51,13 +51,13 @@ def group_metrics(groups: Groups) -> dict[str, Metric]:
 
 
 def groups_by_task(groups: Groups) -> dict[str, list[Group[Episode]]]:
-    """The groups of each member of a mixture; empty where there is one task alone."""
+    """The groups of each member of a mixture; empty if there is only one task."""
     names = sorted({group.prompt.task for group in groups} - {""})
     return {name: [group for group in groups if group.prompt.task == name] for name in names}
 
 
 def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
-    """A step's numbers of one member of a mixture: `<prefix>/prompts`, `reward`, `accuracy`, `length`, ..."""
+    """Metrics of one member of a mixture: `<prefix>/prompts`, `<prefix>/reward`, `<prefix>/accuracy` and so on."""
     episodes = flat(groups)
     metrics = {
         "prompts": same_everywhere(float(len(groups))),
@@ -83,11 +83,11 @@ def advantage_metrics(groups: Groups) -> dict[str, Metric]:
 
 
 def participation_metrics(groups: Groups) -> dict[str, Metric]:
-    """Which completions take part in the loss, and why the others do not."""
+    """The share of completions in the loss, and the shares left out by reason."""
     episodes = flat(groups)
     if not episodes:
         return {}
-    # "not finite: which number it is" counts as "not finite": there are as many numbers as tokens.
+    # The text after the colon names the number that is not finite. It would give as many keys as there are tokens.
     reasons = Counter(e.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),

@@ -1,7 +1,7 @@
-"""What a step and an evaluation leave behind in metrics and sample tables.
+"""Records the metrics and sample tables of a step or an evaluation.
 
-Every rank holds the same groups. What it computes from them alike, every rank records, and the lowest rank's value is kept;
-rows and distributions each rank records for its own share of the groups: flattening is spread, and a row is offered once.
+Every rank holds the same groups. Metrics are equal on every rank; all ranks record them and the lowest rank's value is
+used. Rows and distributions are divided: each rank records those of its own share of the groups.
 """
 
 from typing import TYPE_CHECKING
@@ -47,12 +47,12 @@ def record_step(
     footprint: Footprint,
     data: dict[str, Metric],
 ) -> None:
-    """Record the step's metrics and samples; called on every rank.
+    """Records a step's metrics and samples. Called on every rank.
 
     Args:
-        groups: all of the step, the same on every rank.
-        state: with the step counted already: `state.step - 1` is the one whose weights sampled.
-        data: the prompts' own metrics.
+        groups: all groups of the step, equal on every rank.
+        state: the state after the step; the weights of step `state.step - 1` sampled the completions.
+        data: metrics of the prompts.
     """
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
@@ -91,7 +91,7 @@ def record_step(
 
 
 def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> None:
-    """Record the metrics and samples of one pass over the held-out prompts, after `step`; called on every rank."""
+    """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank."""
     rank, world_size = _rank_and_size()
     record_metrics(evaluation_metrics(groups, one.prefix))
     for task, asked in groups_by_task(groups).items():

@@ -1,4 +1,4 @@
-"""Where steps are written to. A new sink is one class in a file of its own and one line here."""
+"""Sinks: the outputs that steps are written to. A new sink is one class in its own file and one line here."""
 
 import difflib
 import importlib
@@ -16,15 +16,15 @@ SINKS = {
     "trackio": f"{__name__}.trackio:TrackioSink",
     "wandb": f"{__name__}.wandb:WandbSink",
 }
-"""Module and class of each, imported only when the sink is used."""
+"""Module and class of each sink, imported only when the sink is used."""
 
 __all__ = ["SINKS", "Mode", "Sink", "SinkContext", "StepRecord", "chosen_sinks"]
 
 
 def chosen_sinks(names: Sequence[str]) -> dict[str, tuple[type[Sink], Mode]]:
-    """The classes and modes that a config's list asks for, such as ["console", "jsonl:per_rank_reduce"].
+    """The classes and modes for the names in a config, such as ["console", "jsonl:per_rank_reduce"].
 
-    Raises: UserError for an unknown sink, a mode that it cannot run in, or a library that is missing.
+    Raises: UserError for an unknown sink, a mode it does not support, or a library that is not installed.
     """
     chosen: dict[str, tuple[type[Sink], Mode]] = {}
     for text in names:
@@ -37,7 +37,7 @@ def chosen_sinks(names: Sequence[str]) -> dict[str, tuple[type[Sink], Mode]]:
         module, _, class_name = SINKS[name].partition(":")
         sink = getattr(importlib.import_module(module), class_name)
         modes = f"a mode of {name}: {', '.join(sink.modes)}"
-        expect(mode in sink.modes, "metrics.sinks", text, modes, "Leave the mode out for global_reduce.")
+        expect(mode in sink.modes, "metrics.sinks", text, modes, "Without a mode it is global_reduce.")
         there = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
         install = f"Install it with: pip install {sink.requires}"
         expect(there, "metrics.sinks", text, f"the library {sink.requires}", install)

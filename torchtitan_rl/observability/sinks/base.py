@@ -1,6 +1,6 @@
-"""What a sink is: a class of about 60 lines that writes the steps it is handed.
+"""The base class of sinks. A sink is a class of about 60 lines that writes the steps passed to it.
 
-It runs on a thread of its own behind a Guard, so it may block and raise: neither reaches training.
+A Guard runs it on its own thread. It may block or raise without affecting training.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step as the sinks see it.
+    """One step, in the form the sinks receive.
 
     Example: StepRecord(step=3, values={"reward/mean": 0.5}, tables={"rollout/samples": [{"step": 3, ...}]}, time_s=...)
     """
@@ -28,25 +28,25 @@ class StepRecord:
     """Unix time of the flush, seconds."""
     values: dict[str, float] = field(default_factory=dict)
     charts: dict[str, float] = field(default_factory=dict)
-    """The values that are worth a chart: with `slim`, without constant and duplicate series."""
+    """The values to chart; with `slim`, without constant and duplicate series."""
     tables: dict[str, list[Row]] = field(default_factory=dict)
-    """The selected rows of each table that has some, each with its `select_reason`."""
+    """The selected rows of each non-empty table, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows for the local store: with `keep_all_rows` every row."""
+    """The rows for the local store: every row with `keep_all_rows`, else the selected rows."""
     traces: list[Row] = field(default_factory=list)
-    """Rollouts to be shown as conversations."""
+    """Rollouts to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
     """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
 
     @property
     def num_rows(self) -> int:
-        """Table rows in this record."""
+        """Number of table rows in this record."""
         return sum(len(rows) for rows in self.tables.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What every sink may know of the run."""
+    """Facts about the run for every sink."""
 
     config: Any
     """The Recorder.Config."""
@@ -54,41 +54,41 @@ class SinkContext:
     run_folder: Path
     run_name: str
     run_id: str
-    """Eight hex digits, the same over resumptions."""
+    """Eight hex digits, unchanged when the run resumes."""
     run_config: dict[str, Any]
     total_steps: int
     rank: int
     decode: Decode | None = None
-    """Token ids as text; None: tokens are not kept."""
+    """Converts token ids to text; None: tokens are not stored."""
 
     @property
     def suffix(self) -> str:
-        """What tells ranks' files apart: empty where rank 0 writes for all."""
+        """Suffix of this rank's file names; empty if rank 0 writes for all ranks."""
         return "" if self.mode == "global_reduce" else f".rank{self.rank}"
 
 
 class Sink(ABC):
-    """Base of all sinks. `write` is the one method that each has to define."""
+    """Base class of all sinks. A subclass has to define only `write`."""
 
     modes: tuple[Mode, ...] = ("global_reduce",)
-    """The modes it can run in."""
+    """The supported modes."""
     requires: str | None = None
-    """The library it imports, where that is not always installed."""
+    """An optional library that the sink imports."""
     waits_for_disk: bool = False
-    """Whether a write that ended in an OSError has left nothing behind, and may be tried again."""
+    """True if a write that raised OSError left nothing behind, so that it can be retried."""
 
     def __init__(self, context: SinkContext) -> None:
         self.context = context
 
     @abstractmethod
     def write(self, record: StepRecord) -> int | None:
-        """Writes one step; returns how many of its rows it left out, if any. An exception disables this sink only."""
+        """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
 
     def stream(self, key: str, value: Any, step: int) -> None:
-        """Writes one value (or the rows) of `key` as recorded, in order, during `step`."""
+        """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 
     def rewind(self, step: int) -> None:
-        """Forgets what earlier sessions of this run wrote of `step` and later."""
+        """Removes the output of earlier sessions of this run from `step` on."""
 
     def close(self) -> None:
         """Called once, after the last write."""

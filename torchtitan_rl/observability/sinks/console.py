@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: one line a step; now and then the metrics and samples behind it."""
+"""The console sink: one line per step, and at intervals panels of metrics and samples."""
 
 import fnmatch
 import math
@@ -17,21 +17,21 @@ class Column(NamedTuple):
 
     label: str
     keys: tuple[str, ...]
-    """Patterns; the first key recorded that matches the first of them is shown."""
+    """Patterns of keys. The first recorded key that matches, in the order of the patterns, is shown."""
     show: Callable[[float], str]
     width: int
     style: str = ""
 
 
 def duration(seconds: float) -> str:
-    """Seconds as "1:02:03", "2:03"."""
+    """Formats seconds, as "1:02:03" or "2:03"."""
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def percent(value: float) -> str:
-    """0.975 as "97.5%"."""
+    """Formats a share: 0.975 as "97.5%"."""
     return f"{100 * value:.1f}%"
 
 
@@ -55,25 +55,25 @@ LOST = {
     "time/sync": "weight sync",
     "time/unaccounted": "unaccounted",
 }
-"""Seconds that a step could do without or with less, and what the step line calls them."""
+"""Metrics of avoidable seconds in a step, and their names in the step line."""
 
 EVALUATION_PREFIX = "evaluation/"
 MAX_SAMPLES = 6
-"""Samples of one table that are printed a step: the line budget is this times that of one sample."""
+"""Samples of one table printed in a step."""
 
 
 def lost(values: dict[str, float]) -> str:
-    """The largest share of a step that is neither sampling nor training, as "last completions 32%"; "" under a tenth."""
+    """The largest avoidable share of a step, such as "last completions 32%"; "" if it is below 10 %."""
     seconds, name = max((values.get(key, 0.0), name) for key, name in LOST.items())
     share = seconds / values["time/step"] if values.get("time/step") else 0.0
     return f"{name} {share:.0%}" if share >= 0.1 else ""
 
 
 class ConsoleSink(Sink):
-    """One aligned line a step, one more on evaluation steps. Coloured only on a terminal.
+    """Prints one aligned line per step, and a second one in evaluation steps. Coloured only on a terminal.
 
-    Every `console_every` steps, and where a table of another split than training comes in, also the metrics that
-    `console_metrics` matches and the selected samples.
+    Every `console_every` steps it also prints the metrics that match `console_metrics`, and the selected samples.
+    Evaluation samples are printed in every evaluation.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -96,7 +96,7 @@ class ConsoleSink(Sink):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
-        """The values that the patterns choose, in the patterns' order."""
+        """The values that match the patterns, in the patterns' order."""
         names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(values, pattern)]
         return {name: values[name] for name in dict.fromkeys(names)}
 
@@ -125,7 +125,7 @@ class ConsoleSink(Sink):
         return line.append("  lost ", style="dim").append(hint) if (hint := lost(record.values)) else line
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
-        """The step's seconds, and the time that the remaining steps take at this session's mean pace."""
+        """The step's seconds, and the estimated time of the remaining steps at this session's mean pace."""
         pace = seconds = record.values.get("time/step")
         first_step, first_s = self._first = self._first or (record.step, record.time_s)
         if record.step > first_step:

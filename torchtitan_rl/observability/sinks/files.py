@@ -1,4 +1,4 @@
-"""The two files of a run folder that survive kill -9 and resume: `metrics.jsonl` and, always on, `samples.jsonl`."""
+"""File sinks that survive kill -9 and resume: `metrics.jsonl`, and `samples.jsonl`, which is always written."""
 
 import logging
 from typing import Any
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class _FileSink(Sink):
-    """Append-only; a step is there whole or not at all."""
+    """An append-only file; each step in it is complete or absent."""
 
     waits_for_disk = True
 
@@ -29,10 +29,10 @@ class _FileSink(Sink):
 
 
 class JsonlSink(_FileSink):
-    """`{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}` a line; per rank in `metrics.rank0.jsonl` and so on.
+    """Writes one line per step, such as `{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}`.
 
-    Every series is in it, whatever `slim` leaves out of the charts. Streaming, a line is
-    `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
+    It contains every series, also those that `slim` removes from charts. Per rank, the files are `metrics.rank0.jsonl`
+    and so on. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
@@ -48,9 +48,9 @@ class JsonlSink(_FileSink):
 
 
 class LocalSink(_FileSink):
-    """A row of a sample table a line, with its full text. Stops, and says so, at the byte budget.
+    """Writes one line per row of a sample table, with its full text. At the byte budget it warns and stops.
 
-    Read it with `read_samples(run_folder)`.
+    Read the file with `read_samples(run_folder)`.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -58,7 +58,7 @@ class LocalSink(_FileSink):
         self._full = False
 
     def _written(self, row: Row) -> Row:
-        """The row with its tokens as plain values, or without them."""
+        """The row with its tokens as plain values, or without tokens if there are none to store."""
         payload = row.get(TOKENS)
         if not isinstance(payload, TokenPayload):
             return row
@@ -67,7 +67,7 @@ class LocalSink(_FileSink):
         return rest if tokens is None else {**rest, TOKENS: tokens}
 
     def write(self, record: StepRecord) -> int:
-        """Returns the number of rows that the byte budget kept out."""
+        """Returns the number of rows dropped because of the byte budget."""
         run_id, budget = self.context.run_id, self.context.config.store_bytes
         rows = [
             {"run_id": run_id, "table": key, **self._written(row)}
@@ -80,7 +80,7 @@ class LocalSink(_FileSink):
         if rows and not self._full:
             self._full = True
             logger.warning(
-                f"{STORE_FILE} has reached its budget of {budget:,} bytes (metrics.store_bytes): the rows of step "
-                f"{record.step} and later are not kept; they are counted in obs/dropped_rows"
+                f"{STORE_FILE} has reached its budget of {budget:,} bytes (metrics.store_bytes): rows from step "
+                f"{record.step} on are dropped and counted in obs/dropped_rows"
             )
         return len(rows)

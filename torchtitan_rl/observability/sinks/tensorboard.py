@@ -1,4 +1,4 @@
-"""TensorBoard event files in `tensorboard/` of the run folder."""
+"""The TensorBoard sink: event files in `tensorboard/` of the run folder."""
 
 import html
 from typing import Any
@@ -9,16 +9,16 @@ from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 MAX_CELL_CHARACTERS = 4000
-"""Longer cells show their head and tail, so that event files stay readable; the local store has the full text."""
+"""Longer cells are shortened to head and tail. The local store has the full text."""
 
 READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "advantage")
-"""The lines at the top of a sample table."""
+"""The first lines of a sample table."""
 
 
 class TensorboardSink(Sink):
-    """Scalars, histograms, sample tables as markdown, and the configuration as hyper-parameters once at the end.
+    """Writes scalars, histograms, sample tables as markdown, and at the end the configuration as hyper-parameters.
 
-    Streaming, it holds the scalars. After a resumption, what an earlier session wrote of later steps is purged when TensorBoard reads it.
+    When streaming, it writes only scalars. After a resume, TensorBoard itself purges repeated steps when it reads them.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
@@ -66,7 +66,7 @@ class TensorboardSink(Sink):
 
 
 def _markdown(rows: list[Row]) -> str:
-    """A line for each column and a column for each sample: 25 columns beside one another would be a letter wide."""
+    """A markdown table with a line for each column and a column for each sample: 25 columns would be too narrow."""
     present = dict.fromkeys(column for row in rows for column in row)
     columns = [c for c in READ_FIRST if c in present] + [c for c in present if c not in READ_FIRST]
     titles = [row.get("select_reason") or f"row {i + 1}" for i, row in enumerate(rows)]
@@ -76,7 +76,7 @@ def _markdown(rows: list[Row]) -> str:
 
 
 def _cell(cell: Any) -> str:
-    """One cell that neither markdown nor HTML reads anything into."""
+    """One cell, escaped for markdown and HTML."""
     text = head_and_tail(utf8(compact_number(flat_cell(cell))), MAX_CELL_CHARACTERS)
     text = html.escape(text).replace("\x00", "\\x00")
     text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
@@ -84,7 +84,7 @@ def _cell(cell: Any) -> str:
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str | float | bool]:
-    """Nested configuration as dotted names with values that hyper-parameters can have."""
+    """The nested configuration as dotted names, with values that TensorBoard accepts as hyper-parameters."""
     flat: dict[str, str | float | bool] = {}
     for name, value in config.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Trackio, local first: scalars, tables, and rollouts as traces. `trackio show` opens the dashboard."""
+"""The Trackio sink: scalars, tables, and rollouts as traces, stored locally. `trackio show` opens the dashboard."""
 
 from collections import Counter
 from typing import Any
@@ -9,10 +9,10 @@ from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 
 class TrackioSink(Sink):
-    """Logs through the `Run` it made: Trackio's current run is a context variable, which other threads do not see.
+    """Logs through its own `Run`, because Trackio's current run is a context variable that other threads do not see.
 
-    At most `max_traces_per_step` traces of each split a training step, however many flushes the step has. The database
-    is in TRACKIO_DIR, by default in the Hugging Face cache.
+    Logs at most `max_traces_per_step` traces of each split in a step, over all flushes of the step. The database is in
+    TRACKIO_DIR, by default in the Hugging Face cache.
     """
 
     modes = ("global_reduce", "per_rank_reduce")

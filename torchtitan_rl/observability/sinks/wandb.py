@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline; offline runs lie in `wandb/` of the run folder until `wandb sync`."""
+"""The Weights & Biases sink, online or offline. Offline runs are in `wandb/` of the run folder until `wandb sync`."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 
 class WandbSink(Sink):
-    """Scalars, histograms and incremental tables over "step"; at the end each table once more, whole and immutable.
+    """Logs scalars, histograms and incremental tables over "step"; at the end also a complete, immutable table of each.
 
-    A new column starts a new incremental table that holds the rows so far too. `step` is a logged value rather than
-    W&B's own counter, which would drop the steps that a resumed run repeats.
+    A new column starts a new incremental table, which includes the rows so far. `step` is a logged value, because W&B's
+    own counter would drop the steps that a resumed run repeats.
     """
 
     modes = ("global_reduce", "per_rank_reduce")
