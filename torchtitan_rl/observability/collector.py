@@ -38,7 +38,7 @@ class Collection:
     """For each table, the rows that a selection over all ranks may need."""
 
     def merge(self, other: "Collection", warn: Callable[[str, str], None]) -> None:
-        """Merges a higher rank's collection into this one. Calls `warn(topic, message)` for a key with two reductions."""
+        """Merges a higher rank's collection. Calls `warn(topic, message)` for a key with two reductions."""
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
@@ -49,7 +49,7 @@ class Collection:
             self.tables.setdefault(key, []).extend(rows)
 
     def values(self) -> dict[str, float]:
-        """One number for each key (a distribution: several, such as `key/p50`). Keys without a finite value are absent."""
+        """One number a key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
         return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
 
     def distributions(self) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ class Collector:
             self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Adds to this rank's `time/{phase}`. Ranks are merged by maximum, because a step waits for the slowest rank."""
+        """Adds to this rank's `time/{phase}`. Ranks merge by maximum, because a step waits for the slowest rank."""
         with self._lock:
             self._phase_seconds[phase] += seconds
 

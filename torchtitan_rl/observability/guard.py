@@ -145,5 +145,5 @@ class Guard:
             return
         if was_refused:
             logger.warning(
-                f"sink {self.name} writes again: {was_refused} waiting writes are written, {self.dropped_writes} are lost"
+                f"sink {self.name} writes again: {was_refused} writes were retried, {self.dropped_writes} are lost"
             )

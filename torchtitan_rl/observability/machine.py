@@ -1,4 +1,4 @@
-"""Peak speeds of this machine, the reference for a step's efficiency. Measured once at the start, in under 2 seconds."""
+"""Peak speeds of this machine, the reference for a step's efficiency. Measured once at the start, in under 2 s."""
 
 import time
 from collections.abc import Callable

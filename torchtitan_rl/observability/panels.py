@@ -26,11 +26,15 @@ PLAIN_WIDTH = 120
 """Width of the output, in characters, if it is not a terminal."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
-_BELOW = ("expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out",
-          "turns", "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
-          "staleness")  # fmt: skip
-_ELSEWHERE = {"step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size", "episode_id",
-              "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW}  # fmt: skip
+_BELOW = (
+    "expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out", "turns",
+    "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
+    "staleness",
+)  # fmt: skip
+_ELSEWHERE = {
+    "step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size",
+    "episode_id", "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
+}  # fmt: skip
 
 
 def plain_console() -> Console:

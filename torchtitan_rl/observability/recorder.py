@@ -34,10 +34,10 @@ VALUES_A_STEP = 256
 
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
-    "completions/clipped_fraction",
-    "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3", "ratio/clip_fraction",
-    "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta", "semantic_entropy/mean",
-    "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*", "evaluation/*", "obs/overhead_ms",
+    "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
+    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta",
+    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
+    "evaluation/*", "obs/overhead_ms",
 )  # fmt: skip
 """About 35 numbers in a typical step, 40 with an evaluation. `slim` never removes them from the charts."""
 
@@ -57,16 +57,17 @@ class Recorder(Configurable):
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
         """Outputs: console, jsonl, tensorboard, wandb, trackio. The local store (samples.jsonl) is always written.
-        A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value merged over all ranks,
-        written by rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (every value as it is recorded)."""
+        A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
+        ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
 
         slim: bool = True
         """Omit series from the charts (TensorBoard, W&B, Trackio) if for 10 steps they have been constant or equal to
         another series. Series matched by console_metrics are never omitted. metrics.jsonl contains every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
-        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest, truncated,
-        failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" shows every row whose prompt contains TEXT."""
+        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
+        truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
+        contains TEXT."""
 
         seed: int = 0
         """Seed of the random selector and of the order among rows with equal scores."""
@@ -78,7 +79,7 @@ class Recorder(Configurable):
         """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""
 
         report: bool = True
-        """Write report.html into the run folder at the end of the run: metrics and samples on one page (docs/report.md)."""
+        """Write report.html, a page of metrics and samples, into the run folder at the end (docs/report.md)."""
 
         console_every: int = 10
         """Steps between panels of metrics and samples on the console; 0: never."""
@@ -87,7 +88,7 @@ class Recorder(Configurable):
         """Patterns of the metrics to show in the console's panel, such as "loss/*"."""
 
         queue_size: int = 64
-        """Steps that may wait for a slow sink. Further steps are dropped for this sink; their rows count in obs/dropped_rows."""
+        """Steps that may wait for a slow sink. It misses further steps; their rows are counted in obs/dropped_rows."""
 
         project: str = "torchtitan_rl"
         """Project name on W&B and Trackio."""
@@ -122,8 +123,8 @@ class Recorder(Configurable):
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
             at_end: called on rank 0 with the run folder after the last write, if `report` is on.
 
-        Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, for a
-        run folder that cannot be written.
+        Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
+        the run folder cannot be written.
         """
         self.config = config
         self._rank = rank
@@ -169,7 +170,7 @@ class Recorder(Configurable):
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """The recorder's state for the checkpoint. First waits, at most 5 s a file, until every step so far is written."""
+        """The recorder's state for the checkpoint. First waits, at most 5 s a file, until all steps are written."""
         for name in ("jsonl", "local"):
             if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
@@ -185,7 +186,10 @@ class Recorder(Configurable):
             guard.rewind(self._next_step)
 
     def close(self) -> None:
-        """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks. Repeatable; also called at exit."""
+        """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
+
+        May be called twice; also called at exit.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
 """Reductions: how the values recorded under one key become one number, on one rank and over all ranks.
 
-A reduction keeps a state. Values are merged into it, and ranks merge their *states*, never reduced values: averaging the
-means of [1, 1, 1] and [0] would give 0.5; merging the states gives 0.75.
+A reduction keeps a state. Values are merged into it, and ranks merge their *states*, never reduced values: averaging
+the means of [1, 1, 1] and [0] would give 0.5; merging the states gives 0.75.
 """
 
 import math
@@ -29,8 +29,8 @@ class Reduce(StrEnum):
     STD = "std"
     """Population standard deviation, weighted."""
     DISTRIBUTION = "distribution"
-    """Quantiles of all values as `key/p05`, p25, p50, p75 and p95, and a histogram. A value may be a list or a 1-D tensor
-    of numbers."""
+    """Quantiles of all values as `key/p05`, p25, p50, p75 and p95, and a histogram. A value may be a list or a 1-D
+    tensor of numbers."""
     LAST = "last"
     """The latest value of the lowest rank that recorded one. For values that are equal on every rank."""
     TABLE = "table"
@@ -88,7 +88,7 @@ class Series:
         self.site = site
         """file:line of the first call that recorded the key in this process."""
         self.non_finite = 0
-        """Count of values that were NaN or infinite. They are excluded from the reduction and shown as `key/non_finite`."""
+        """Count of NaN and infinite values, shown as `key/non_finite`. They are excluded from the reduction."""
         self._state: Any = None
 
     def append(self, value: Any, weight: float = 1.0) -> None:
@@ -128,7 +128,7 @@ class Distribution(Series):
     def __init__(self, reduction: Reduce, site: str) -> None:
         super().__init__(reduction, site)
         self._parts = [(np.empty(0), np.empty(0))]
-        """Pairs of values and priorities, each float64 [n]; concatenated and reduced to MAX_SAMPLE only occasionally."""
+        """Pairs of values and priorities, each float64 [n]; concatenated and thinned only occasionally."""
         self._size = 0
         self._bound = 1.0
         """The largest priority in a full sample. Values with a larger one cannot enter the sample."""

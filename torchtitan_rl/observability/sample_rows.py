@@ -69,7 +69,7 @@ class Schema:
             if known is None:
                 kinds[column] = kind
             elif kind not in (None, known) and known != "mixed":
-                told = f"column {column!r} held {known}, and {kind} from step {step} on; it is written as text from now on"
+                told = f"column {column!r} held {known}, and {kind} from step {step} on; it is now written as text"
                 self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
                 kinds[column] = "mixed"
         mixed = {column for column, kind in kinds.items() if kind == "mixed"}

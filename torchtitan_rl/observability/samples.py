@@ -136,7 +136,7 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
-        console.print(Text("the run stored selected rows only; metrics.keep_all_rows stores every sibling", style="dim"))
+        console.print(Text("the run stored only selected rows; metrics.keep_all_rows stores all siblings", style="dim"))
 
 
 def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace, console: Console) -> int:

@@ -102,7 +102,7 @@ def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
 
 
 def _reward_ends(group: list[Candidate]) -> list[Candidate]:
-    """The rows with the lowest and the highest reward: enough to tell, over all ranks, whether all rewards are equal."""
+    """The rows with the lowest and highest reward: enough to tell, over all ranks, whether all rewards are equal."""
     members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.turn))
     return [members[0], members[-1]] if len(members) > 1 else members
 
@@ -130,7 +130,7 @@ class Selector(NamedTuple):
     """The name shown in `select_reason`."""
     choose: Choose
     candidates: Choose
-    """Selects the rows that a rank must send for the selection over all ranks. For most selectors, the same as `choose`."""
+    """Selects the rows that a rank sends for the selection over all ranks. For most selectors, the same as `choose`."""
 
 
 def parse_selector(text: str) -> Selector:
@@ -143,7 +143,7 @@ def parse_selector(text: str) -> Selector:
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
-        expect(argument, "metrics.select", text, "a part of the prompt after the colon", "Example: 'pinned:What is 12'.")
+        expect(argument, "metrics.select", text, "part of a prompt after the colon", "Example: 'pinned:What is 12'.")
     else:
         fits = not argument or argument.isdecimal()
         expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "Example: 'top:2'.")
@@ -154,11 +154,11 @@ def parse_selector(text: str) -> Selector:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The selected rows of a table, each with its `select_reason`, ordered by split and then by score, highest first."""
+    """The selected rows of a table, each with its `select_reason`, ordered by split, then by descending score."""
 
     shown: list[Row]
     kept: list[Row]
-    """The rows to store: every row with `keep_all` (`select_reason` is "" if no selector chose it), else the shown rows."""
+    """The rows to store: the shown rows, or every row with `keep_all` (`select_reason` "" if no selector chose it)."""
     traces: list[Row]
     """The rows to show as conversations, `num_traces` of each split: the shown rows, then a seeded sample."""
 

@@ -9,7 +9,7 @@ WINDOW = 10
 
 
 class Slim:
-    """Removes constant and duplicate series, except those matching `always`. A series that changes returns at that step."""
+    """Removes constant and duplicate series, except those matching `always`. A series returns as soon as it changes."""
 
     def __init__(self, always: Sequence[str] = ()) -> None:
         self._always = tuple(always)

@@ -30,7 +30,7 @@ def read_rows(run_folder: Path | str) -> Iterator[Row]:
 def read_samples(run_folder: Path | str, table: str | None = None) -> "pyarrow.Table":
     """Returns the run's stored rows as one pyarrow table (`.to_pandas()` for pandas), with the columns of all steps.
 
-    Rows recorded before a column existed have null there. Columns of several types are text; nested cells are JSON text.
+    Rows recorded before a column existed have null there. Columns of several types are text; nested cells are JSON.
     `table`: return only the rows of this table, such as "rollout/samples". Raises FileNotFoundError like `read_rows`.
     """
     import pyarrow

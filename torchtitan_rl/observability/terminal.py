@@ -30,7 +30,7 @@ class Terminal(Listener):
         return {"phase": _phase, "heartbeat": self._heartbeat}.get(kind, nullcontext)(name)
 
     def _heartbeat(self, name: str) -> AbstractContextManager[None]:
-        """Example of a line: "step 3: gather ... 8 s (rank 1 in step 3: grade for 6 s; rank 0 waits in step 3: gather)"."""
+        """Example: "step 3: gather ... 8 s (rank 1 in step 3: grade for 6 s; rank 0 waits in step 3: gather)"."""
 
         def describe(seconds: float) -> str:
             behind, part = self._slowest(), events.running[-1] if len(events.running) > 1 else "working"
@@ -55,7 +55,7 @@ def _phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(describe: Callable[[float], str]) -> Iterator[None]:
-    """Prints `describe(seconds so far)` from a thread until the context ends: at 8, 16, 32, 64, 128 s, then every 120 s."""
+    """Prints `describe(seconds so far)` until the context ends: at 8, 16, 32, 64, 128 s, then every 120 s."""
     started = time.perf_counter()
     done = threading.Event()
 

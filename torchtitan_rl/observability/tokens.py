@@ -32,7 +32,7 @@ class TokenPayload:
     def written(self, decode: Decode) -> dict[str, Any] | None:
         """The values in the form the store keeps; None for more than `MOST_TOKENS` tokens.
 
-        Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-07, 0.0, None], "advantage": 0.7}.
+        Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-7, 0, None], "advantage": 0.7}
         Tokens written by an environment have None. An advantage shared by all sampled tokens is one number.
         """
         episode, completion = self.episode, self.episode.completion

@@ -1,4 +1,4 @@
-"""A run, or several, as one HTML file that opens anywhere: what the model did, samples first. See docs/report.md."""
+"""The report: one HTML file with the metrics and samples of one run or several. See docs/report.md."""
 
 from torchtitan_rl.report.load import Run, load_run
 from torchtitan_rl.report.page import write_report

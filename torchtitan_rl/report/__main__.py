@@ -1,8 +1,8 @@
-"""Writes the report of one run, or of several, as one HTML file that needs no network.
+"""Writes the report of one or several runs as one HTML file that needs no network.
 
-python -m torchtitan_rl.report outputs/debug                             outputs/debug/report.html
-python -m torchtitan_rl.report outputs/debug outputs/other               the two overlaid and compared, report.html
-python -m torchtitan_rl.report outputs/debug --watch                     again and again while the run goes on
+python -m torchtitan_rl.report outputs/debug                             writes outputs/debug/report.html
+python -m torchtitan_rl.report outputs/debug outputs/other               writes report.html, comparing the two runs
+python -m torchtitan_rl.report outputs/debug --watch                     updates it until the run has ended
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torchtitan_rl.report.page import SIZE_MB, write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes what `arguments` ask for. Returns the exit code: 0; 2: a folder that is no run, or no place to write to."""
+    """Runs the command. Returns the exit code: 0; 2 if a folder is not a run or the file cannot be written."""
     options = _parser().parse_args(arguments)
     output = options.output or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
     try:
@@ -35,20 +35,20 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run; several are compared")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="RUN/report.html, or report.html of several runs")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder; several runs are compared")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html; several: report.html")
     parser.add_argument(
-        "--size", type=float, default=SIZE_MB, metavar="MB", help="of the file at most; default %(default)s"
+        "--size", type=float, default=SIZE_MB, metavar="MB", help="maximum size of the file; default: %(default)s"
     )
-    parser.add_argument("--watch", action="store_true", help="write it again as the runs go on, until they are done")
+    parser.add_argument("--watch", action="store_true", help="update the file until the runs have ended")
     parser.add_argument(
-        "--every", type=float, default=10.0, metavar="S", help="seconds between looks; default %(default)s"
+        "--every", type=float, default=10.0, metavar="S", help="seconds between checks of --watch; default %(default)s"
     )
     return parser
 
 
 def _watch(options: argparse.Namespace, output: Path) -> int:
-    """Writes the report whenever a run's files have changed; ends when all runs have made their last step, or Ctrl-C."""
+    """Writes the report whenever a run's files have changed. Ends after the last step of all runs, or on Ctrl-C."""
     seen = None
     try:
         while True:
@@ -63,12 +63,12 @@ def _watch(options: argparse.Namespace, output: Path) -> int:
             time.sleep(options.every)
     except KeyboardInterrupt:
         pass
-    write_report(options.runs, output, size_mb=options.size)  # a page that reads itself again no more
+    write_report(options.runs, output, size_mb=options.size)  # the final page does not reload itself
     return 0
 
 
 def _changed(folder: Path) -> list[tuple[int, int]]:
-    """Size and time of the files that a run appends to."""
+    """Sizes and modification times of the files that a run appends to."""
     files = [folder / name for name in ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl")]
     return [(s.st_size, s.st_mtime_ns) for s in (file.stat() for file in files if file.is_file())]
 

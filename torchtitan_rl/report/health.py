@@ -1,4 +1,4 @@
-"""What the health page shows of one run: facts a person would otherwise have to look for."""
+"""The health page of one run: warnings, counts, suspicious answers, reward correlations, missing metrics."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,15 +10,15 @@ EXPECTED = (
     "sampler/logprob_diff/max", "groups/zero_variance_fraction", "completions/length/mean", "time/step",
     "perf/step_tokens_per_s", "obs/overhead_ms",
 )  # fmt: skip
-"""Metrics that every run has."""
+"""Metrics that every run should have."""
 MAX_DUPLICATES = 8
-"""Answers listed of those that were given to several prompts: those given most beyond what is expected."""
+"""Number of repeated answers to list, those most in excess of the expected number first."""
 MAX_POINTS = 1500
-"""Points of the scatter."""
+"""Largest number of points in the scatter plot."""
 
 
 def health(run: Run) -> dict[str, Any]:
-    """Tables and points for the page, as plain values."""
+    """The page's tables and points, as plain values."""
     trained = [row for row in run.rows if row.get("split", "train") == "train"]
     return {
         "notes": run.notes,
@@ -32,7 +32,7 @@ def health(run: Run) -> dict[str, Any]:
 
 
 def _counts(run: Run) -> Iterator[dict[str, Any]]:
-    """Totals that ought to be 0."""
+    """Counts that should be 0, with their total and the first step where they are not."""
     for key in sorted(run.series):
         counted = "non_finite" in key or key.startswith("nonfinite/") or key.endswith("/failures")
         steps, values = run.points(key)
@@ -45,11 +45,11 @@ def _counts(run: Run) -> Iterator[dict[str, Any]]:
 def _missing(run: Run) -> Iterator[dict[str, str]]:
     for key in EXPECTED:
         if run.steps and key not in run.series:
-            yield {"key": key, "state": "missing", "why": "every run is expected to have it"}
+            yield {"key": key, "state": "missing", "why": "every run should have it"}
 
 
 def _stale(run: Run) -> Iterator[dict[str, str]]:
-    """Metrics that stopped: silent at the end for more than three times their longest silence before."""
+    """Metrics that stopped: the time since the last value is more than three times the longest gap before."""
     for key in run.series:
         steps, _ = run.points(key)
         gaps = [b - a for a, b in zip(steps, steps[1:])]
@@ -59,7 +59,7 @@ def _stale(run: Run) -> Iterator[dict[str, str]]:
 
 
 def _duplicates(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Answers that were given to several prompts, beside how many prompts expect them."""
+    """Answers given to several prompts, with the number of prompts that expect them."""
     expected: dict[str, set[str]] = {}
     for row in rows:
         expected.setdefault(str(row.get("expected_answer")), set()).add(str(row.get("prompt")))
@@ -70,7 +70,7 @@ def _duplicates(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Length and reward of training samples, at most `MAX_POINTS`, evenly over the run."""
+    """Length and reward of at most `MAX_POINTS` training samples, spread evenly over the run."""
     points = [(number(r.get("response_tokens")), number(r.get("reward")), r.get("correct")) for r in rows]
     points = [p for p in points if p[0] is not None and p[1] is not None]
     shown = points[:: max(1, -(-len(points) // MAX_POINTS))]
@@ -82,7 +82,7 @@ def _scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How each reward function's value goes with the whole reward over training samples."""
+    """The correlation of each reward function with the total reward over training samples."""
     parts = sorted({column for row in rows for column in row if column.startswith("reward/")})
     found = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Reads a run's folder for the report. Whatever is missing, torn or odd costs a note, never the report."""
+"""Reads a run folder for the report. Missing, incomplete or odd data become a note; they never fail the report."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from typing import Any
 Row = dict[str, Any]
 
 READ_BYTES = 64 * 1024**2
-"""Of a larger samples.jsonl, about this much is parsed: the selected rows, and whole groups drawn by a hash."""
+"""Limit for samples.jsonl. About this much of a larger file is parsed: selected rows, and whole groups by a hash."""
 LOG_BYTES = 16 * 1024**2
-"""Of a larger log, only this much of its end is read."""
+"""Limit for a log. Only the end of a larger log is read."""
 MAX_WARNINGS = 100
-"""Different warnings of a run that are shown."""
+"""Largest number of different warnings to show for a run."""
 
 _GROUP = re.compile(rb'"episode_id": "((?:[^"\\]|\\.)*)/[^/"]*"')
 _WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
@@ -27,18 +27,18 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 @dataclass(slots=True)
 class Warned:
-    """A warning that a run gave, and how often: those that differ in numbers only are one."""
+    """A warning of a run, and how often it occurred. Warnings that differ only in numbers count as one."""
 
     text: str
     level: str
     first: str
-    """When, as the log says it."""
+    """Time of the first occurrence, as written in the log."""
     count: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What the report knows of one run.
+    """One run's data, as read from its folder.
 
     Example: Run(name="debug_0", folder=Path("outputs/debug_0"), steps=[1, 2], series={"reward/mean": [0.4, None]})
     """
@@ -48,39 +48,39 @@ class Run:
     steps: list[int] = field(default_factory=list)
     """Ascending, each once."""
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    """Each metric's value at every one of `steps`; None where there is none."""
+    """Values of each metric, one for each of `steps`; None where it has no value."""
     times: list[float | None] = field(default_factory=list)
-    """Unix time of every one of `steps`, seconds."""
+    """Unix time of each of `steps`, seconds."""
     rows: list[Row] = field(default_factory=list)
     num_stored_rows: int = 0
-    """Rows in samples.jsonl, of which `rows` may be a part."""
+    """Rows in samples.jsonl; `rows` may be only a part of them."""
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be read as it should be, in words."""
+    """Sentences about data that could not be read properly."""
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that were asked for; None where the config does not say."""
+        """The configured number of steps; None if the config does not say."""
         total = self.config.get("num_steps")
         return total if isinstance(total, int) else None
 
     @property
     def finished(self) -> bool:
-        """Whether the last step that was asked for is there."""
+        """Whether the last configured step has been recorded."""
         return bool(self.steps) and self.total_steps is not None and self.steps[-1] >= self.total_steps
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
-        """(steps, values) of the metric, where it has a value."""
+        """(steps, values) of the metric at the steps where it has a value."""
         found = [(step, value) for step, value in zip(self.steps, self.series.get(key, ())) if value is not None]
         return [step for step, _ in found], [value for _, value in found]
 
 
 def load_run(folder: Path, name: str | None = None) -> Run:
-    """The run in `folder`. Raises FileNotFoundError where there is no such folder, or it holds nothing of a run."""
+    """Reads the run in `folder`. Raises FileNotFoundError if the folder does not exist or is not a run."""
     if not any((folder / file).is_file() for file in ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl")):
-        raise FileNotFoundError(f"{folder} holds neither metrics.jsonl nor samples.jsonl: expected the folder of a run")
+        raise FileNotFoundError(f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run")
     run = Run(name=name or folder.resolve().name, folder=folder)
     run.config = _document(folder / "config.json", run.notes)
     run.environment = _document(folder / "environment.json", run.notes)
@@ -91,7 +91,7 @@ def load_run(folder: Path, name: str | None = None) -> Run:
 
 
 def unique_names(folders: Iterable[Path]) -> list[str]:
-    """A short name for each folder: its last part, with as many parts before as tell it from the others."""
+    """A short unique name for each folder: the last part of its path, with as many parents as needed."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max((len(p) for p in parts), default=0) + 1):
         names = ["/".join(p[-length:]) for p in parts]
@@ -109,7 +109,7 @@ def correlation(a: list[float], b: list[float]) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """The value if it is a finite number (no bool), else None."""
+    """The value if it is a finite number and not a bool, else None."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
@@ -125,7 +125,7 @@ def _document(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _lines(path: Path, run: Run) -> Iterator[dict[str, Any]]:
-    """Each line that holds a JSON object; the number of those that do not becomes a note."""
+    """Yields the JSON object of each line. A note counts the lines that have none."""
     torn = 0
     with open(path, "rb") as lines:
         for line in lines:
@@ -134,7 +134,7 @@ def _lines(path: Path, run: Run) -> Iterator[dict[str, Any]]:
             else:
                 torn += bool(line.strip())
     if torn:
-        run.notes.append(f"{path.name}: {torn} line{'s' * (torn > 1)} could not be read and are left out")
+        run.notes.append(f"{path.name}: {torn} line{'s' * (torn > 1)} could not be read")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -162,7 +162,7 @@ def _read_metrics(run: Run) -> None:
             again += step in by_step
             by_step[step] = line
     if again:
-        run.notes.append(f"{path.name}: {again} steps are there twice, as after a resumption; the later ones are shown")
+        run.notes.append(f"{path.name}: {again} steps appear twice, as after a resume; the later values are shown")
     run.steps = sorted(by_step)
     run.times = [number(by_step[step].get("time")) for step in run.steps]
     keys = dict.fromkeys(key for step in run.steps for key in by_step[step] if key != "time")
@@ -171,7 +171,7 @@ def _read_metrics(run: Run) -> None:
 
 
 def _read_rows(path: Path, run: Run) -> Iterator[Row]:
-    """The stored rows, of a large file a part of them; the latest of those with one episode_id in one table."""
+    """Yields the stored rows, or a part of a large file's rows. Rows repeated after a resume appear once."""
     if not path.is_file():
         run.notes.append("samples.jsonl is missing: no samples are shown")
         return
@@ -191,22 +191,22 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
                 latest[(row.get("table"), row.get("episode_id", place))] = row
     if share < 1:
         run.notes.append(
-            f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected ones "
-            "and whole groups drawn by chance"
+            f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows "
+            "and randomly chosen whole groups"
         )
     if torn:
-        run.notes.append(f"samples.jsonl: {torn} line{'s' * (torn > 1)} could not be read and are left out")
+        run.notes.append(f"samples.jsonl: {torn} line{'s' * (torn > 1)} could not be read")
     yield from latest.values()
 
 
 def _drawn(line: bytes, share: float) -> bool:
-    """Whether the row is read of a large file: siblings share their fate, selected rows are always read."""
+    """Whether to read this row of a large file. Selected rows are always read; the other rows by whole groups."""
     group = _GROUP.search(line)
     return zlib.crc32(group[1] if group else line) < share * 2**32 or b'"select_reason": ""' not in line
 
 
 def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
-    """The different warnings and errors of the logs, the most frequent first."""
+    """The distinct warnings and errors in the logs, the most frequent first."""
     found: dict[str, Warned] = {}
     for path in paths:
         for line in _log_lines(path):
@@ -227,6 +227,6 @@ def _log_lines(path: Path) -> list[str]:
 
 
 def answers_given(rows: list[Row]) -> Counter[str]:
-    """To how many different prompts each answer was given (a response stands for the answer where none is extracted)."""
+    """The number of different prompts that got each answer. Without an extracted answer, the response counts as one."""
     pairs = {(str(r.get("prompt")), str(r.get("answer") or r.get("response"))) for r in rows if r.get("response")}
     return Counter(answer for _, answer in pairs)

@@ -1,4 +1,4 @@
-"""One HTML file: the runs as JSON in a script tag that is data, the scripts beside it, and nothing from anywhere else."""
+"""Builds the page: one HTML file with the runs as JSON data and the scripts; it loads nothing else."""
 
 import base64
 import hashlib
@@ -18,11 +18,11 @@ from torchtitan_rl.report.load import Row, Run, load_run, unique_names
 from torchtitan_rl.report.verdicts import held_out_prompts, verdicts, wilson
 
 CELL_CHARACTERS = 20_000
-"""Of a longer text, head and tail are shown."""
+"""Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
-"""The file's size at most, by default: samples that would exceed it are left out, with a note."""
+"""Default maximum size of the file. Samples that would exceed it are left out, with a note."""
 MIN_ROW_BYTES = 500_000
-"""What samples may take however large the metrics are."""
+"""Bytes that samples may always use, however large the metrics are."""
 
 _SCRIPTS = ("base.js", "charts.js", "overview.js", "samples.js", "sample.js", "compare.js", "health.js", "app.js")
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
@@ -32,26 +32,28 @@ _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 def write_report(
     folders: Sequence[Path], output: Path, *, size_mb: float = SIZE_MB, refresh_s: float | None = None
 ) -> list[Run]:
-    """Writes the report of the runs to `output`, at once: an open page never reads half a file. Returns the runs.
+    """Writes the report of the runs to `output` and returns the runs.
+
+    The file is replaced atomically, so that an open page never reads half a file.
 
     Args:
-        size_mb: what the file may take; above it samples are drawn, whole groups at a time, with a note.
-        refresh_s: how often an open page reads the file again, while training runs; None: never.
+        size_mb: maximum size of the file. If samples do not fit, randomly chosen whole groups are kept, with a note.
+        refresh_s: seconds between reloads of an open page while training runs; None: never.
 
-    Raises: FileNotFoundError for a folder that is no run; OSError where `output` cannot be written.
+    Raises: FileNotFoundError for a folder that is not a run; OSError if `output` cannot be written.
     """
     runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
     text = render(runs, size_mb=size_mb, refresh_s=refresh_s)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-    # A lone surrogate becomes \udxxx, which is how JSON writes it too.
+    # A lone surrogate becomes \udxxx, as in JSON.
     unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
     os.replace(unfinished, output)
     return runs
 
 
 def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | None = None) -> str:
-    """The whole page."""
+    """Returns the whole page as HTML."""
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
@@ -60,7 +62,7 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | 
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
     budget = int(size_mb * 1e6) - len(code) - len(style)
     data = embed(payload(runs, budget=budget, refresh_s=refresh_s))
-    if (size := len(data.encode("utf-8", "replace"))) > budget:  # the estimate of rows was low, as with much markup
+    if (size := len(data.encode("utf-8", "replace"))) > budget:  # rows were estimated too small, as with much markup
         data = embed(payload(runs, budget=int(budget * budget / size), refresh_s=refresh_s))
     parts = {
         "title": html.escape(" · ".join(run.name for run in runs)),
@@ -75,7 +77,7 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | 
 
 
 def embed(value: Any) -> str:
-    """The value as JSON that nothing in it can end: no markup, no line separators of JavaScript."""
+    """The value as JSON that cannot end its script tag: <, >, & and JavaScript's line separators are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -83,7 +85,7 @@ def embed(value: Any) -> str:
 
 
 def payload(runs: Sequence[Run], *, budget: int, refresh_s: float | None = None) -> dict[str, Any]:
-    """What the scripts read. `budget`: bytes that metrics and samples may take together."""
+    """Returns the data that the page's scripts read. `budget`: bytes for metrics and samples together."""
     described = [_described(run) for run in runs]
     budget = max(MIN_ROW_BYTES, budget - len(embed(described)))
     rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
@@ -91,8 +93,8 @@ def payload(runs: Sequence[Run], *, budget: int, refresh_s: float | None = None)
     notes = []
     if left_out:
         notes.append(
-            f"{left_out:,} of {len(rows):,} samples were left out to bound this file's size (--size): selected "
-            "samples stay, and of the rest whole groups drawn by chance. Verdicts and health use all samples that were read."
+            f"{left_out:,} of {len(rows):,} samples were left out to limit this file's size (--size). Selected samples "
+            "and randomly chosen whole groups remain. Verdicts and health use all samples that were read."
         )
     return {
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -127,7 +129,7 @@ def _described(run: Run) -> dict[str, Any]:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with the keys joined by dots. Example: {"a": {"b": 1}} as {"a.b": 1}."""
+    """Flattens nested dicts, joining keys by dots. Example: {"a": {"b": 1}} becomes {"a.b": 1}."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree} if prefix else {}
     found: dict[str, Any] = {}
@@ -137,7 +139,7 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, Row]], int]:
-    """The rows that fit into the budget, in their order, and how many do not. Siblings stay together."""
+    """The rows that fit into the budget, in their order, and the number that do not. Groups stay whole."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, (run, row) in enumerate(rows):
         groups.setdefault((run, *(str(row.get(column)) for column in _PROMPT_COLUMNS)), []).append(place)
@@ -157,7 +159,7 @@ def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, R
 
 
 def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
-    """About what the row adds to the file: a text that its column has already is a number there."""
+    """Estimates the bytes that the row adds to the file. A text that its column already has is stored as a number."""
     size = 0
     for column, cell in row.items():
         size += len(json.dumps(cell)) if isinstance(cell, (dict, list)) else 7
@@ -168,7 +170,7 @@ def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
 
 
 def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
-    """Column by column: {"same": cell}, {"codes": [...], "words": [...]} where cells repeat, or {"cells": [...]}."""
+    """Columns by name: {"same": cell}, {"codes": [...], "words": [...]} if cells repeat, or {"cells": [...]}."""
     names = dict.fromkeys(column for _, row in rows for column in row if column not in _LEFT_OUT)
     found = {"run": _packed([run for run, _ in rows])}
     for name in names:
@@ -177,7 +179,7 @@ def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
 
 
 def _packed(cells: list[Any]) -> dict[str, Any]:
-    words: dict[tuple[type, Any], int] = {}  # with the type: True, 1 and 1.0 are equal
+    words: dict[tuple[type, Any], int] = {}  # keyed also by type, because True, 1 and 1.0 are equal
     keys = ((type(cell), json.dumps(cell) if isinstance(cell, (dict, list)) else cell) for cell in cells)
     codes = [words.setdefault(key, len(words)) for key in keys]
     if len(words) == 1:
@@ -198,7 +200,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value without NaN and infinity, which JSON does not have."""
+    """The value with NaN and infinity, which JSON lacks, as None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -209,14 +211,14 @@ def _plain(value: Any) -> Any:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits; None for what is not finite."""
+    """The value with six significant digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
 
 
 def _shortened(text: str, most: int) -> str:
-    """At most about `most` characters of the text, from both its ends."""
+    """The text's head and tail, about `most` characters."""
     if len(text) <= most:
         return text
     head, tail = most - most // 3, most // 3

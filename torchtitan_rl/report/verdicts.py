@@ -1,4 +1,4 @@
-"""What a run did, in words: each line is computed from the data, and a line without data is not there."""
+"""Verdicts: sentences about a run, each computed from its data. A verdict without data is omitted."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from torchtitan_rl.report.load import Run, answers_given, correlation, number
 Level = Literal["good", "plain", "warn", "bad"]
 
 UNACCOUNTED = 0.1
-"""Share of step time outside of any phase from which on it is a warning."""
+"""A larger share of step time outside of all phases is a warning."""
 SILENT_GROUPS = 0.5
-"""Share of groups without signal, late in the run, from which on it is a warning."""
+"""A larger share of groups without signal, late in the run, is a warning."""
 COLLAPSE = 0.1
-"""Share of its first value that entropy may fall to before it is a warning."""
+"""Entropy below this share of its first value is a warning."""
 SPIKE = 10.0
-"""How many times its median the gradient norm may be."""
+"""A gradient norm above this multiple of its median is a warning."""
 
 
 class Verdict(NamedTuple):
@@ -29,16 +29,16 @@ class Verdict(NamedTuple):
     level: Level
     text: str
     key: str | None = None
-    """The metric to look at."""
+    """The metric that the line links to."""
 
 
 def verdicts(run: Run) -> list[Verdict]:
-    """The lines of one run, what matters most first."""
+    """The lines of one run, the most important first."""
     return [line for judge in _JUDGES for line in judge(run)]
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of n, by Wilson's score. Example: wilson(0.5, 100) is (0.404, 0.596)."""
+    """Wilson's 95 % score interval for a share of n. Example: wilson(0.5, 100) is (0.404, 0.596)."""
     z = 1.959964
     centre, scale = share + z * z / (2 * n), 1 + z * z / n
     half = z * math.sqrt(max(0.0, share * (1 - share)) / n + z * z / (4 * n * n))
@@ -46,7 +46,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def held_out_prompts(run: Run) -> int | None:
-    """Held-out prompts of an evaluation; None where the config does not say."""
+    """The number of held-out prompts in an evaluation; None if the config does not say."""
     found = run.config.get("evaluation")
     count = found.get("num_prompts") if isinstance(found, dict) else None
     return count if isinstance(count, int) and count > 0 else None
@@ -63,7 +63,7 @@ def _progress(run: Run) -> Iterator[Verdict]:
     if run.finished or total is None:
         yield Verdict("plain", f"{last} steps{span}{when}")
     else:
-        yield Verdict("warn", f"{last} of {total} steps{span}{when}: still running, or stopped")
+        yield Verdict("warn", f"{last} of {total} steps{span}{when}: still running or stopped early")
 
 
 def _reward(run: Run) -> Iterator[Verdict]:
@@ -75,7 +75,7 @@ def _reward(run: Run) -> Iterator[Verdict]:
     means = f" (means of the first and last {width} steps)" if width > 1 else ""
     best = f"; best {_figure(max(values))} at step {run.points(key)[0][values.index(max(values))]}"
     if abs(last - first) <= noise:
-        yield Verdict("warn", f"reward stayed about {_figure(last)}: {_figure(first)} → {_figure(last)}{means}", key)
+        yield Verdict("warn", f"reward did not change significantly: {_figure(first)} → {_figure(last)}{means}", key)
     elif last > first:
         yield Verdict(
             "good", f"reward rose from {_figure(first)} to {_figure(last)} in {run.steps[-1]} steps{means}", key
@@ -133,7 +133,7 @@ def _groups(run: Run) -> Iterator[Verdict]:
         _, last, width, _ = _ends(values)
         late = f"; {100 * last:.0f} % in the last {width} steps" if len(values) > width else ""
         level = "warn" if last > SILENT_GROUPS else "plain"
-        yield Verdict(level, f"{100 * fmean(values):.0f} % of groups had no signal (all rewards equal){late}", key)
+        yield Verdict(level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}", key)
 
 
 def _sampler(run: Run) -> Iterator[Verdict]:
@@ -145,9 +145,9 @@ def _sampler(run: Run) -> Iterator[Verdict]:
     mean = run.points("sampler/logprob_diff/mean")[1]
     average = f", {_figure(fmean(mean))} on average" if mean else ""
     bound = _bound(run)
-    text = f"trainer and sampler agree to {_figure(worst)} nats at the worst token (step {where}){average}"
+    text = f"log-probs of trainer and sampler differ by at most {_figure(worst)} nats (step {where}){average}"
     if bound is not None and worst > bound:
-        yield Verdict("warn", f"{text}; more than trainer.logprob_gate.max_diff = {_figure(bound)}", key)
+        yield Verdict("warn", f"{text}; above trainer.logprob_gate.max_diff = {_figure(bound)}", key)
     else:
         yield Verdict("good" if worst < 0.01 else "plain", text, key)
 
@@ -169,7 +169,7 @@ def _length(run: Run) -> Iterator[Verdict]:
     key = "completions/clipped_fraction"
     _, values = run.points(key)
     if values and (last := _ends(values)[1]) > 0.05:
-        yield Verdict("warn", f"{100 * last:.0f} % of late completions did not end by themselves (token limit)", key)
+        yield Verdict("warn", f"{100 * last:.0f} % of late completions were truncated", key)
 
 
 def _gradient(run: Run) -> Iterator[Verdict]:
@@ -192,11 +192,11 @@ def _time(run: Run) -> Iterator[Verdict]:
     largest = sorted(phases, key=lambda name: -phases[name])[:3]
     shares = ", ".join(f"{name} {100 * phases[name]:.0f} %" for name in largest)
     if shares:
-        yield Verdict("plain", f"time of a step: {shares}", "time/step")
+        yield Verdict("plain", f"step time: {shares}", "time/step")
     lost = sum(run.points("time/unaccounted")[1]) / total
     if run.series.get("time/unaccounted"):
         level = "warn" if lost > UNACCOUNTED else "plain"
-        yield Verdict(level, f"{100 * lost:.1f} % of step time unaccounted", "time/unaccounted")
+        yield Verdict(level, f"{100 * lost:.1f} % of step time is unaccounted for", "time/unaccounted")
 
 
 def _is_phase(key: str) -> bool:
@@ -209,7 +209,7 @@ def _numbers(run: Run) -> Iterator[Verdict]:
     }
     if bad := {key: count for key, count in counted.items() if count}:
         worst = max(bad, key=lambda key: bad[key])
-        yield Verdict("bad", f"numbers that are not finite: {_figure(sum(bad.values()))}, most in {worst}", worst)
+        yield Verdict("bad", f"{_figure(sum(bad.values()))} values are not finite, most of them in {worst}", worst)
     for key in run.series:
         failures = sum(run.points(key)[1]) if key.startswith("reward/") and key.endswith("/failures") else 0
         if failures:
@@ -227,12 +227,12 @@ def _samples(run: Run) -> Iterator[Verdict]:
         expected = {str(r.get("prompt")) for r in trained if str(r.get("expected_answer")) == answer}
         if count - len(expected) > 0.1 * prompts:
             given = f"the answer {answer[:40]!r} was given to {count} of {prompts} prompts"
-            yield Verdict("warn", f"{given}, and expected of {len(expected)}: look at those samples")
+            yield Verdict("warn", f"{given}, but is expected by {len(expected)}: read those samples")
     pairs = [(number(r.get("response_tokens")), number(r.get("reward"))) for r in trained]
     pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
     r = correlation([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 30 else None
     if r is not None and abs(r) > 0.5:
-        yield Verdict("warn", f"reward goes with length (r = {r:.2f} over {len(pairs)} samples)")
+        yield Verdict("warn", f"reward correlates with length (r = {r:.2f} over {len(pairs)} samples)")
 
 
 def _log(run: Run) -> Iterator[Verdict]:
@@ -247,7 +247,10 @@ _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
 
 
 def _ends(values: list[float]) -> tuple[float, float, int, float]:
-    """(mean of the first, mean of the last, how many are averaged, what chance alone may do to their difference)."""
+    """Compares the first and the last tenth of the values.
+
+    Returns: (mean of the first, mean of the last, number of values in each, difference explained by noise alone).
+    """
     width = max(1, len(values) // 10)
     first, last = values[:width], values[-width:]
     jumps = [b - a for a, b in zip(values, values[1:])]
@@ -256,7 +259,7 @@ def _ends(values: list[float]) -> tuple[float, float, int, float]:
 
 
 def _figure(value: float) -> str:
-    """A number as people say it. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14"."""
+    """A number in short form. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14"."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.1e}"
     return f"{int(value):,}" if value == int(value) else f"{value:.3g}"

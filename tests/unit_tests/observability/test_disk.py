@@ -53,8 +53,8 @@ def test_steps_wait_for_space_and_are_written_in_order_when_it_is_back(recorder,
         step(run, 5)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
     said = [r for r in caplog.records if "sink jsonl" in r.getMessage()]
-    assert ["wait until it can write again" in r.getMessage() for r in said] == [True, False]
-    assert "writes again: 3 writes had waited, 0 are lost" in said[1].getMessage()
+    assert ["writes wait to be retried" in r.getMessage() for r in said] == [True, False]
+    assert "writes again: 3 writes were retried, 0 are lost" in said[1].getMessage()
     assert not any(r.exc_info for r in said)
 
 
@@ -76,7 +76,7 @@ def test_a_disk_that_stays_full_costs_these_steps_alone(recorder, tmp_path, capl
         step(run, 2)
         run.close()
     assert steps_of(tmp_path) == [1]
-    assert "sink jsonl: 1 writes are lost, the disk refused them to the end" in caplog.text
+    assert "sink jsonl: 1 writes are lost: the disk never accepted them" in caplog.text
 
 
 def test_a_deleted_file_begins_anew(tmp_path, caplog):
@@ -86,7 +86,7 @@ def test_a_deleted_file_begins_anew(tmp_path, caplog):
     file.append(2, [{"loss": 0.5}])
     file.close()
     assert steps_of(tmp_path) == [2]
-    assert "metrics.jsonl was deleted: it begins anew, without the steps before" in caplog.text
+    assert "metrics.jsonl was deleted: a new file is started, without the earlier steps" in caplog.text
 
 
 def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):

@@ -41,7 +41,7 @@ def test_of_a_step_that_was_written_twice_the_later_one_is_shown(tmp_path):
     assert run.series["reward/mean"][2] == 7.0
     assert len(run.rows) == 48
     assert [row["reward"] for row in run.rows if row["episode_id"] == "train/1/0/0"] == [7.0]
-    assert "1 steps are there twice" in " ".join(run.notes)
+    assert "1 steps appear twice" in " ".join(run.notes)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])

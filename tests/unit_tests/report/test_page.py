@@ -76,7 +76,7 @@ def test_the_size_is_bounded_by_leaving_out_whole_groups_with_a_note(tmp_path):
     write_report([folder], output, size_mb=0.9)
     data = data_of(output)
     assert output.stat().st_size < 1.2e6
-    assert "were left out to bound this file's size" in data["notes"][0]
+    assert "were left out to limit this file's size" in data["notes"][0]
     groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
     assert 0 < len(groups) < 40 * 40 * 4
     assert {groups.count(group) for group in set(groups)} == {4}

@@ -72,7 +72,7 @@ def test_groups_without_signal_and_lost_time_are_shares():
         {"groups/zero_variance_fraction": [0.31] * 20, "time/step": [2.0] * 20, "time/unaccounted": [0.24] * 20}
     )
     assert line(run, "groups").text.startswith("31 % of groups had no signal")
-    assert line(run, "unaccounted").text == "12.0 % of step time unaccounted"
+    assert line(run, "unaccounted").text == "12.0 % of step time is unaccounted for"
     assert line(run, "unaccounted").level == "warn"
 
 
@@ -114,7 +114,7 @@ def sample(prompt, answer, expected, reward, length):
 
 def test_one_answer_for_many_prompts_is_noticed():
     rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
-    assert "'42' was given to 20 of 50 prompts, and expected of 1" in line(run_of(rows=rows), "42").text
+    assert "'42' was given to 20 of 50 prompts, but is expected by 1" in line(run_of(rows=rows), "42").text
     duplicates = health(run_of(rows=rows))["duplicates"]
     assert duplicates == {"prompts": 50, "answers": [{"answer": "42", "prompts": 20, "expected": 1}]}
 

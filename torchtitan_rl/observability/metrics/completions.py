@@ -41,7 +41,7 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 
 
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
-    """`diversity/...`: how much one prompt's completions differ, by distinct-1, distinct-2 and pairwise Jaccard distance.
+    """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 
     distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
     crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is

@@ -35,8 +35,8 @@ def perf_metrics(
 ) -> dict[str, Metric]:
     """`perf/...`: throughput and waste of one step.
 
-    Token counts are totals over all ranks; seconds are this rank's. The minimum rate over ranks is therefore that of the
-    slowest rank, which the step waits for.
+    Token counts are totals over all ranks; seconds are this rank's. The minimum rate over ranks is therefore that of
+    the slowest rank, which the step waits for.
 
     Args:
         generated_tokens: tokens sampled in the step's training rollouts.
@@ -51,7 +51,7 @@ def perf_metrics(
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }
     if update.flops_per_token and peak_flops and trained_per_s is not None:
-        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # silent tokens need only the forward, a third of the work
+        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # silent tokens: only a forward, 1/3
         rates["perf/mfu"] = passes / seconds["train"] * update.flops_per_token / peak_flops
     metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
     if total := sum(update.rank_tokens):

@@ -14,7 +14,7 @@ class Footprint(NamedTuple):
     """The bytes that generation has to move, and the number of ranks that share the work."""
 
     weights: int
-    """Bytes of the whole model in the generator's dtype. An engine reads them for each token of its longest completion."""
+    """Bytes of the model in the generator's dtype. An engine reads them for each token of its longest completion."""
     kv_per_token: int
     """Bytes of one token's keys and values in all layers. They are read for each later token of the sequence."""
     ranks: int

@@ -15,10 +15,10 @@ RESAMPLES = 1000
 def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
     """Accuracy, mean@n and pass@k by the task's judgement; reward, length, format and truncation rates of the samples.
 
-    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al. 2021,
-    arXiv 2107.03374), averaged over the prompts with n >= k, for k = 2, 4, 8, ... and the largest n. mean@n is the share
-    of correct samples, averaged over prompts, for n > 1. `<name>_low` and `<name>_high` are the ends of the 95 % interval
-    over prompts. `prefix` distinguishes evaluations, such as "evaluation/sampled".
+    pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al.
+    2021, arXiv 2107.03374), averaged over the prompts with n >= k, for k = 2, 4, 8, ... and the largest n. mean@n is
+    the share of correct samples, averaged over prompts, for n > 1. `<name>_low` and `<name>_high` are the ends of the
+    95 % interval over prompts. `prefix` distinguishes evaluations, such as "evaluation/sampled".
     """
     episodes = flat(groups)
     if not episodes:
@@ -56,7 +56,7 @@ def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
 
 
 def pass_at(k: int, n: int, c: int) -> float:
-    """The chance that k samples, drawn from n of which c are correct, include a correct one. pass_at(1, 4, 1) == 0.25"""
+    """The chance that k of n samples include one of the c correct samples. Example: pass_at(1, 4, 1) == 0.25"""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 

@@ -42,8 +42,8 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
     if all(episode.scored.correct for episode in samples):
         return "Every completion is correct: use harder prompts."
     return (
-        "Each prompt is answered either always or never correctly: set algorithm.zero_variance to refill, or use prompts "
-        "of medium difficulty."
+        "Each prompt is answered either always or never correctly: set algorithm.zero_variance to refill, or use "
+        "prompts of medium difficulty."
     )
 
 

@@ -21,7 +21,7 @@ def judgements(episodes: Sequence[Episode]) -> list[bool]:
 
 
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
-    """`reward/...`: statistics over rollouts, within groups and of each reward function. `record_step` adds quantiles."""
+    """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
     within = [std(rewards) for group in groups if (rewards := finite_rewards(group.samples))]
@@ -36,7 +36,7 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
 
 
 def group_metrics(groups: Groups) -> dict[str, Metric]:
-    """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without one their keys are absent."""
+    """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
     rewards = [found for group in groups if (found := finite_rewards(group.samples))]
     if rewards:

@@ -32,7 +32,7 @@ class JsonlSink(_FileSink):
     """Writes one line per step, such as `{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}`.
 
     It contains every series, also those that `slim` removes from charts. Per rank, the files are `metrics.rank0.jsonl`
-    and so on. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in the order of the calls.
+    and so on. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in call order.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")

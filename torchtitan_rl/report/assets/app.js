@@ -1,4 +1,4 @@
-// The frame: tabs, light and dark, keys, and reading the file again while training runs.
+// The page's frame: tabs, theme, keyboard shortcuts, and reloading while training runs.
 
 const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], compare: ['Compare', compare], health: ['Health', healthPage] };
 const main = h('main', {});
@@ -27,7 +27,7 @@ const running = data.refresh && runs.some((run) => !run.finished);
 setTheme(keptTheme());
 document.body.append(
   h('header', { class: 'top' },
-    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', read again every ' + plural(data.refresh, 'second') : ''}`)),
+    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
     h('nav', { role: 'tablist' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
@@ -46,7 +46,7 @@ document.addEventListener('keydown', (event) => {
   else if (event.key === '/') { event.preventDefault(); document.querySelector('input[type=search]')?.focus(); }
 });
 
-// A page of a file cannot ask whether the file has changed; it reads itself again, and comes back to where it was.
+// A page opened from a file cannot check whether the file has changed. It reloads and restores its position.
 if (history.state && typeof history.state.scroll === 'object') {
   const { x, y, list, detail } = history.state.scroll;
   history.replaceState(null, '');
@@ -60,7 +60,7 @@ function readAgain() {
   if (busy) return;
   const top = (name) => document.querySelector(name)?.scrollTop || 0;
   remember();
-  try { history.replaceState({ scroll: { x: scrollX, y: scrollY, list: top('.list'), detail: top('.detail') } }, ''); } catch { /* the place is lost */ }
+  try { history.replaceState({ scroll: { x: scrollX, y: scrollY, list: top('.list'), detail: top('.detail') } }, ''); } catch { /* the position is lost */ }
   location.reload();
 }
 if (data.refresh) setInterval(readAgain, 1000 * data.refresh);

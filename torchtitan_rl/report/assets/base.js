@@ -1,9 +1,9 @@
-// What every view stands on: the data, the page's state, elements made without markup, numbers as text.
+// Shared by all views: the data, the page's state, building elements, formatting numbers.
 
 const data = JSON.parse(document.getElementById('data').textContent);
 const runs = data.runs;
 
-/** An element. Strings become text nodes, so nothing a model wrote is ever read as markup. */
+/** Creates an element. Strings become text nodes, so a model's output is never parsed as markup. */
 function h(tag, props, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props || {})) {
@@ -23,7 +23,7 @@ const replace = (element, ...children) => element.replaceChildren(...children.fl
 // ---- rows ----
 
 const decoded = new Map();
-/** All cells of a column, one for each row; a column that no row has is all null. */
+/** All cells of a column, one for each row; null in every row if there is no such column. */
 function cells(name) {
   if (!decoded.has(name)) {
     const column = data.rows.columns[name] || { same: null };
@@ -35,7 +35,7 @@ function cells(name) {
 const cell = (row, name) => cells(name)[row];
 const columnNames = Object.keys(data.rows.columns).filter((name) => name !== 'run');
 
-/** Rows by a key that each has: made once. */
+/** Rows grouped by a key. */
 function indexed(key) {
   const index = new Map();
   for (let row = 0; row < data.rows.count; row++) {
@@ -51,7 +51,7 @@ const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cel
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
 
-// ---- state: kept in the address, so that a reload (or a link) comes back to the same place ----
+// ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
   view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
@@ -61,7 +61,7 @@ const DEFAULTS = {
 const state = structuredClone(DEFAULTS);
 try {
   Object.assign(state, JSON.parse(decodeURIComponent(location.hash.slice(1)) || '{}'));
-} catch { /* an address from elsewhere: the defaults */ }
+} catch { /* not a URL of ours: keep the defaults */ }
 for (const name of Object.keys(state)) {
   const asked = state[name];
   const expected = DEFAULTS[name];
@@ -73,13 +73,13 @@ for (const name of Object.keys(state)) {
 function remember() {
   const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(DEFAULTS[name]));
   const hash = changed.length ? '#' + encodeURIComponent(JSON.stringify(Object.fromEntries(changed))) : '#';
-  try { history.replaceState(history.state, '', hash); } catch { /* some viewers forbid it: only the place is lost */ }
+  try { history.replaceState(history.state, '', hash); } catch { /* some viewers forbid it: only the position is lost */ }
 }
 
 // ---- text ----
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-/** The text with what is invisible, or would reorder the page, as visible signs. */
+/** The text with invisible and direction characters replaced by visible symbols. */
 function visible(text) {
   return String(text ?? '').replace(/\r\n/g, '\n').replace(CONTROL, (character) => {
     const code = character.codePointAt(0);
@@ -103,7 +103,7 @@ function figure(value) {
 const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
 const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
 
-/** Runs `call` once, `ms` after the last time it was asked for. */
+/** Debounces `call`: runs it `ms` milliseconds after the last request. */
 function later(call, ms) {
   let timer;
   return (...args) => { clearTimeout(timer); timer = setTimeout(() => call(...args), ms); };
@@ -112,13 +112,13 @@ function later(call, ms) {
 function option(value, text, chosen) {
   return h('option', { value, selected: String(value) === String(chosen) }, text);
 }
-/** A labelled choice that writes into the state. */
+/** A labelled select element that writes to the state. */
 function choice(label, name, options, changed) {
   return h('label', { class: 'field' }, h('span', {}, label),
     h('select', { 'data-field': name, onchange: (event) => { state[name] = event.target.value; changed(); } },
       options.map(([value, text]) => option(value, text, state[name]))));
 }
-/** A labelled input that writes into the state. */
+/** A labelled input that writes to the state. */
 function input(label, name, type, changed, extra) {
   const later_ = later(changed, 150);
   return h('label', { class: `field ${type}` }, h('span', {}, label),
@@ -129,7 +129,7 @@ function table(headers, lines, props) {
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
     h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', {}, one)))))));
 }
-/** Two numbers that bound a column, each written into the state. */
+/** Two number inputs for a column's bounds, which write to the state. */
 function bounds(label, [low, high], changed) {
   const later_ = later(changed, 150);
   const end = (name, word) => h('input', { 'data-field': name, type: 'number', step: 'any', placeholder: word, 'aria-label': `${label} ${word}`, value: state[name], oninput: (event) => { state[name] = event.target.value; later_(); } });

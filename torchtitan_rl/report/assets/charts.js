@@ -1,4 +1,4 @@
-// Curves: uPlot charts in cards, every visible run in each, with one crosshair for all of them.
+// Curves: uPlot charts in cards. Each shows every visible run; all share one crosshair.
 
 const PALETTE = {
   light: ['#2a6fdb', '#d9611c', '#12866b', '#a63fb0', '#a87808', '#d1345b', '#5b6b7b', '#4b8b0f'],
@@ -22,7 +22,7 @@ function clearCharts() {
   living.clear();
 }
 
-/** Exponential mean over the values that are there, corrected for its start. */
+/** Exponential moving average of the non-null values, with bias correction. */
 function smoothed(values, share) {
   if (!share) return values;
   let mean = 0;
@@ -35,7 +35,7 @@ function smoothed(values, share) {
   });
 }
 
-/** One step axis for several runs: (steps, function that puts a run's values on it). */
+/** One step axis for several runs. Returns [steps, a function that places a run's values on the axis]. */
 function axisOf(chosen) {
   const steps = [...new Set(chosen.flatMap(({ run }) => run.steps))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, i) => [step, i]));
@@ -47,8 +47,8 @@ function axisOf(chosen) {
 }
 
 /**
- * A card with the curves of some metrics. A definition has: title; keys ([metric, label] pairs); band ([low, high]
- * metrics around the first); interval (of held-out shares); percent; log; points. Null where no visible run has any.
+ * A card with the curves of some metrics, or null if no visible run has any of them. A definition has: title; keys
+ * ([metric, label] pairs); band ([low, high] metrics around the first); interval (95 % band); percent; log; points.
  */
 function curveCard(definition) {
   const chosen = visibleRuns().filter(({ run }) => definition.keys.some(([key]) => run.series[key]));
@@ -84,7 +84,7 @@ function curveCard(definition) {
   return card(definition, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
 }
 
-/** The band around a definition's first metric: two lists of values, or nothing. */
+/** The band around a definition's first metric: [low values, high values], or a falsy value. */
 function edgesOf(definition, run, key) {
   if (definition.interval && run.intervals[key]) return [0, 1].map((end) => run.intervals[key].map((pair) => pair && pair[end]));
   const std = definition.deviation && run.series[definition.deviation];
@@ -93,7 +93,7 @@ function edgesOf(definition, run, key) {
   return band && band.every(Boolean) ? band : null;
 }
 
-/** A card with the phases of a step on top of one another, for each visible run. */
+/** For each visible run, a card with the seconds of a step's phases, stacked. */
 function stackedCards() {
   return visibleRuns().map(({ run }) => {
     const keys = Object.keys(run.series).filter((key) => /^time\/[^/]+$/.test(key) && key !== 'time/step');
@@ -112,7 +112,7 @@ function stackedCards() {
       series.push({ stroke: color, width: 0.5, points: { show: false } });
       legend.push({ index: order + 1, color, label: key.slice(5), values });
     });
-    // The highest sum is drawn first and the lower ones over it.
+    // The highest sum is drawn first, then the lower sums on top of it.
     const order = keys.map((_, i) => keys.length - i);
     const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
     const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
@@ -121,7 +121,7 @@ function stackedCards() {
   });
 }
 
-/** The chart itself, its title, and a legend that shows the values under the crosshair (the last ones without one). */
+/** A chart with its title and a legend, which shows the values under the crosshair, or else the last values. */
 function card(definition, columns, series, bands, legend, { log, format, names, zero }) {
   const body = h('div', { class: 'plot' });
   const where = h('span', { class: 'where' });
@@ -167,7 +167,7 @@ function spread(low, high, zero, share) {
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
-/** Points of two numbers, which no line joins. */
+/** A scatter plot. */
 function pointsCard(title, points, labels, colorOf, height = 260) {
   const kinds = [...new Set(points.map(colorOf))];
   const columns = [points.map((point) => point[0]), ...kinds.map((kind) => points.map((point) => (colorOf(point) === kind ? point[1] : null)))];
@@ -177,7 +177,7 @@ function pointsCard(title, points, labels, colorOf, height = 260) {
   return element;
 }
 
-/** Puts cards into a place and draws them, those out of sight when they come into it. */
+/** Adds cards to a container. Each card is drawn when it scrolls into view. */
 const sight = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (isIntersecting) { sight.unobserve(target); target.draw(); }

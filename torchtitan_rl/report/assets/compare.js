@@ -1,13 +1,13 @@
-// Two runs: the same prompts side by side, which were won and lost, curves overlaid, and how their configs differ.
+// The comparison of two runs: the same prompts side by side, outcomes, curves, and differences of their configs.
 
-const OUTCOMES = { won: 'B better', lost: 'B worse', same: 'alike' };
+const OUTCOMES = { won: 'B better', lost: 'B worse', same: 'equal' };
 const COMPARED = ['Reward', 'Held-out accuracy', 'Completion length', 'Entropy', 'Gradient norm', 'Groups'];
 const PAIRS = 200;
-const MOST_ANSWERS = 6; // of one run to one prompt
+const MOST_ANSWERS = 6; // different answers of one run to one prompt
 
 function compare(main) {
   if (runs.length < 2) {
-    replace(main, section('Compare', 'This report is of one run. Give the command two folders to compare them:'), h('pre', { class: 'text' }, 'python -m torchtitan_rl.report RUN RUN2'));
+    replace(main, section('Compare', 'This report contains one run. Pass two run folders to compare them:'), h('pre', { class: 'text' }, 'python -m torchtitan_rl.report RUN RUN2'));
     return;
   }
   const [a, b] = [Math.min(Number(state.a) || 0, runs.length - 1), Math.min(Number(state.b) || 0, runs.length - 1)];
@@ -16,9 +16,9 @@ function compare(main) {
   const charts = h('div', { class: 'grid' });
   const pairs = h('div', {});
   replace(main,
-    h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest of each'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
+    h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest of each run'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
     h('section', {}, h('h2', {}, 'The same prompts'), pairs), h('h2', {}, 'Curves'), charts,
-    section('How their configs differ', null, configTable(a, b)));
+    section('Config differences', null, configTable(a, b)));
   drawPairs(pairs, a, b);
   const hidden = state.hidden;
   state.hidden = runs.map((_, place) => place).filter((place) => place !== a && place !== b);
@@ -32,7 +32,7 @@ function commonSteps(a, b) {
   return [...steps(a)].filter((step) => theirs.has(step)).sort((x, y) => x - y);
 }
 
-/** Of each split and prompt that both runs have: the rows of the step asked for, or of the latest one of each. */
+/** For each split and prompt in both runs, the rows of the chosen step, or of each run's latest step. */
 function pairsOf(a, b) {
   const found = new Map();
   for (let row = 0; row < data.rows.count; row++) {
@@ -67,7 +67,7 @@ function drawPairs(container, a, b) {
   const splits = [...new Set(all.map((pair) => pair.split))];
   const counts = (split) => Object.keys(OUTCOMES).map((one) => all.filter((pair) => pair.split === split && pair.outcome === one).length);
   if (!all.length) {
-    replace(container, h('p', { class: 'note' }, 'The stored samples of these runs share no prompt. metrics.keep_all_rows stores every sample.'));
+    replace(container, h('p', { class: 'note' }, 'These runs have no stored prompt in common. metrics.keep_all_rows stores every sample.'));
     return;
   }
   const shown = all.filter((pair) => !state.outcome || pair.outcome === state.outcome);
@@ -85,7 +85,7 @@ function drawPairs(container, a, b) {
         class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, onclick: () => { state.pair = place; remember(); drawPairs(container, a, b); },
       }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(pair.prompt, 70)))))))),
       open && pairBody(open, a, b)),
-    shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} largest differences of ${shown.length.toLocaleString('en')}.`));
+    shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
 }
 const average = (values) => { const known = values.filter((value) => value !== null); return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null; };
 
@@ -100,7 +100,7 @@ function pairBody(pair, a, b) {
     sides[place].slice(0, MOST_ANSWERS).map((rows, i) => one(rows, place || i ? (text) => marked(base, text) : undefined)));
   return h('div', { class: 'pair' }, ...promptTurns(pair.rows[0][0]), answerLine(pair.rows[0][0], true), h('div', { class: 'siblings' }, side(0, a), side(1, b)));
 }
-/** The rows by response, the most frequent first. */
+/** The rows grouped by response, the most frequent first. */
 function different(rows) {
   const found = new Map();
   for (const row of sorted([...rows], 'reward', true)) found.set(cell(row, 'response'), [...(found.get(cell(row, 'response')) || []), row]);
@@ -111,8 +111,8 @@ function configTable(a, b) {
   const ignored = new Set(['dump_folder', 'command']);
   const sides = [a, b].map((place) => ({ ...runs[place].config, ...Object.fromEntries(Object.entries(runs[place].environment).map(([key, value]) => [`environment.${key}`, value])) }));
   const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && told(sides[0][key]) !== told(sides[1][key]));
-  if (!keys.length) return h('p', { class: 'note' }, 'They do not.');
+  if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
   return table(['setting', runs[a].name, runs[b].name], keys.map((key) => [key, brief(told(sides[0][key]), 200), brief(told(sides[1][key]), 200)]), { 'data-table': 'config' });
 }
-/** A setting as text; addresses of functions, which differ from run to run, are left out. */
+/** A setting as text, without the addresses of functions, which differ from run to run. */
 const told = (value) => (value === undefined ? '–' : typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');

@@ -1,4 +1,4 @@
-// What may be wrong: warnings, counts that ought to be 0, answers that fit every prompt, rewards that follow length.
+// The health page: warnings, counts that should be 0, repeated answers, rewards that correlate with length.
 
 function healthPage(main) {
   replace(main, data.notes.length > 0 && section('This report', null, h('ul', { class: 'notes' }, data.notes.map((note) => h('li', {}, note)))),
@@ -10,8 +10,8 @@ function healthPage(main) {
 
 function warningsOf(run) {
   const { warnings, notes } = run.health;
-  return section('Warnings of the run', warnings.length ? 'from its logs; those that differ in numbers only are counted as one' : 'None in its logs.',
-    warnings.length > 0 && table(['', 'times', 'what'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
+  return section('Warnings of the run', warnings.length ? 'From its logs. Warnings that differ only in numbers count as one.' : 'None in its logs.',
+    warnings.length > 0 && table(['', 'count', 'message'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
     notes.length > 0 && h('ul', { class: 'notes' }, notes.map((note) => h('li', {}, visible(note)))));
 }
 
@@ -19,21 +19,21 @@ function countsOf(run) {
   const { counts } = run.health;
   const wrong = counts.filter((one) => one.total > 0);
   const right = counts.filter((one) => one.total === 0).map((one) => one.key);
-  return section('Counts that ought to be 0', right.length ? `0 throughout: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
+  return section('Counts that should be 0', right.length ? `Always 0: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
     wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [one.key, figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
 }
 
 function duplicatesOf(run) {
   const { answers, prompts: different } = run.health.duplicates;
   const share = (count) => percent(different ? count / different : null);
-  return section('Answers given to several prompts', `of ${plural(different, 'training prompt')} with stored samples. An answer given far more often than it is expected is a sign of hacking.`,
-    answers.length > 0 ? table(['answer', 'prompts', 'share', 'expected of'], answers.map((one) => [h('bdi', {}, brief(one.answer, 60)), figure(one.prompts), share(one.prompts), figure(one.expected)]), { 'data-table': 'duplicates' })
-      : h('p', { class: 'note' }, 'No answer was given twice.'));
+  return section('Answers given to several prompts', `Out of ${plural(different, 'training prompt')} with stored samples. An answer given far more often than expected is a sign of reward hacking.`,
+    answers.length > 0 ? table(['answer', 'prompts', 'share', 'expected by'], answers.map((one) => [h('bdi', {}, brief(one.answer, 60)), figure(one.prompts), share(one.prompts), figure(one.expected)]), { 'data-table': 'duplicates' })
+      : h('p', { class: 'note' }, 'No answer was given to more than one prompt.'));
 }
 
 function partsOf(run) {
   const { parts } = run.health;
-  return section('Reward against its parts', 'r: correlation of a part with the whole over stored training samples. A part that never varies has none.',
+  return section('Reward against its parts', 'r: correlation of a part with the total reward over stored training samples. It is undefined for a constant part.',
     parts.length > 0 && table(['part', 'mean', 'r', 'samples'], parts.map((one) => [visible(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
 }
 
@@ -45,7 +45,7 @@ function scatterOf(run) {
     curveCardOf(run, 'Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
     curveCardOf(run, 'Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
 }
-/** A card of one run only. */
+/** A card with only one run. */
 function curveCardOf(run, title, keys) {
   const hidden = state.hidden;
   state.hidden = runs.map((_, place) => place).filter((place) => runs[place] !== run);
@@ -56,8 +56,8 @@ function curveCardOf(run, title, keys) {
 
 function metricsOf(run) {
   const { metrics } = run.health;
-  return section('Metrics that are missing or stopped', metrics.length ? null : 'None.',
-    metrics.length > 0 && table(['metric', '', 'why'], metrics.map((one) => [one.key, h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
+  return section('Missing or stopped metrics', metrics.length ? null : 'None.',
+    metrics.length > 0 && table(['metric', '', 'reason'], metrics.map((one) => [one.key, h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
 }
 
 function settingsOf(run) {

@@ -1,7 +1,7 @@
-// The first page: what happened in words, then the curves that people look at first, then any other series.
+// The overview: verdicts, then the most important curves, then a search over all series.
 
 const FIRST = [
-  { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation of rollouts' },
+  { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation over rollouts' },
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], interval: true, percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
   { title: 'Entropy', keys: [['policy/entropy', 'mean']], note: 'nats per token' },
@@ -10,10 +10,10 @@ const FIRST = [
   { title: 'Log-prob difference', keys: [['sampler/logprob_diff/mean', 'mean'], ['sampler/logprob_diff/max', 'max']], log: true, note: 'trainer − sampler, nats; log scale' },
   { title: 'Gradient norm', keys: [['optimizer/grad_norm', 'norm']], note: 'before clipping' },
   { title: 'Groups', keys: [['groups/zero_variance_fraction', 'no signal'], ['groups/all_right_fraction', 'all right'], ['groups/all_wrong_fraction', 'all wrong']], percent: true, note: 'no signal: all rewards equal' },
-  { title: 'Truncated completions', keys: [['completions/clipped_fraction', 'truncated']], percent: true, note: 'ended by the token limit' },
+  { title: 'Truncated completions', keys: [['completions/clipped_fraction', 'truncated']], percent: true, note: 'ended by a limit, not by the policy' },
   { title: 'Tokens per second', keys: [['perf/step_tokens_per_s', 'whole step'], ['perf/generated_tokens_per_s', 'generation'], ['perf/trained_tokens_per_s', 'training']] },
   { title: 'Loss', keys: [['loss/policy', 'policy'], ['loss/kl_weighted', 'KL, weighted'], ['loss/entropy_weighted', 'entropy, weighted']] },
-  { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs'], ['diversity/jaccard_distance/macro', 'between siblings']], note: 'in groups' },
+  { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs'], ['diversity/jaccard_distance/macro', 'between siblings']], note: 'within groups' },
   { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
 ];
 const MORE = 24;

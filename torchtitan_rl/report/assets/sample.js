@@ -1,8 +1,8 @@
-// One sample: its conversation, its numbers, its siblings, and what became of its prompt over training.
+// One sample: its conversation, its numbers, its siblings, and its prompt over training.
 
-const MOST_CHARACTERS = 6000; // of a text that is shown before "show all"
-const MOST_WORDS = 1500; // of two texts that are compared word by word
-const MANY = 60; // siblings, or steps of one prompt, that are shown
+const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
+const MOST_WORDS = 1500; // longest texts that are compared word by word
+const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
   state.open = row;
@@ -39,10 +39,10 @@ function badges(row) {
     correct !== null && h('span', { class: `badge ${correct ? 'good' : 'bad'}` }, correct ? 'right' : 'wrong'),
     cell(row, 'finish_reason') && h('span', { class: `badge ${cell(row, 'finish_reason') === 'stop' ? '' : 'warn'}` }, visible(cell(row, 'finish_reason'))),
     cell(row, 'left_out') && h('span', { class: 'badge warn' }, `not in the loss: ${visible(cell(row, 'left_out'))}`),
-    reason && h('span', { class: 'badge quiet', title: 'why metrics.select shows it' }, visible(reason)));
+    reason && h('span', { class: 'badge quiet', title: 'the selectors of metrics.select that chose it' }, visible(reason)));
 }
 
-/** A text as it is, long ones cut until they are asked for. `write` makes the nodes of a text. */
+/** A text block. A long text is cut until the reader asks for all of it. `write` makes the nodes of a text. */
 function textBlock(text, write = (shown) => [visible(shown)]) {
   const whole = String(text ?? '');
   const block = h('pre', { class: 'text', dir: 'auto' });
@@ -61,7 +61,7 @@ function messageTurn(message) {
   return turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)), earned, logged);
 }
 
-/** The prompt as turns where it was a chat, else as the text the policy read. */
+/** The prompt as turns if it was a chat, else as the text that the policy read. */
 function promptTurns(row) {
   const messages = cell(row, 'messages');
   if (!Array.isArray(messages) || !messages.length) return [turn('prompt', textBlock(cell(row, 'prompt')))];
@@ -77,7 +77,7 @@ function sampleBody(row) {
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage' };
-/** The response; where its tokens are stored, they can be coloured. */
+/** The response. If its tokens are stored, they can be coloured. */
 function responseBlock(row) {
   const tokens = spreadTokens(cell(row, 'tokens'));
   const known = tokens && Array.isArray(tokens.text) ? Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])) : [];
@@ -89,7 +89,7 @@ function responseBlock(row) {
   paint();
   return holder;
 }
-/** The tokens with an advantage for each: that of the whole sample on what the policy sampled. */
+/** The tokens with an advantage each: a single advantage is copied to every token that the policy sampled. */
 function spreadTokens(tokens) {
   if (!tokens || typeof tokens.advantage !== 'number') return tokens;
   return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
@@ -142,8 +142,8 @@ function siblingsBody(siblings, row) {
   const stored = cell(row, 'group_size') || siblings.length;
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
-    h('p', { class: 'note' }, stored > siblings.length ? `${siblings.length} of ${stored} siblings are stored; metrics.keep_all_rows keeps all. ` : '',
-      siblings.length > 1 ? ['Best first; ', h('mark', {}, 'marked'), ' is what the best one does not have, ', h('del', {}, '‸'), ' where it says more.'] : 'This prompt has one sample.'),
+    h('p', { class: 'note' }, stored > siblings.length ? `${siblings.length} of ${stored} siblings are stored; metrics.keep_all_rows stores all. ` : '',
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words.'] : 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), `${figure(cell(one, 'response_tokens'))} tokens`),
       textBlock(cell(one, 'response'), place ? against(String(cell(one, 'response') ?? '')) : undefined)))));
@@ -156,14 +156,14 @@ function historyBody(history) {
   const steps = new Set(points.map((point) => point[0]));
   return h('div', { class: 'body' }, ...promptTurns(byStep[0]),
     steps.size > 1 && pointsCard('Reward of this prompt by step', points, 'each stored sample', (point) => correctColor(point[2]), 150),
-    h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'marked'), ' is what the sample before does not have.'),
+    h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'Marked'), ' words are not in the previous sample.'),
     h('div', { class: 'history' }, shown.map((row, place) => h('div', { class: 'sibling', 'data-step': cell(row, 'step') },
       facts(`step ${cell(row, 'step')}`, h('b', {}, figure(cell(row, 'reward'))), verdictSign(cell(row, 'correct')), `${figure(cell(row, 'response_tokens'))} tokens`),
       textBlock(cell(row, 'response'), place ? (text) => marked(String(cell(shown[place - 1], 'response') ?? ''), text) : undefined)))));
 }
 const correctColor = (value) => (value === true ? palette(2) : value === false ? palette(5) : palette(0));
 
-/** The nodes of `text`, with the words that `base` does not have in that place marked. */
+/** The nodes of `text`. Words that `base` does not have at that place are marked. */
 function marked(base, text) {
   const split = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
   const [a, b] = [split(base), split(text)];
@@ -175,7 +175,7 @@ function marked(base, text) {
   const pieces = [{ text: b.slice(0, start).join('') }, ...middle, { text: b.slice(b.length - end).join('') }];
   return pieces.filter((piece) => piece.text || piece.less).map((piece) => (piece.less ? h('del', { title: visible(piece.less) }, '‸') : piece.more ? h('mark', {}, visible(piece.text)) : visible(piece.text)));
 }
-/** Pieces of `b`: {text}, {text, more} that `a` lacks, {less} where `a` has a piece that `b` lacks. */
+/** Pieces of `b`: {text} in both, {text, more} only in `b`, {less} only in `a`. */
 function compared(a, b) {
   if (!a.length && !b.length) return [];
   if (!a.length) return [{ text: b.join(''), more: true }];

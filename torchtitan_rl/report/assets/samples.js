@@ -1,13 +1,13 @@
-// The table of samples: filters, sort, pages, and the one that is open beside it.
+// The table of samples: filters, sorting, pages, and the open sample beside it.
 
 const PAGE = 50;
 const BASIC = ['step', 'split', 'reward', 'correct', 'response_tokens', 'finish_reason', 'prompt', 'response'];
-const TITLES = { correct: 'right', response_tokens: 'tokens', finish_reason: 'end', prompt_idx: 'prompt nr', sample_idx: 'sample nr' };
+const TITLES = { correct: 'right', response_tokens: 'tokens', finish_reason: 'end', prompt_idx: 'prompt no.', sample_idx: 'sample no.' };
 const TEXTS = ['prompt', 'response', 'answer', 'expected_answer'];
 
 const distinct = (name) => [...new Set(cells(name))].filter((value) => value !== null && value !== undefined).sort();
 
-/** Rows that pass every filter, in the order asked for. What has no value comes last either way. */
+/** The rows that pass every filter, sorted. Rows without a value come last in both directions. */
 function chosenRows() {
   const bound = (text) => (text === '' || Number.isNaN(Number(text)) ? null : Number(text));
   const between = (name, low, high) => {
@@ -72,7 +72,7 @@ function filters(changed) {
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
     bounds('Step', ['from', 'to'], changed), bounds('Reward', ['low', 'high'], changed),
-    h('label', { class: 'inline', title: 'those that metrics.select chose, of the run that kept all' }, shown, 'selected only'), columnPicker(changed),
+    h('label', { class: 'inline', title: 'only samples that metrics.select chose (with metrics.keep_all_rows, all are stored)' }, shown, 'selected only'), columnPicker(changed),
     h('button', { class: 'quiet', onclick: reset }, 'reset'));
 }
 
@@ -127,7 +127,7 @@ function verdictSign(value) {
   return h('span', { class: 'sign', title: 'not judged' }, '–');
 }
 
-/** Opens the sample `by` places further down the list, turning the page where needed. */
+/** Opens the sample `by` places further down the list, on another page if needed. */
 function moveSample(by) {
   const detail = document.querySelector('.detail');
   if (!detail || !listed.length) return;

@@ -15,10 +15,10 @@ def test_it_is_said_after_three_such_steps_and_not_before(capsys):
     notice.see([group(0, sample(0, 0.0), sample(1, 1.0))])
     for _ in range(2):
         notice.see(equal())
-    assert "nothing to learn" not in capsys.readouterr().out
+    assert "no learning signal" not in capsys.readouterr().out
     notice.see(equal())
     assert (
-        "nothing to learn from for 3 steps: in no group do rewards differ. No completion is right"
+        "no learning signal for 3 steps: no group has different rewards. No completion is correct"
         in capsys.readouterr().out
     )
 
@@ -28,8 +28,8 @@ def test_it_is_said_after_three_such_steps_and_not_before(capsys):
     [
         ([group(0, sample(0, None), sample(1, None))], "No completion has a reward"),
         (equal(text="same"), "the same text: raise sampling.temperature"),
-        (equal(finish_reason="length"), "cut off at sampling.max_tokens"),
-        (equal(correct=False), "No completion is right"),
+        (equal(finish_reason="length"), "truncated at sampling.max_tokens"),
+        (equal(correct=False), "No completion is correct"),
         (equal(correct=True), "Every completion is right"),
         ([*equal(correct=True), *equal(correct=False)], "either always right or never"),
     ],
