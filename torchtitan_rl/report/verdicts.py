@@ -104,7 +104,7 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
         if abs(values[-1] - values[0]) > half:
             level = "good" if values[-1] > values[0] else "bad"
         best = max(values)
-        fell = f"; it was {100 * best:.1f} % at step {steps[values.index(best)]}" if best - values[-1] > half else ""
+        fell = f"; best {100 * best:.1f} % at step {steps[values.index(best)]}" if best - values[-1] > half else ""
         level = "warn" if fell and level == "good" else level
         yield Verdict(level, f"{kind} {100 * values[0]:.1f} → {100 * values[-1]:.1f} %{low_high}{fell}", key)
 

@@ -89,7 +89,7 @@ def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_pa
     assert main([str(tmp_path / "nowhere")]) == 2
     errors = capsys.readouterr().err
     assert "matches. It has steps 1 to 3 (3 of them), splits train." in errors
-    assert "prompt_idx 9; there are [0, 1]" in errors
+    assert "prompt_idx 9; stored: [0, 1]" in errors
     assert "samples.jsonl does not exist" in errors
 
 

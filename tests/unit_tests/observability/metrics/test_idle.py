@@ -27,11 +27,11 @@ def test_it_is_said_after_three_such_steps_and_not_before(capsys):
     ("groups", "reason"),
     [
         ([group(0, sample(0, None), sample(1, None))], "No completion has a reward"),
-        (equal(text="same"), "the same text: raise sampling.temperature"),
+        (equal(text="same"), "identical: raise sampling.temperature"),
         (equal(finish_reason="length"), "truncated at sampling.max_tokens"),
         (equal(correct=False), "No completion is correct"),
-        (equal(correct=True), "Every completion is right"),
-        ([*equal(correct=True), *equal(correct=False)], "either always right or never"),
+        (equal(correct=True), "Every completion is correct"),
+        ([*equal(correct=True), *equal(correct=False)], "either always or never correctly"),
     ],
 )
 def test_the_likely_reason(groups, reason):
