@@ -49,7 +49,7 @@ class Collection:
             self.tables.setdefault(key, []).extend(rows)
 
     def values(self) -> dict[str, float]:
-        """One number a key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
+        """One number per key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
         return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
 
     def distributions(self) -> dict[str, np.ndarray]:

@@ -24,9 +24,9 @@ def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]
     """
     results: dict[str, Any] = {"metrics": {}, "failures": {}}
     for prefix, groups in passes.items():
-        tasks = {f"{prefix}/{name}": asked for name, asked in groups_by_task(groups).items()}
-        for name, asked in {prefix: groups, **tasks}.items():
-            results["metrics"] |= {key: float(m.value) for key, m in evaluation_metrics(asked, name).items()}
+        tasks = {f"{prefix}/{name}": its_groups for name, its_groups in groups_by_task(groups).items()}
+        for name, its_groups in {prefix: groups, **tasks}.items():
+            results["metrics"] |= {key: float(m.value) for key, m in evaluation_metrics(its_groups, name).items()}
         wrong = [(g.prompt, e) for g in groups for e in g.samples if e.scored.correct is False]
         results["failures"][prefix] = [
             {

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if not rows:
-        print(f"no stored row of {options.run} matches. {_there_is(options.run)}", file=sys.stderr)
+        print(f"no stored row of {options.run} matches. {_stored_steps(options.run)}", file=sys.stderr)
         return 1
     if options.diff:
         return _print_diff(rows, others, options, console)
@@ -86,7 +86,7 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
     ]
 
 
-def _there_is(run: str) -> str:
+def _stored_steps(run: str) -> str:
     """Describes the stored rows. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
     rows = list(read_rows(run))
     if not rows:

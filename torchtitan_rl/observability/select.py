@@ -35,8 +35,8 @@ class Candidate(NamedTuple):
     """prompt_idx and sample_idx. Rows without them come later, ordered by their content."""
     idle: bool
     """True if the row does not affect training (advantage 0, or not in the loss). Of equal scores, it comes last."""
-    turn: bytes
-    """Breaks ties. The order differs between steps and seeds, and is equal in every run and on every rank."""
+    tie_breaker: bytes
+    """A hash. The order it gives differs between steps and seeds, and is equal in every run and on every rank."""
 
 
 Choose = Callable[[list[Candidate]], list[Candidate]]
@@ -44,7 +44,7 @@ Choose = Callable[[list[Candidate]], list[Candidate]]
 
 def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True) -> Choose:
     """Selects the k candidates with the smallest `key` among those that `takes` accepts. O(log k) per row."""
-    return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.turn))
+    return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.tie_breaker))
 
 
 def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
@@ -64,7 +64,7 @@ def bottom(k: int) -> Choose:
 
 def random(k: int) -> Choose:
     """A seeded random sample of k rows."""
-    return first(k, lambda c: c.turn[::-1])
+    return first(k, lambda c: c.tie_breaker[::-1])
 
 
 def longest(k: int) -> Choose:
@@ -88,7 +88,7 @@ def zero_variance(k: int) -> Choose:
     def choose(rows: list[Candidate]) -> list[Candidate]:
         ends = [_reward_ends(group) for group in _groups(rows)]
         alike = [pair[0] for pair in ends if len(pair) == 2 and pair[0].reward == pair[1].reward]
-        return heapq.nsmallest(k, alike, key=lambda c: c.turn)
+        return heapq.nsmallest(k, alike, key=lambda c: c.tie_breaker)
 
     return choose
 
@@ -103,7 +103,7 @@ def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
 
 def _reward_ends(group: list[Candidate]) -> list[Candidate]:
     """The rows with the lowest and highest reward: enough to tell, over all ranks, whether all rewards are equal."""
-    members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.turn))
+    members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.tie_breaker))
     return [members[0], members[-1]] if len(members) > 1 else members
 
 
@@ -221,7 +221,7 @@ class Selection:
             group=group,
             place=place,
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
-            turn=_digest(f"{self._seed}:{row.get('step')}:{place}"),
+            tie_breaker=_digest(f"{self._seed}:{row.get('step')}:{place}"),
         )
 
 

@@ -156,7 +156,7 @@ def _read_metrics(run: Run) -> None:
     again = 0
     for line in _lines(path, run):
         step = line.pop("step")
-        if "key" in line and "value" in line:  # a stream: one value a line
+        if "key" in line and "value" in line:  # a stream: one value per line
             by_step.setdefault(step, {})[str(line["key"])] = line["value"]
         else:
             again += step in by_step

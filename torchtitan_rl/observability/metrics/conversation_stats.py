@@ -10,22 +10,22 @@ from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     """`conversations/...` over the completions that used an environment."""
     completions = [episode.completion for episode in flat(groups)]
-    talks = [one for one in completions if one.turns or one.error is not None]
-    if not talks:
+    conversations = [one for one in completions if one.turns or one.error is not None]
+    if not conversations:
         return {}
-    sampled = sum(one.num_sampled for one in talks)
-    tokens = sum(len(one.token_ids) for one in talks)
-    seconds = [turn.environment_seconds for one in talks for turn in one.turns]
-    columns = sorted({name for one in talks for turn in one.turns for name in turn.columns})
-    logged = {name: [total for one in talks if (total := _total(one, name)) is not None] for name in columns}
+    sampled = sum(one.num_sampled for one in conversations)
+    tokens = sum(len(one.token_ids) for one in conversations)
+    seconds = [turn.environment_seconds for one in conversations for turn in one.turns]
+    columns = sorted({name for one in conversations for turn in one.turns for name in turn.columns})
+    logged = {name: [total for one in conversations if (total := _total(one, name)) is not None] for name in columns}
     return {
-        **describe("conversations/turns", [len(one.turns) for one in talks], ("mean", "min", "max")),
+        **describe("conversations/turns", [len(one.turns) for one in conversations], ("mean", "min", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
         **{f"conversations/{name}": same_everywhere(mean(totals)) for name, totals in logged.items() if totals},
-        "conversations/count": same_everywhere(float(len(talks))),
-        "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in talks))),
-        "conversations/tokens_sampled": same_everywhere(sampled / len(talks)),
-        "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(talks)),
+        "conversations/count": same_everywhere(float(len(conversations))),
+        "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in conversations))),
+        "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
+        "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),
     }
 
 

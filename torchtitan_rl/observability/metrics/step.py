@@ -59,8 +59,8 @@ def record_step(
     rank, world_size = _rank_and_size()
     record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))
-    for task, asked in groups_by_task(groups).items():
-        record_metrics(task_metrics(asked, f"train/{task}"))
+    for task, its_groups in groups_by_task(groups).items():
+        record_metrics(task_metrics(its_groups, f"train/{task}"))
     completions = completion_metrics(groups)
     record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
     conversations = conversation_metrics(groups)
@@ -94,8 +94,8 @@ def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> No
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank."""
     rank, world_size = _rank_and_size()
     record_metrics(evaluation_metrics(groups, one.prefix))
-    for task, asked in groups_by_task(groups).items():
-        record_metrics(evaluation_metrics(asked, f"{one.prefix}/{task}"))
+    for task, its_groups in groups_by_task(groups).items():
+        record_metrics(evaluation_metrics(its_groups, f"{one.prefix}/{task}"))
     rows = episode_rows(groups[rank::world_size], step=step, split=one.split, policy_step=step)
     record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
 
