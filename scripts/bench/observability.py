@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 def _groups(count: int, tokens: int) -> list:
     """`count` episodes in groups of 16."""
-    from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+    from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion
 
     chance = random.Random(0)
     numbers = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def _groups(count: int, tokens: int) -> list:
             answer="42" if reward else None,
             correct=reward > 0,
         )
-        return Episode(scored=scored, advantage=reward - 0.5)
+        return Episode(scored=scored, credit=Credit(advantage=reward - 0.5))
 
     def group(prompt_idx: int) -> Group:
         prompt = Prompt(

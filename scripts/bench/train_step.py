@@ -42,7 +42,7 @@ def padded_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, groups
     for i, (prompt, episode) in enumerate(members):
         sequence = np.concatenate([prompt, episode.completion.token_ids])
         tokens[i, : len(sequence)] = torch.from_numpy(sequence)
-        advantages[i, len(prompt) : len(sequence)] = episode.advantage
+        advantages[i, len(prompt) : len(sequence)] = episode.credit.advantage
     tokens, advantages = tokens.to(DEVICE_TYPE), advantages.to(DEVICE_TYPE)
     count = sum(len(e.completion.token_ids) for e in flat(groups))
     for part in torch.arange(len(members)).split(32):  # micro-batches, or the logits would not fit

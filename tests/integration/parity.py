@@ -35,7 +35,7 @@ from torchtitan_rl.core.generator.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
-from torchtitan_rl.core.types import Prompt  # noqa: E402
+from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
@@ -81,15 +81,17 @@ class EchoingConversations(Conversations):
         return [int(word) for word in messages[0]["content"].split()[:2]] + [99]
 
 
-def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, ...]:
-    """(token_ids, positions, labels, mask), [T] each."""
+def packed(
+    sequences: list[list[int]], multiple: int
+) -> tuple[torch.Tensor, SequenceLayout, torch.Tensor, torch.Tensor]:
+    """(token_ids [T], layout, labels [T], mask [T])"""
     tokens = [t for s in sequences for t in s]
     padding = -len(tokens) % multiple
-    positions = [i for s in sequences for i in range(len(s))] + list(range(padding))
+    layout = SequenceLayout.of([*map(len, sequences), *[padding] * bool(padding)], device=device.DEVICE_TYPE)
     labels = [t for s in sequences for t in [*s[1:], 0]] + [0] * padding
     mask = [m for s in sequences for m in [1] * (len(s) - 1) + [0]] + [0] * padding
-    columns = (tokens + [0] * padding, positions, labels, mask)
-    return tuple(torch.tensor(c, device=device.DEVICE_TYPE) for c in columns)
+    tokens, labels, mask = (torch.tensor(c, device=device.DEVICE_TYPE) for c in (tokens + [0] * padding, labels, mask))
+    return tokens, layout, labels, mask
 
 
 def reference(folder: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -114,8 +116,8 @@ def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str,
     batch = dims.get_mesh("batch") if dims.dp_enabled else None
     size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
     count = sum(len(s) - 1 for s in SEQUENCES)
-    tokens, positions, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
-    logprobs, _ = score(model, tokens, positions, labels, 1.0)
+    tokens, layout, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
+    logprobs, _ = score(model, tokens, labels, layout, 1.0)
     (logprobs * mask).sum().div(count).backward()
 
     begins = [0]
@@ -147,9 +149,9 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build()
 
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
-        tokens, positions, labels, _ = packed([list(ids)], multiple)
+        tokens, layout, labels, _ = packed([list(ids)], multiple)
         with torch.no_grad():
-            return score(model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].cpu().numpy()
+            return score(model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().numpy()
 
     prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
     turns = 0  # completions of several turns

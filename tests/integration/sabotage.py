@@ -72,9 +72,9 @@ class Pair:
         scale_policy(self.model, 1.01)
 
     def trainer_logprobs(self, ids: np.ndarray) -> np.ndarray:
-        tokens, positions, labels, _ = packed([list(ids)], 8)
+        tokens, layout, labels, _ = packed([list(ids)], 8)
         with torch.no_grad():
-            return score(self.model, tokens, positions, labels, 1.0)[0][: len(ids) - 1].cpu().numpy()
+            return score(self.model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().numpy()
 
     def push(self, weights: Weights) -> None:
         self.sync.push(

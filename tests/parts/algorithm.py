@@ -19,6 +19,7 @@ from torchtitan_rl.core.types import (
     Normalizers,
     Prompt,
     ScoredCompletion,
+    SequenceLayout,
     TrainBatch,
     flat,
 )
@@ -105,10 +106,13 @@ def pack(
     """The episodes at `order` as one row, with `padding` pad tokens at its end, or after each sequence (`pad_each`)."""
     order = list(range(len(step))) if order is None else order
     columns: dict[str, list] = {
-        name: [] for name in ("token_ids", "labels", "positions", "mask", "mu", "advantage", "sequence", "old", "ref")
+        name: [] for name in ("token_ids", "labels", "mask", "mu", "advantage", "sequence", "old", "ref")
     }
 
+    lengths: list[int] = []
+
     def pad(count: int) -> None:
+        lengths.extend([count] * bool(count))
         for name in columns:
             columns[name] += [len(order) if name == "sequence" else 0] * count
 
@@ -120,31 +124,28 @@ def pack(
         tokens = [1, 2, *completion.token_ids.tolist()]
         columns["token_ids"] += tokens
         columns["labels"] += tokens[1:] + [0]
-        columns["positions"] += list(range(len(tokens)))
+        lengths.append(len(tokens))
         columns["mask"] += spread(completion.loss_mask & episode.in_loss)
         columns["mu"] += spread(completion.logprobs)
-        columns["advantage"] += [episode.advantage] * len(tokens)
+        columns["advantage"] += [episode.credit.advantage] * len(tokens)
         columns["sequence"] += [place] * len(tokens)
         columns["old"] += spread(old[index] if old else [0.0] * len(completion.token_ids))
         columns["ref"] += spread(reference[index] if reference else [0.0] * len(completion.token_ids))
         pad(padding if pad_each else 0)
     pad(padding)
     real = {name: torch.tensor(columns[name], dtype=dtype) for name in ("mask", "mu", "advantage", "old", "ref")}
-    whole = {
-        name: torch.tensor(columns[name], dtype=torch.int64)
-        for name in ("token_ids", "labels", "positions", "sequence")
-    }
+    whole = {name: torch.tensor(columns[name], dtype=torch.int64) for name in ("token_ids", "labels", "sequence")}
     return TrainBatch(
         token_ids=whole["token_ids"],
         labels=whole["labels"],
-        positions=whole["positions"],
+        layout=SequenceLayout.of(lengths, device="cpu"),
         loss_mask=real["mask"],
         sampler_logprobs=real["mu"],
         advantages=real["advantage"],
         sequence_ids=whole["sequence"],
         group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
-        mass=torch.tensor([step[i].mass or 0.0 for i in order], dtype=dtype),
-        anchored=torch.tensor([float(step[i].anchored) for i in order], dtype=dtype),
+        mass=torch.tensor([step[i].credit.mass or 0.0 for i in order], dtype=dtype),
+        anchored=torch.tensor([float(step[i].credit.anchored) for i in order], dtype=dtype),
         members=[step.members[i] for i in order],
         normalizers=normalizers,
         old_logprobs=real["old"] if old else None,

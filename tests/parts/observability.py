@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability import episode_rows
 
 FORK = multiprocessing.get_context("fork")
@@ -19,7 +19,8 @@ def sample(
     sample_idx=0, reward=1.0, *, token_ids=(5, 6, 7), text="[ANSWER]", finish_reason="stop", loss_mask=None,
     policy_version=3, breakdown=None, extra=None, answer="1", correct=None, **episode
 ):  # fmt: skip
-    """An episode of three tokens with log-probabilities of -0.5; further keywords are the Episode's own."""
+    """An episode of three tokens with log-probabilities of -0.5; further keywords are its Credit's or the Episode's own."""
+    credit = {name: episode.pop(name) for name in Credit.__dataclass_fields__ if name in episode}
     completion = Completion(
         sample_idx=sample_idx, policy_version=policy_version, token_ids=list(token_ids),
         logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
@@ -28,7 +29,7 @@ def sample(
         completion=completion, reward=reward, reward_breakdown={"correct": reward} if breakdown is None else breakdown,
         extra=extra or {}, answer=answer, correct=correct,
     )  # fmt: skip
-    return Episode(scored=scored, **episode)
+    return Episode(scored=scored, credit=Credit(**credit), **episode)
 
 
 def group(prompt_idx, *samples, **prompt):

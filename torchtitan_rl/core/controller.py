@@ -6,7 +6,7 @@ big (weights, activations, KV cache) is sharded inside `trainer` and `generator`
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from torchtitan.config import Configurable
@@ -160,8 +160,7 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
-            fresh = enumerate(self.services.prompts.next_batch(missing), start=len(scored))
-            scored += self._sample([replace(prompt, prompt_idx=i) for i, prompt in fresh], round=round)
+            scored += self._sample(self.services.prompts.next_batch(missing, first_idx=len(scored)), round=round)
             missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored))
             if missing == 0:
                 break

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Prompts(Protocol):
     """The data, tokenised; every rank gets the same prompts. Its position is part of a checkpoint."""
 
-    def next_batch(self, num_prompts: int) -> list[Prompt]:
-        """The next training prompts, with prompt_idx 0, 1, ..."""
+    def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
+        """The next training prompts, with prompt_idx first_idx, first_idx + 1, ..."""
 
     def held_out(self, num: int) -> list[Prompt]:
         """The first `num` held-out prompts; the same at every call."""

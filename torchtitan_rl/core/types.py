@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -166,32 +167,47 @@ class ScoredCompletion:
     """Of a conversation: the part of the reward that each turn earned by itself, as it counts in the sum."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Episode:
-    """A scored completion and what the objective made of it: its advantage, and whether it is in the loss."""
+@dataclass(slots=True, kw_only=True)
+class Credit:
+    """What the algorithm decided about an episode, filled in by `Algorithm.assign_credit`."""
 
-    scored: ScoredCompletion
     left_out: str | None = None
-    """Why it takes no part in the loss ("no reward", "truncated", ...); None: it does."""
+    """Why the episode takes no part in the loss ("no reward", "truncated", ...); None: it does."""
     shaped_reward: float | None = None
-    """What the advantage was made from: the reward plus truncation and KL penalties; None where it takes no part."""
+    """The reward plus truncation and KL penalties, from which the advantage is made; None for an episode without one."""
     advantage: float = 0.0
     turn_advantages: tuple[float, ...] | None = None
-    """One for each turn instead, where the objective gives credit by turns; `advantage` is then their mean over tokens."""
+    """One for each turn, where the objective gives credit by turns; `advantage` is then their mean over tokens."""
     mass: float | None = None
-    """Listwise losses: its share of the group's mass, which sums to 1; None with any other loss."""
+    """Listwise losses: the episode's share of the group's mass, which sums to 1; None with any other loss."""
     q_mass: float | None = None
-    """Listwise losses: its share of the distribution that the rewards alone ask for, which sums to 1 over the group."""
+    """Listwise losses: the episode's share of the distribution that the rewards alone ask for."""
     anchored: bool = True
     """Whether the KL term applies. False in a group whose rewards are all equal: the reference alone must not move it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogprobDiff:
+    """The differences between the trainer's and the sampler's log-probabilities of an episode's sampled tokens."""
+
+    mean: float
+    """Mean absolute difference."""
+    max: float
+    """Largest absolute difference; NaN if any is."""
+    signed: FloatArray | None = None
+    """float32 [num_sampled] trainer - sampler, on the rank that trained the episode; None on the others."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Episode:
+    """A scored completion, the algorithm's credit for it, and what the trainer measured."""
+
+    scored: ScoredCompletion
+    credit: Credit = field(default_factory=Credit)
     reference_logprobs: FloatArray | None = None
-    """float32 [L], the frozen reference's log-probability of each token; None when no reference is used."""
-    logprob_diff: FloatArray | None = None
-    """float32 [num_sampled], trainer - sampler log-probability of each sampled token, filled in by the update on the rank
-    that trained it."""
-    logprob_diff_mean: float | None = None
-    """Mean |trainer - sampler| log-probability over the sampled tokens, filled in by the update."""
-    logprob_diff_max: float | None = None
+    """float32 [L] the frozen reference's log-probability of each token, set by `Trainer.score_reference`; None without one."""
+    logprob_diff: LogprobDiff | None = None
+    """Set by `Trainer.update`, on every rank; None for an episode that was not trained on."""
 
     @property
     def completion(self) -> Completion:
@@ -205,19 +221,18 @@ class Episode:
 
     @property
     def token_advantages(self) -> FloatArray:
-        """[L] the advantage of each sampled token, 0 on what the policy did not sample."""
+        """[L] the advantage of each sampled token; 0 on tokens that the policy did not sample."""
         mask = self.completion.loss_mask  # [L]
-        if self.turn_advantages is None:
-            return self.advantage * mask
-        lengths = [turn.num_tokens for turn in self.completion.turns]
+        if self.credit.turn_advantages is None:
+            return self.credit.advantage * mask
         found = np.zeros(len(mask))
-        found[mask] = np.repeat(self.turn_advantages, lengths)
+        found[mask] = np.repeat(self.credit.turn_advantages, [turn.num_tokens for turn in self.completion.turns])
         return found
 
     @property
     def in_loss(self) -> bool:
         """Whether it takes part in the loss."""
-        return self.left_out is None
+        return self.credit.left_out is None
 
 
 Sample = TypeVar("Sample", Completion, ScoredCompletion, Episode)
@@ -270,6 +285,47 @@ class Normalizers:
     """The configured longest completion."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceLayout:
+    """Where S sequences lie in a pack of T tokens, one behind another; padding is sequences too.
+
+    A sequence may leave its first tokens to one before it, its root, which has the same ones. Its own tokens in the pack then
+    begin at a position above 0.
+
+    Example: own tokens [4, 2] of which the second leaves 1 to the first -> positions [0, 1, 2, 3, 1, 2], begins [0, 4],
+    lengths [4, 3], roots [0, 0], longest 4.
+    """
+
+    positions: Tensor
+    """[T] int64 each token's position in its sequence"""
+    begins: Tensor
+    """[S] int64 the place of each sequence's first own token"""
+    lengths: Tensor
+    """[S] int64 tokens of each sequence, with those that it leaves to its root"""
+    roots: Tensor
+    """[S] int64 the place where each sequence's root begins; its own place where it leaves nothing to another"""
+    longest: int
+    """Tokens of the longest sequence, known without asking the device."""
+
+    @classmethod
+    def of(cls, own: Sequence[int], shared: Sequence[int] | None = None, *, device: str) -> "SequenceLayout":
+        """The layout of sequences with these numbers of own tokens, [S], and of tokens left to a root, [S] (default: none).
+
+        A sequence that leaves tokens has as its root the nearest one before it that leaves none.
+        """
+        own_tokens = np.asarray(own, dtype=np.int64)  # [S]
+        left = np.zeros_like(own_tokens) if shared is None else np.asarray(shared, dtype=np.int64)  # [S]
+        begins = np.cumsum(own_tokens) - own_tokens  # [S]
+        roots = np.maximum.accumulate(np.where(left == 0, begins, 0))  # [S]
+        positions = [np.arange(n, n + length) for n, length in zip(left, own_tokens, strict=True)]
+        on_device = (
+            torch.from_numpy(a).to(device) for a in (np.concatenate(positions), begins, own_tokens + left, roots)
+        )
+        return cls(
+            **dict(zip(("positions", "begins", "lengths", "roots"), on_device)), longest=int((own_tokens + left).max())
+        )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:
     """One packed micro-batch of whole sequences, on the device. T tokens with padding, S sequences.
@@ -282,8 +338,8 @@ class TrainBatch:
     """[T] int64"""
     labels: Tensor
     """[T] int64, the next token of the same sequence; 0 where there is none."""
-    positions: Tensor
-    """[T] int64, 0 at the start of each sequence (and of the padding)."""
+    layout: SequenceLayout
+    """Where the sequences are, those of the padding included."""
     loss_mask: Tensor
     """[T] float32, 1 where the label is a token that the policy sampled and the loss takes in."""
     sampler_logprobs: Tensor

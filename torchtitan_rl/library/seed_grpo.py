@@ -69,4 +69,4 @@ class SeedGrpo(GroupScale):
 
 def compared(group: Group[Episode]) -> list[Episode]:
     """The completions with a finite reward and finite log-probabilities: those whose advantages are scaled."""
-    return [episode for episode in group.samples if episode.shaped_reward is not None]
+    return [episode for episode in group.samples if episode.credit.shaped_reward is not None]

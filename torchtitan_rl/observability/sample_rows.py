@@ -106,7 +106,7 @@ def _conversation(episode: "Episode") -> list[dict[str, Any]]:
     """The messages after the prompt. The policy's messages carry their turn's reward, advantage and logged columns."""
     said: list[dict[str, Any]] = []
     turns = episode.completion.turns
-    for turn, advantage in zip(turns, episode.turn_advantages or [None] * len(turns), strict=True):
+    for turn, advantage in zip(turns, episode.credit.turn_advantages or [None] * len(turns), strict=True):
         facts = {"reward": turn.reward, "advantage": advantage, "logged": turn.columns or None}
         told = {name: fact for name, fact in facts.items() if fact is not None}
         said += [{"role": "assistant", "content": turn.text, **told}, *turn.messages]
@@ -137,17 +137,17 @@ def _row(
         "correct": scored.correct,
         "reward": scored.reward,
         "score": scored.reward,
-        "advantage": episode.advantage if trained else None,
+        "advantage": episode.credit.advantage if trained else None,
         "in_loss": trained and episode.in_loss,
-        "left_out": episode.left_out,
+        "left_out": episode.credit.left_out,
         "prompt_tokens": len(prompt.token_ids),
         "response_tokens": num_sampled,
         "finish_reason": completion.finish_reason,
         "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if num_sampled else None,
-        "logprob_diff_mean": episode.logprob_diff_mean,
-        "logprob_diff_max": episode.logprob_diff_max,
+        "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
+        "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
-    masses = {"mass": episode.mass, "q_mass": episode.q_mass}
+    masses = {"mass": episode.credit.mass, "q_mass": episode.credit.q_mass}
     row.update({name: mass for name, mass in masses.items() if mass is not None})
     if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())

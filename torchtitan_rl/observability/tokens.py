@@ -43,12 +43,15 @@ class TokenPayload:
             "text": _pieces(completion.token_ids.tolist(), decode),
             "logprob": _spread(completion.sampled_logprobs, mask, 3),
         }
-        if episode.logprob_diff is not None and len(episode.logprob_diff) == completion.num_sampled:
-            found["diff"] = _spread(episode.logprob_diff, mask, 2)
+        signed = episode.logprob_diff and episode.logprob_diff.signed  # [num_sampled]
+        if signed is not None and len(signed) == completion.num_sampled:
+            found["diff"] = _spread(signed, mask, 2)
         if self.trained and episode.in_loss:
-            of_turns = episode.turn_advantages is not None
+            of_turns = episode.credit.turn_advantages is not None
             found["advantage"] = (
-                _spread(episode.token_advantages[mask], mask, 4) if of_turns else float(f"{episode.advantage:.4g}")
+                _spread(episode.token_advantages[mask], mask, 4)
+                if of_turns
+                else float(f"{episode.credit.advantage:.4g}")
             )
         return found
 

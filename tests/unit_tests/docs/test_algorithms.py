@@ -61,7 +61,7 @@ def test_the_example_of_a_new_advantage_runs(examples):
     median = importlib.import_module("median")
     algorithm = Algorithm.Config(advantage=median.Median.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 5.0, None]), group(1, [0.1] * 3))
-    assert [episode.advantage for episode in episodes] == [0.0, -1.0, 4.0, 0.0, 0.0, 0.0, 0.0]
+    assert [episode.credit.advantage for episode in episodes] == [0.0, -1.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def documented() -> dict[re.Pattern, str]:

@@ -15,6 +15,7 @@ from tests.parts.tiny import ODD, save_odd_checkpoint
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score_only
+from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
 
 
@@ -50,7 +51,7 @@ def test_log_probabilities_are_those_of_transformers_and_the_weights_come_back(t
     save_odd_checkpoint(tmp_path, architecture, tie=tie)
     model, adapter = policy_of(tmp_path)
     token_ids = torch.randint(0, 130, (96,), generator=torch.Generator().manual_seed(0))  # [T]
-    ours = score_only(model, token_ids, torch.arange(96), token_ids.roll(-1), 1.0)[:-1]  # [T - 1]
+    ours = score_only(model, token_ids, token_ids.roll(-1), SequenceLayout.of([96], device="cpu"), 1.0)[:-1]  # [T - 1]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logp = theirs(token_ids[None]).logits[0, :-1].log_softmax(-1)  # [T - 1, V]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.parts.observability import NASTY, group, rows_of, sample
+from torchtitan_rl.core.types import LogprobDiff
 from torchtitan_rl.observability import Reduce, read_samples, record_metric
 from torchtitan_rl.observability.sample_rows import Schema, plain, plain_row
 from torchtitan_rl.observability.select import Selection
@@ -27,7 +28,13 @@ def test_an_episode_row_has_every_specified_column_in_order():
 
 def test_an_episode_row_s_values():
     one = sample(
-        1, 0.5, token_ids=[1, 2, 3, 4], correct=False, advantage=-1.5, left_out="truncated", logprob_diff_max=1e-4
+        1,
+        0.5,
+        token_ids=[1, 2, 3, 4],
+        correct=False,
+        advantage=-1.5,
+        left_out="truncated",
+        logprob_diff=LogprobDiff(mean=1e-5, max=1e-4),
     )
     [row] = rows_of(group(2, one), step=7, policy_step=6)
     assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.parts.observability import group, rows_of, sample
+from torchtitan_rl.core.types import LogprobDiff
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observability.tokens import TokenPayload
 
@@ -33,7 +34,13 @@ def stored(tmp_path):
 
 
 def test_the_store_has_text_log_probability_difference_and_advantage_of_every_token(stored):
-    best = sample(1, 2.0, loss_mask=[True, False, True], advantage=0.70004, logprob_diff=np.float32([1.234e-5, -2e-7]))
+    best = sample(
+        1,
+        2.0,
+        loss_mask=[True, False, True],
+        advantage=0.70004,
+        logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, signed=np.float32([1.234e-5, -2e-7])),
+    )
     (row,) = stored(group(0, sample(0, 1.0), best))
     assert row["tokens"] == {
         "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7

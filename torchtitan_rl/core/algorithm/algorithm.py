@@ -177,8 +177,8 @@ class Algorithm(Part):
             self._set_advantages(groups)
         for group in groups:
             for episode in group.samples:
-                if not math.isfinite(episode.advantage):
-                    fault = f"the advantage is {episode.advantage}, for the rewards overflow"
+                if not math.isfinite(episode.credit.advantage):
+                    fault = f"the advantage is {episode.credit.advantage}, for the rewards overflow"
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member) -> None:
@@ -191,34 +191,34 @@ class Algorithm(Part):
         if (fault := episode_fault(episode)) is not None:
             return leave_out(member, fault, raises=self.raises)
         if episode.reward is None:
-            episode.left_out = "no reward"
+            episode.credit.left_out = "no reward"
             return None
         penalty = self.truncation.penalty(completion.num_sampled, self.max_completion_tokens)
         penalty += self.truncation.cut_reward(completion)
-        episode.shaped_reward = episode.reward + penalty
+        episode.credit.shaped_reward = episode.reward + penalty
         if completion.num_sampled == 0:
-            episode.left_out = "no tokens"
+            episode.credit.left_out = "no tokens"
         elif self.truncation.masks(completion):
-            episode.left_out = "truncated"
+            episode.credit.left_out = "truncated"
         return None
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
         # Dropping looks at what the grader said, as DAPO's filter does: a length penalty must not save such a group.
         if self.config.zero_variance != "keep" and not has_preference(group):
             for episode in group.samples:
-                episode.left_out = episode.left_out or "zero variance"
-        shaped = [episode for episode in group.samples if episode.shaped_reward is not None]
-        if all_equal([episode.shaped_reward for episode in shaped]):
+                episode.credit.left_out = episode.credit.left_out or "zero variance"
+        shaped = [episode for episode in group.samples if episode.credit.shaped_reward is not None]
+        if all_equal([episode.credit.shaped_reward for episode in shaped]):
             for episode in group.samples:
-                episode.anchored = False
+                episode.credit.anchored = False
         elif self.kl.in_reward:
             for episode in shaped:
-                episode.shaped_reward -= self.kl.penalty(episode)
+                episode.credit.shaped_reward -= self.kl.penalty(episode)
 
     def _weigh(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
             for episode in group.samples:
-                episode.mass = episode.q_mass = 0.0
+                episode.credit.mass = episode.credit.q_mass = 0.0
             members = [episode for episode in group.samples if episode.in_loss]
             if members:
                 self.listwise.weigh(members)
@@ -233,9 +233,11 @@ class Algorithm(Part):
 
     def is_silent(self, episode: Episode) -> bool:
         """Whether nothing in the objective has a gradient at this episode, once credit is assigned: it needs no backward."""
-        anchored = self.kl.in_loss and episode.anchored
+        anchored = self.kl.in_loss and episode.credit.anchored
         quiet = self.listwise is None and self.policy_loss.silent_without_advantage and self.config.entropy_coef == 0
-        advantages = episode.turn_advantages or (episode.advantage,)  # those of turns may cancel out in the mean
+        advantages = episode.credit.turn_advantages or (
+            episode.credit.advantage,
+        )  # those of turns may cancel out in the mean
         return quiet and not anchored and not any(advantages)
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:

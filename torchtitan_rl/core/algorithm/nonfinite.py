@@ -63,8 +63,8 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
     if raises:
         raise NonFiniteError(f"{member.name}: {fault}. {_advice(fault)}")
     episode = member.episode
-    episode.left_out = f"not finite: {fault}"
-    episode.shaped_reward, episode.advantage, episode.turn_advantages = None, 0.0, None
+    episode.credit.left_out = f"not finite: {fault}"
+    episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = None, 0.0, None
 
 
 def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:

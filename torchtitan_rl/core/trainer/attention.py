@@ -13,6 +13,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import ON_CPU, compute_capability
+from torchtitan_rl.core.types import SequenceLayout
 
 # What torch takes besides its own FlashAttention 2, by the major compute capability that the kernels are written for, and
 # the module that it imports them from. No pinned wheel has either module.
@@ -73,24 +74,18 @@ class PackedRows(NamedTuple):
     """[T] the cell from which each token of the pack is read back."""
 
     @classmethod
-    def of(cls, positions: Tensor) -> "PackedRows":
-        """Read from positions [T] alone: a sequence begins wherever one does not follow the one before.
-
-        A sequence that begins at position p > 0 goes on from the first p tokens of the last one that began at 0.
-        Example: [0, 1, 2, 3, 1, 2] are the sequences of tokens 0, 1, 2, 3 and 0, 4, 5.
-        """
-        T = len(positions)
-        begins = torch.ones_like(positions, dtype=torch.bool)  # [T]
-        begins[1:] = positions.diff() != 1
-        row = begins.cumsum(0) - 1  # [T]
-        begin = begins.nonzero()[:, 0]  # [S]
-        shared = positions[begin, None]  # [S, 1]
-        lengths = torch.cat([begin, begin.new_tensor([T])]).diff()[:, None] + shared  # [S, 1]
-        root = torch.where(shared[:, 0] == 0, begin, 0).cummax(0).values[:, None]  # [S, 1]
-        width = int(lengths.max())
-        column = torch.arange(width, device=positions.device)  # [W]
-        source = torch.where(column < shared, root, begin[:, None] - shared) + column  # [S, W]
-        return cls(torch.where(column < lengths, source, 0).flatten(), width, row * width + positions)
+    def of(cls, layout: SequenceLayout) -> "PackedRows":
+        """The rows of a layout of S sequences. Asks the device for nothing."""
+        T, width, device = len(layout.positions), layout.longest, layout.positions.device
+        shared = layout.positions[layout.begins]  # [S]
+        own = layout.lengths - shared  # [S]
+        row = torch.repeat_interleave(torch.arange(len(own), device=device), own, output_size=T)  # [T]
+        column = torch.arange(width, device=device)  # [W]
+        first = torch.where(
+            column < shared[:, None], layout.roots[:, None], (layout.begins - shared)[:, None]
+        )  # [S, W]
+        source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [S, W]
+        return cls(source.flatten(), width, row * width + layout.positions)
 
 
 class PackedSDPA(VarlenAttention):
@@ -135,9 +130,12 @@ class PackedSDPA(VarlenAttention):
         return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
 
-def attention_layout(model: Decoder, positions: Tensor) -> PackedRows | VarlenMetadata:
-    """What the layers' attention is told of packed positions [T]."""
-    return PackedRows.of(positions) if shares_prompts(model) else model.get_attention_masks(positions[None])
+def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | VarlenMetadata:
+    """What the layers' attention is told of a pack's layout."""
+    if shares_prompts(model):
+        return PackedRows.of(layout)
+    ends = torch.cat([layout.begins, layout.begins.new_tensor([len(layout.positions)])]).int()  # [S + 1]
+    return VarlenMetadata(ends, ends, layout.longest, layout.longest)
 
 
 def shares_prompts(model: Decoder) -> bool:

@@ -13,7 +13,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.types import FloatArray, TrainBatch
+from torchtitan_rl.core.types import FloatArray, LogprobDiff, TrainBatch
 
 EDGES = np.logspace(-8, 2, 101)
 """Of the histogram's bins; a quantile read from it is at most a quarter too high."""
@@ -108,7 +108,7 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
 
 
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
-    """Set `logprob_diff`, its mean and max of the batch's episodes; the absolute differences, [loss tokens].
+    """Set `logprob_diff` of the batch's episodes. Returns the absolute differences, [loss tokens].
 
     Args:
         logprobs: [T] log π of the policy that sampled.
@@ -119,7 +119,6 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     for member, diff in zip(batch.members, np.split(signed, np.cumsum(lengths))[:-1], strict=True):
         if len(diff):
             values = np.abs(diff)
-            member.episode.logprob_diff = diff
-            member.episode.logprob_diff_mean = float(values.mean(dtype=np.float64))
-            member.episode.logprob_diff_max = float(values.max())  # NaN counts as the largest
+            mean, most = float(values.mean(dtype=np.float64)), float(values.max())  # NaN counts as the largest
+            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)
     return np.abs(signed)  # [loss tokens]

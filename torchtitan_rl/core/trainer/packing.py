@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, TrainBatch
+from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, SequenceLayout, TrainBatch
 
 Atom = list[Member]
 """What must not be split over micro-batches: one sequence, or a whole group of them."""
@@ -110,7 +110,7 @@ def pack(
 
     Args:
         share_prompts: a prompt's tokens are there once for all its completions. The second and further ones begin at its last
-            token, with the position that it has in the prompt (see attention.PackedRows).
+            token, with the position that it has in the prompt (see SequenceLayout).
     """
     laid_out = _laid_out(members, share_prompts)
     members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
@@ -121,6 +121,7 @@ def pack(
     filled = int(lengths.sum())
     padding = -filled % multiple if filled else multiple
     longest = int((lengths + shared).max(initial=0)) or padding
+    padded = [min(longest, padding - begin) for begin in range(0, padding, longest)]  # no longer than the longest
 
     def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
         return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
@@ -133,19 +134,18 @@ def pack(
         return _on_device(_shifted(column(spread, np.float32), lengths))
 
     token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
-    positions = [np.arange(n, n + length) for n, length in zip(shared, lengths, strict=True)]
     references = [e.reference_logprobs for e in episodes]
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
-        positions=_on_device(np.concatenate([*positions, np.arange(padding) % longest])),
+        layout=SequenceLayout.of([*lengths, *padded], [*shared, *[0] * len(padded)], device=DEVICE_TYPE),
         loss_mask=at_labels([c.loss_mask for c in completions]),
         sampler_logprobs=at_labels([c.logprobs for c in completions]),
         advantages=at_labels([e.token_advantages for e in episodes]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
         group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
-        mass=_on_device(np.array([e.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
-        anchored=_on_device(np.array([e.anchored for e in episodes], dtype=np.float32)),  # [S]
+        mass=_on_device(np.array([e.credit.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
+        anchored=_on_device(np.array([e.credit.anchored for e in episodes], dtype=np.float32)),  # [S]
         members=members,
         normalizers=normalizers,
         reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,

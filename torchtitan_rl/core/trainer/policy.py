@@ -20,9 +20,10 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.trainer.attention import attention_config, attention_layout, describe_attention
+from torchtitan_rl.core.trainer.attention import attention_config, attention_masks, describe_attention
 from torchtitan_rl.core.trainer.kept_gradients import RowEmbedding, keep_gradients
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
+from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.cpu.rms_norm import use_cpu_norms
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
@@ -145,30 +146,30 @@ def _fields(config: Module.Config) -> dict[str, Any]:
 def score(
     model: Decoder,
     token_ids: Tensor,
-    positions: Tensor,
     labels: Tensor,
+    layout: SequenceLayout,
     temperature: float,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
 
     Args:
-        token_ids, positions, labels: [T] int64; positions are 0 at each sequence's start, or more where it goes on from tokens
-            of one before (see attention.PackedRows).
+        token_ids, labels: [T] int64.
+        layout: where the sequences are.
         mask: [T], not 0 where the two are wanted; elsewhere they are 0, without work. None: everywhere.
     """
-    layout = attention_layout(model, positions)
+    masks = attention_masks(model, layout)
     at = None if mask is None else mask.nonzero()[:, 0]  # [M]
     with model.lm_head.scoring(labels, temperature, at):
-        return model(token_ids[None], positions[None], layout)  # [T] each
+        return model(token_ids[None], layout.positions[None], masks)  # [T] each
 
 
 @torch.no_grad()
 def score_only(
     model: Decoder,
     token_ids: Tensor,
-    positions: Tensor,
     labels: Tensor,
+    layout: SequenceLayout,
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -177,7 +178,7 @@ def score_only(
     FSDP2 leaves the embedding and the head gathered, in the forward's dtype, until a backward that never comes: they would
     take memory, and a checkpoint would hold these rounded copies in place of the master weights.
     """
-    logprobs, _ = score(model, token_ids, positions, labels, temperature, mask)
+    logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

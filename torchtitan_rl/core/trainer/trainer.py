@@ -36,7 +36,18 @@ from torchtitan_rl.core.trainer.packing import (
     split_groups,
 )
 from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, keeps_weights, score, score_only
-from torchtitan_rl.core.types import Episode, FloatArray, Group, IntArray, Member, Metric, TrainBatch, flat
+from torchtitan_rl.core.types import (
+    Episode,
+    FloatArray,
+    Group,
+    IntArray,
+    LogprobDiff,
+    Member,
+    Metric,
+    SequenceLayout,
+    TrainBatch,
+    flat,
+)
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
@@ -205,7 +216,7 @@ class Trainer(Configurable):
         moved = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        self._share(groups, "logprob_diff_max", "logprob_diff_mean")
+        self._share_logprob_diffs(groups)
         ranks = range(self.dp_size)
         rank_tokens = [sum(self._num_packed(plan, rank) for pair in plans for plan in pair) for rank in ranks]
         silent_tokens = sum(self._num_packed(silent, rank) for silent, _ in plans for rank in ranks)
@@ -246,7 +257,7 @@ class Trainer(Configurable):
             learns = i >= len(work.silent)
             with torch.set_grad_enabled(learns):
                 logprobs, entropy = score(
-                    self.model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
+                    self.model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
                 )  # [T] each
                 out = self.algorithm.loss(batch, logprobs, entropy)
             if learns:
@@ -318,8 +329,11 @@ class Trainer(Configurable):
             for member, end in zip(batch.members, ends, strict=False):
                 first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
                 member.episode.reference_logprobs = logprobs[first : end - 1].copy()  # [L]
-        self._share(groups, "reference_logprobs")
-        for episode in flat(groups):
+        episodes = flat(groups)
+        mine = [(i, e.reference_logprobs) for i, e in enumerate(episodes) if e.reference_logprobs is not None]
+        for i, logprobs in comm.all_gather_lists(mine if self._reports else []):
+            episodes[i].reference_logprobs = logprobs
+        for episode in episodes:
             if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
                 episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
 
@@ -327,23 +341,22 @@ class Trainer(Configurable):
         """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
-        positions = torch.arange(len(tokens), device=DEVICE_TYPE)  # [T]
-        logprobs = score_only(self.model, tokens, positions, tokens.roll(-1), 1.0)  # [T]
+        layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
+        logprobs = score_only(self.model, tokens, tokens.roll(-1), layout, 1.0)  # [T]
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
-    def _share(self, groups: Sequence[Group[Episode]], *names: str) -> None:
-        """Give every rank these fields of the episodes in which a data-parallel rank has filled in the first."""
+    def _share_logprob_diffs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Give every rank the mean and the maximum of each episode's differences."""
         episodes = flat(groups)
-        found = {i: [getattr(episode, name) for name in names] for i, episode in enumerate(episodes)}
-        mine = [(i, values) for i, values in found.items() if values[0] is not None and self._reports]
-        for i, values in comm.all_gather_lists(mine):
-            for name, value in zip(names, values, strict=True):
-                setattr(episodes[i], name, value)
+        mine = [
+            (i, e.logprob_diff.mean, e.logprob_diff.max) for i, e in enumerate(episodes) if e.logprob_diff is not None
+        ]
+        for i, mean, most in comm.all_gather_lists(mine if self._reports else []):
+            if episodes[i].logprob_diff is None:
+                episodes[i].logprob_diff = LogprobDiff(mean=mean, max=most)
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        return score_only(
-            model, batch.token_ids, batch.positions, batch.labels, self.temperature, batch.loss_mask
-        )  # [T]
+        return score_only(model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask)  # [T]
 
     def _plan_update(self, groups: Sequence[Group[Episode]]) -> tuple[Plan, Plan]:
         """What has no gradient, and what has: see `_Work`."""

@@ -80,15 +80,19 @@ class MaxEnt(ListwiseLoss):
         )
 
     def weigh(self, members: list[Episode]) -> None:
-        rewards = [episode.shaped_reward for episode in members]
+        rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
         reference = [self._reference(episode) for episode in members] if beta > 0 else None
         weights = listwise_weights(q, reference, self.controllers.state.tau, beta)
         for episode, q_mass, weight in zip(members, q, weights, strict=True):
-            episode.q_mass, episode.mass, episode.advantage = q_mass, weight, weight - 1 / len(members)
+            episode.credit.q_mass, episode.credit.mass, episode.credit.advantage = (
+                q_mass,
+                weight,
+                weight - 1 / len(members),
+            )
             if is_neutral(q) and self.config.neutral == "skip":
-                episode.left_out = "no preference"
+                episode.credit.left_out = "no preference"
 
     def _reference(self, episode: Episode) -> float:
         of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
@@ -136,13 +140,13 @@ class MaxEnt(ListwiseLoss):
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
-        members = [[episode for episode in group.samples if episode.mass] for group in groups]
+        members = [[episode for episode in group.samples if episode.credit.mass] for group in groups]
         members = [group for group in members if group]
         if not members:
             return metrics
-        targets = [[episode.q_mass for episode in group] for group in members]
-        entropies = [entropy([episode.mass for episode in group]) for group in members]
-        incorrect = [math.fsum(episode.mass for episode in group if is_wrong(episode)) for group in members]
+        targets = [[episode.credit.q_mass for episode in group] for group in members]
+        entropies = [entropy([episode.credit.mass for episode in group]) for group in members]
+        incorrect = [math.fsum(episode.credit.mass for episode in group if is_wrong(episode)) for group in members]
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(mean([float(is_neutral(q)) for q in targets]))
         metrics["groups/effective_rollouts"] = same_everywhere(mean([math.exp(value) for value in entropies]))

@@ -49,13 +49,13 @@ class PromptStream(Configurable):
         self._prompts = Prefetcher(prompts, config.read_ahead) if config.read_ahead else prompts
         self._prompts.reset()
 
-    def next_batch(self, num_prompts: int) -> list[Prompt]:
-        """The next `num_prompts` training prompts, with prompt_idx 0, 1, ...
+    def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
+        """The next `num_prompts` training prompts, with prompt_idx first_idx, first_idx + 1, ...
 
         Raises UserError for a prompt without tokens, or that the tokenizer cannot represent; passes over those that are
         longer than `max_prompt_tokens`.
         """
-        return [replace(self._next(), prompt_idx=index) for index in range(num_prompts)]
+        return [replace(self._next(), prompt_idx=first_idx + index) for index in range(num_prompts)]
 
     def held_out(self, num: int) -> list[Prompt]:
         """The first `num` held-out prompts, prompt_idx 0, 1, ...; the same at every call. Raises UserError as the task does."""

@@ -31,7 +31,7 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", "quantiles", "p100"))
-    shaped = [episode.shaped_reward for episode in episodes if episode.shaped_reward is not None]
+    shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
     return metrics | describe("reward/shaped", shaped, ("mean",))
 
 
@@ -75,7 +75,7 @@ def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
 
 def advantage_metrics(groups: Groups) -> dict[str, Metric]:
     """`advantage/...` over the completions that take part in the loss."""
-    advantages = [episode.advantage for episode in flat(groups) if episode.in_loss]
+    advantages = [episode.credit.advantage for episode in flat(groups) if episode.in_loss]
     metrics = describe("advantage", advantages)
     if advantages:
         metrics["advantage/positive_fraction"] = fraction([advantage > 0 for advantage in advantages])
@@ -88,7 +88,7 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
     if not episodes:
         return {}
     # The text after the colon names the number that is not finite. It would give as many keys as there are tokens.
-    reasons = Counter(e.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
+    reasons = Counter(e.credit.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
         **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},

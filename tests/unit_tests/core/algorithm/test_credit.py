@@ -33,8 +33,8 @@ def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
         max_completion_tokens=MAX_TOKENS
     )
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5], finish_reason=["stop", "length", "stop"]))
-    assert [episode.left_out for episode in episodes] == [None, "truncated", None]
-    assert [episode.advantage for episode in episodes] == [0.5, -0.5, 0.0]
+    assert [episode.credit.left_out for episode in episodes] == [None, "truncated", None]
+    assert [episode.credit.advantage for episode in episodes] == [0.5, -0.5, 0.0]
     assert normalizers_of(algorithm, episodes).num_sequences == 2
 
 
@@ -58,8 +58,8 @@ def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_
     ).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(12)]))
     assert [episode.reward for episode in episodes] == [1.0, 1.0]
-    assert [episode.shaped_reward for episode in episodes] == [1.0, 0.5]
-    assert [episode.advantage for episode in episodes] == [0.25, -0.25]
+    assert [episode.credit.shaped_reward for episode in episodes] == [1.0, 0.5]
+    assert [episode.credit.advantage for episode in episodes] == [0.25, -0.25]
 
 
 def test_a_cache_longer_than_the_completion_is_refused_before_a_run():
@@ -74,10 +74,10 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
     algorithm = Algorithm.Config(zero_variance=choice).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
     assert [episode.in_loss for episode in episodes] == [in_loss] * 3 + [True] * 2
-    assert [episode.advantage for episode in episodes[:3]] == [0.0] * 3
-    assert [episode.left_out for episode in episodes[:3]] == [None if in_loss else "zero variance"] * 3
-    assert [episode.anchored for episode in episodes] == [False] * 3 + [True] * 2
-    assert all(episode.mass is None for episode in episodes)  # only a listwise loss has one
+    assert [episode.credit.advantage for episode in episodes[:3]] == [0.0] * 3
+    assert [episode.credit.left_out for episode in episodes[:3]] == [None if in_loss else "zero variance"] * 3
+    assert [episode.credit.anchored for episode in episodes] == [False] * 3 + [True] * 2
+    assert all(episode.credit.mass is None for episode in episodes)  # only a listwise loss has one
 
 
 def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
@@ -92,8 +92,12 @@ def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
 def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0, logprobs=())))
-    assert [episode.left_out for episode in episodes] == [None, "no reward", "no tokens"]
-    assert [episode.advantage for episode in episodes] == [0.5, 0.0, -0.5]  # the empty one's reward is in the baseline
+    assert [episode.credit.left_out for episode in episodes] == [None, "no reward", "no tokens"]
+    assert [episode.credit.advantage for episode in episodes] == [
+        0.5,
+        0.0,
+        -0.5,
+    ]  # the empty one's reward is in the baseline
 
 
 def test_completions_of_length_one_and_groups_of_one_are_handled():
@@ -101,8 +105,8 @@ def test_completions_of_length_one_and_groups_of_one_are_handled():
     episodes = episodes_of(
         algorithm, group(0, [1.0], logprobs=[(-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,), (-9.0,)])
     )
-    assert episodes[0].advantage == 0.0
-    assert episodes[1].advantage == -episodes[2].advantage != 0.0
+    assert episodes[0].credit.advantage == 0.0
+    assert episodes[1].credit.advantage == -episodes[2].credit.advantage != 0.0
 
 
 @pytest.mark.parametrize(
@@ -134,16 +138,18 @@ def test_seed_grpo_divides_the_whole_groups_advantages():
     )
     entropy = -(0.25 * math.log(0.25) * 2 + 0.5 * math.log(0.5))
     factor = 1 / (1 + 0.5 / math.log(4) * entropy)
-    expected = [episode.advantage * factor for episode in episodes_of(plain, scored_group)]
-    assert [episode.advantage for episode in episodes_of(seed, scored_group)] == pytest.approx(expected, abs=1e-12)
+    expected = [episode.credit.advantage * factor for episode in episodes_of(plain, scored_group)]
+    assert [episode.credit.advantage for episode in episodes_of(seed, scored_group)] == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_seed_grpo_at_its_extremes():
     config = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0))
     agree = episodes_of(config.build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 0.0], answer=["4", "4"]))
     disagree = episodes_of(config.build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 0.0], answer=["4", "5"]))
-    assert agree[0].advantage == 0.5
-    assert disagree[0].advantage == pytest.approx(0.25, abs=1e-15)
+    assert agree[0].credit.advantage == 0.5
+    assert disagree[0].credit.advantage == pytest.approx(0.25, abs=1e-15)
 
 
 def test_seed_grpo_leaves_out_completions_without_a_reward():
@@ -152,7 +158,7 @@ def test_seed_grpo_leaves_out_completions_without_a_reward():
     )
     episodes = episodes_of(seed, group(0, [1.0, 0.0, None, None], answer=["4", "5", "6", "6"]))
     # two answers of equal mass among the two that have a reward: H = log 2, alpha_eff = 1 / log 2
-    assert [episode.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)
+    assert [episode.credit.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)
     assert seed.group_metrics(episodes.groups)["semantic_entropy/max_possible"].value == math.log(2)
 
 
@@ -165,6 +171,6 @@ def test_only_sampled_tokens_have_a_length_and_a_likelihood():
     tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
     lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
-    assert [episode.shaped_reward for episode in episodes] == [1.0, 0.0]
-    assert episodes[0].advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
+    assert [episode.credit.shaped_reward for episode in episodes] == [1.0, 0.0]
+    assert episodes[0].credit.advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
     assert normalizers_of(algorithm, episodes).num_tokens == 4

@@ -137,7 +137,7 @@ def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
     algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     for episode in episodes:
-        episode.left_out = "for this test"
+        episode.credit.left_out = "for this test"
     values = policy_like(episodes)
     batch = pack(
         episodes,

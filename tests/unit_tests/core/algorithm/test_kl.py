@@ -68,7 +68,7 @@ def test_in_the_reward_only_sampled_tokens_count():
     ).build(max_completion_tokens=MAX_TOKENS)
     scored = group(0, [1.0, 0.0], logprobs=[(-1.0, 0.0, -1.0), (-2.0,)], loss_mask=[(1, 0, 1), (1,)])
     episodes = episodes_of(algorithm, scored, reference=[[-3.0, -50.0, -1.0], [-2.0]])
-    assert [episode.shaped_reward for episode in episodes] == [0.0, 0.0]
+    assert [episode.credit.shaped_reward for episode in episodes] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -131,9 +131,9 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
     # sum of k1: (-1 + 3) + 0 = 2 and 0, so the rewards become 0 and 0 - 0
     reference = [[-3.0, -1.0], [-2.0], [-5.0, -5.0], [-1.0, -1.0]]
     episodes = episodes_of(algorithm, *scored, reference=reference)
-    assert [episode.shaped_reward for episode in episodes] == [0.0, 0.0, 1.0, 1.0]
+    assert [episode.credit.shaped_reward for episode in episodes] == [0.0, 0.0, 1.0, 1.0]
     assert [episode.reward for episode in episodes] == [1.0, 0.0, 1.0, 1.0]
-    assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0, 0.0]
+    assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 0.0, 0.0]
     assert not algorithm.kl.in_loss
     assert algorithm.needs_reference
 

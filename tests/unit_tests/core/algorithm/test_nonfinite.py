@@ -53,9 +53,11 @@ def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, with_bad_reward(NAN))
     clean = episodes_of(algorithm, group(0, [1.0, 0.0]))
-    assert [episodes[0].advantage, episodes[2].advantage] == [episode.advantage for episode in clean]
-    assert (episodes[1].advantage, bool(episodes[1].mass)) == (0.0, False)
-    assert episodes[1].left_out == "not finite: reward function 'correct' returned nan"
+    assert [episodes[0].credit.advantage, episodes[2].credit.advantage] == [
+        episode.credit.advantage for episode in clean
+    ]
+    assert (episodes[1].credit.advantage, bool(episodes[1].credit.mass)) == (0.0, False)
+    assert episodes[1].credit.left_out == "not finite: reward function 'correct' returned nan"
     assert math.isnan(episodes[1].reward)
 
 
@@ -85,8 +87,8 @@ def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewar
         Algorithm.Config(nonfinite="mask", advantage=advantage).build(max_completion_tokens=MAX_TOKENS),
         group(0, rewards),
     )
-    assert [episode.advantage for episode in episodes] == [0.0] * 3
-    assert all(episode.left_out.startswith("not finite: the advantage is") for episode in episodes)
+    assert [episode.credit.advantage for episode in episodes] == [0.0] * 3
+    assert all(episode.credit.left_out.startswith("not finite: the advantage is") for episode in episodes)
 
 
 def test_what_the_policy_did_not_sample_may_have_any_number():
@@ -170,6 +172,6 @@ def test_a_ratio_that_overflows_is_clamped_and_counted():
 def test_what_is_left_out_keeps_no_advantage_of_a_turn():
     group = draft_episodes([group_of(0, scored(0, 1.0))])[0]
     episode = group.samples[0]
-    episode.advantage, episode.turn_advantages = math.inf, (math.inf, 0.0)
+    episode.credit.advantage, episode.credit.turn_advantages = math.inf, (math.inf, 0.0)
     leave_out(Member(group.prompt, episode), "the advantage is inf", raises=False)
-    assert (episode.advantage, episode.turn_advantages) == (0.0, None)
+    assert (episode.credit.advantage, episode.credit.turn_advantages) == (0.0, None)

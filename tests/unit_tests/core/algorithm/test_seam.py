@@ -87,7 +87,7 @@ def test_an_episode_holds_its_completion_and_its_place():
     groups = draft_episodes([group(1, [0.0, 1.0]), group(0, [4.0])])
     assert [g.prompt.prompt_idx for g in groups] == [1, 0]
     assert [episode.reward for g in groups for episode in g.samples] == [0.0, 1.0, 4.0]
-    assert all(episode.advantage == 0.0 and episode.in_loss for g in groups for episode in g.samples)
+    assert all(episode.credit.advantage == 0.0 and episode.in_loss for g in groups for episode in g.samples)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def advantages(*samples: ScoredCompletion, **config) -> list:
     algorithm = Algorithm.Config(**{"advantage": GroupMean.Config(), "credit": "turn", **config}).build(
         max_completion_tokens=MAX_TOKENS
     )
-    return [e.turn_advantages or e.advantage for e in episodes_of(algorithm, group_of(0, *samples))]
+    return [e.credit.turn_advantages or e.credit.advantage for e in episodes_of(algorithm, group_of(0, *samples))]
 
 
 def test_each_turn_is_compared_with_the_groups_returns_at_that_turn():
@@ -61,7 +61,7 @@ def test_tokens_get_their_turns_advantage_and_observed_ones_none():
     first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert first.token_advantages.tolist() == [-0.5, 0, -1, -1, 0]
     assert second.token_advantages.tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
-    assert first.advantage == np.mean([-0.5, -1, -1])
+    assert first.credit.advantage == np.mean([-0.5, -1, -1])
 
 
 def test_episode_credit_gives_every_turn_the_same():
@@ -81,11 +81,11 @@ def test_every_limit_that_cut_a_conversation_is_masked_or_penalised(end):
     masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
         max_completion_tokens=MAX_TOKENS
     )
-    assert [e.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
+    assert [e.credit.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
     fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build(
         max_completion_tokens=MAX_TOKENS
     )
-    assert [e.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
+    assert [e.credit.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
     only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build(
         max_completion_tokens=MAX_TOKENS
     )

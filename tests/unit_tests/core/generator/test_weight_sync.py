@@ -24,7 +24,7 @@ from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
-from torchtitan_rl.core.types import Completion, Prompt, flat
+from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -73,8 +73,8 @@ class Pair:
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
         with torch.no_grad():
-            positions = torch.arange(len(tokens), device=DEVICE_TYPE)
-            return score(self.model, tokens, positions, tokens.roll(-1), temperature)[0][:-1].cpu().numpy()
+            layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
+            return score(self.model, tokens, tokens.roll(-1), layout, temperature)[0][:-1].cpu().numpy()
 
     def of_completion(self, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
         """The policy's log-probabilities of a completion's tokens, [L]."""

@@ -12,6 +12,7 @@ from torchtitan_rl.core.trainer.attention import (
     describe_attention,
     flash_attention,
 )
+from torchtitan_rl.core.types import SequenceLayout
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2]])
@@ -20,9 +21,8 @@ def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
     T, heads, kv_heads, width = sum(lengths), 4, 2, 8
     q = torch.randn(1, T, heads, width, requires_grad=True)
     k, v = (torch.randn(1, T, kv_heads, width, requires_grad=True) for _ in range(2))
-    positions = torch.cat([torch.arange(n) for n in lengths])  # [T]
     attention = PackedSDPA.Config().build()
-    found = attention(q, k, v, attention_masks=PackedRows.of(positions), enable_gqa=True)
+    found = attention(q, k, v, attention_masks=PackedRows.of(SequenceLayout.of(lengths, device="cpu")), enable_gqa=True)
     rows, begin = [], 0
     for n in lengths:
         part = [t[:, begin : begin + n].transpose(1, 2) for t in (q, k, v)]
@@ -37,14 +37,15 @@ def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
 
 def test_a_sequence_that_goes_on_from_anothers_tokens_attends_to_them_as_if_they_were_its_own():
     torch.manual_seed(0)
-    positions = torch.tensor([0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1])
+    layout = SequenceLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
+    assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1]
     whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 8, 11]  # each sequence with all of its tokens
     own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 16]  # the places there of the pack's
     lengths = [5, 4, 3, 3, 2]
     qkv = [torch.randn(1, 12, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
     attention = PackedSDPA.Config().build()
-    found = attention(*qkv, attention_masks=PackedRows.of(positions), enable_gqa=True)
-    rows = PackedRows.of(torch.cat([torch.arange(n) for n in lengths]))
+    found = attention(*qkv, attention_masks=PackedRows.of(layout), enable_gqa=True)
+    rows = PackedRows.of(SequenceLayout.of(lengths, device="cpu"))
     expected = attention(*(t[:, whole] for t in qkv), attention_masks=rows, enable_gqa=True)[:, own]
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)

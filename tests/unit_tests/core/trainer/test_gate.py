@@ -25,8 +25,8 @@ def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
     logprobs[7] -= 0.25
     assert fill_logprob_diff(batch, logprobs).max() == pytest.approx(0.5)
     first, second = (m.episode for m in members)
-    assert (first.logprob_diff_mean, first.logprob_diff_max) == (pytest.approx(0.25), pytest.approx(0.5))
-    assert (second.logprob_diff_mean, second.logprob_diff_max) == (pytest.approx(0.125), pytest.approx(0.25))
+    assert (first.logprob_diff.mean, first.logprob_diff.max) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert (second.logprob_diff.mean, second.logprob_diff.max) == (pytest.approx(0.125), pytest.approx(0.25))
 
 
 def test_a_micro_batch_of_padding_alone_has_no_difference():
@@ -40,7 +40,7 @@ def test_nan_is_the_largest_difference():
     diffs = diffs_of(fill_logprob_diff(batch, logprobs))
     assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
     assert math.isfinite(diffs.total)
-    assert math.isnan(batch.members[0].episode.logprob_diff_max)
+    assert math.isnan(batch.members[0].episode.logprob_diff.max)
 
 
 @pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])

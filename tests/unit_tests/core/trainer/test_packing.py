@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtitan_rl.core.trainer.packing import atoms_of, num_packed, pack, plan_microbatches, split_groups
-from torchtitan_rl.core.types import Completion, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
 
@@ -16,7 +16,7 @@ def episode(tokens=(8, 9), *, sample_idx=0, advantage=1.0, left_out=None, mask=N
         loss_mask=mask, text="", finish_reason="stop",
     )  # fmt: skip
     scored = ScoredCompletion(completion=completion, reward=1.0)
-    return Episode(scored=scored, advantage=advantage, left_out=left_out)
+    return Episode(scored=scored, credit=Credit(advantage=advantage, left_out=left_out))
 
 
 def prompt(tokens=(5, 6, 7), prompt_idx=0) -> Prompt:
@@ -40,7 +40,15 @@ def test_each_position_speaks_of_the_token_it_predicts():
     batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
     assert batch.labels.tolist()[:9] == [6, 7, 8, 9, 0, 2, 3, 4, 0]
-    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + [0, 1, 2, 3, 4, 0, 1]  # no longer than the longest
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + [
+        0,
+        1,
+        2,
+        3,
+        4,
+        0,
+        1,
+    ]  # no longer than the longest
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 1, 0] + [0] * 7
     assert batch.sampler_logprobs.tolist()[:9] == [0, 0, -0.5, -1.5, 0, -0.5, -1.5, -2.5, 0]
     assert batch.advantages.tolist()[:9] == [0, 0, 1, 1, 0, -2, -2, -2, 0]
@@ -65,7 +73,7 @@ def test_siblings_share_all_of_their_prompt_but_its_last_token():
     assert batch.members == [members[0], members[2], members[1]]
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
     assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]
-    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
     assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3

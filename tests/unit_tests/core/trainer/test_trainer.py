@@ -86,7 +86,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
     trainer.score_reference(episodes)
     assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
     trainer.algorithm.assign_credit(episodes)
-    assert [e.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
+    assert [e.credit.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
     assert trainer.update(episodes).optimizer_steps == 1
 
 
@@ -96,7 +96,7 @@ def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
     before = weights(trainer)
     groups = credited(trainer)
     for episode in flat(groups):
-        episode.left_out = "no reward"
+        episode.credit.left_out = "no reward"
     report = trainer.update(groups)
     assert torch.equal(weights(trainer), before)
     assert (report.optimizer_steps, report.trained_tokens, report.update_ratio) == (0, 0, 0.0)
@@ -114,7 +114,7 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     torch.testing.assert_close(weights(split), weights(whole), rtol=1.2e-7, atol=1e-9)  # a float32's last digit
     for ours, theirs in zip(*map(flat, steps), strict=True):
-        np.testing.assert_allclose(ours.logprob_diff, theirs.logprob_diff, atol=1e-5)
+        np.testing.assert_allclose(ours.logprob_diff.signed, theirs.logprob_diff.signed, atol=1e-5)
     sums = [
         sum(m["policy/entropy"].value * m["policy/entropy"].weight for m in report.metrics if "policy/entropy" in m)
         for report in reports
@@ -133,7 +133,7 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
 def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
     episode = draft_episodes(scored_step())[0].samples[0]
     assert algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode) is silent
-    episode.advantage = 0.1
+    episode.credit.advantage = 0.1
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
 
 
@@ -200,7 +200,7 @@ def test_more_mini_batches_than_groups_and_several_passes(build):
     report = trainer.update(groups)
     assert report.optimizer_steps == 2 * learning
     assert report.trained_tokens == 2 * sum(report.rank_tokens)
-    assert all(e.logprob_diff_max is not None for e in flat(groups) if e.in_loss)
+    assert all(e.logprob_diff is not None for e in flat(groups) if e.in_loss)
 
 
 def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
@@ -225,7 +225,7 @@ def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
 
 def test_turns_whose_advantages_cancel_out_are_not_silent():
     episode = draft_episodes(scored_step())[0].samples[0]
-    episode.advantage, episode.turn_advantages = 0.0, (0.7, -0.7)
+    episode.credit.advantage, episode.credit.turn_advantages = 0.0, (0.7, -0.7)
     assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
-    episode.turn_advantages = (0.0, 0.0)
+    episode.credit.turn_advantages = (0.0, 0.0)
     assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)

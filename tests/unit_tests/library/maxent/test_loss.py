@@ -35,8 +35,10 @@ def packed(algorithm, episodes, **kwargs):
 
 def test_weights_and_advantages_of_a_group():
     episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
-    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
-    assert [episode.advantage for episode in episodes] == pytest.approx([SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12)
+    assert [episode.credit.mass for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
+    assert [episode.credit.advantage for episode in episodes] == pytest.approx(
+        [SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12
+    )
 
 
 def test_the_loss_is_the_mean_over_groups_of_a_cross_entropy():
@@ -102,9 +104,9 @@ def test_the_reference_enters_by_its_log_probability_per_token():
     scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
     reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
     by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
-    assert by_length[0].mass == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
+    assert by_length[0].credit.mass == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
     in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
-    assert in_sum[0].mass == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
+    assert in_sum[0].credit.mass == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
     assert maxent(beta=1.0).needs_reference
     assert not maxent().needs_reference
     with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
@@ -114,8 +116,8 @@ def test_the_reference_enters_by_its_log_probability_per_token():
 def test_equal_rewards_have_no_gradient_unless_asked_for():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
-    assert [episode.mass for episode in episodes[:3]] == [1 / 3] * 3
-    assert [episode.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
+    assert [episode.credit.mass for episode in episodes[:3]] == [1 / 3] * 3
+    assert [episode.credit.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
     values = policy_like(episodes, 0.5)
     run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
     assert all(not value.grad.any() for value in values[:3])
@@ -130,7 +132,9 @@ def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one()
     episodes = episodes_of(
         maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
     )
-    assert [episode.mass for episode in episodes] == pytest.approx([SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12)
+    assert [episode.credit.mass for episode in episodes] == pytest.approx(
+        [SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12
+    )
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
 
@@ -260,8 +264,8 @@ def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
     episodes = episodes_of(
         maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
     )
-    assert [e.q_mass for e in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12)
-    assert episodes[0].mass > episodes[0].q_mass
+    assert [e.credit.q_mass for e in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12)
+    assert episodes[0].credit.mass > episodes[0].credit.q_mass
 
 
 def test_the_tasks_own_judgement_says_what_is_incorrect():
@@ -275,4 +279,4 @@ def test_only_sampled_tokens_weigh_in_the_reference():
     columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
     reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
     episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)
-    assert episodes[0].mass == pytest.approx(0.5, abs=1e-12)
+    assert episodes[0].credit.mass == pytest.approx(0.5, abs=1e-12)
