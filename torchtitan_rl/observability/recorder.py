@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
@@ -68,25 +69,25 @@ class Recorder(Configurable):
         """Which rows of a sample table are shown, as "name:rows": top, bottom, random, longest, truncated, failed,
         unscored, zero_variance, group_best, group_worst, and "pinned:TEXT" for every row of prompts holding TEXT."""
 
-        seed: int = 0
+        seed: int = number(0, least=0)
         """Of the random selector."""
 
         keep_all_rows: bool = False
         """Keep every row of every step in the local store, not only the selected ones."""
 
-        store_bytes: int = 2 * 1024**3
+        store_bytes: int = number(2 * 1024**3, least=0)
         """Size at which the local store stops, saying so."""
 
         report: bool = True
         """At the end of the run, write report.html into its folder: metrics and samples as one page (docs/report.md)."""
 
-        console_every: int = 10
+        console_every: int = number(10, least=0, remedy="0 shows no panels.")
         """Steps between the console's panels of metrics and samples; 0: never."""
 
         console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
         """Patterns of the metrics in the console's panel."""
 
-        queue_size: int = 64
+        queue_size: int = number(64, least=1, remedy="64 is usual.")
         """Steps that may wait for a slow sink; a step more is dropped for it and counted in obs/dropped_rows."""
 
         project: str = "torchtitan_rl"
@@ -95,7 +96,7 @@ class Recorder(Configurable):
         wandb_mode: Literal["online", "offline"] = "online"
         """online needs `wandb login`; offline writes to the run folder, for `wandb sync`."""
 
-        max_traces_per_step: int = 16
+        max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
         """Rollouts of each split logged to Trackio as traces, a training step; 0: none."""
 
         trace_key: str = "rollout/traces"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.losses import Clip, Gspo, ListwiseLoss
-from torchtitan_rl.core.algorithm.part import number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.summary import describe, mean, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric
