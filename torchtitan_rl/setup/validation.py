@@ -69,10 +69,10 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     Selection(config.metrics.select)
     config.evaluation.build()
     _check_layout(config, world_size)
+    _check_sampling(config)
     _check_training(config)
     _check_lengths(config)
     _check_cpu_cache()
-    _check_sampling(config)
     check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)

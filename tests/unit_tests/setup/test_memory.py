@@ -88,5 +88,7 @@ def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
     validation.validate(shipped.qwen3_0_6b(), world_size=1)
+    config = shipped.qwen3_8b()
+    config.generator.tensor_parallel_degree = 1
     with pytest.raises(UserError, match="cannot fit"):
-        validation.validate(shipped.qwen3_8b(), world_size=1)
+        validation.validate(config, world_size=1)
