@@ -54,7 +54,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option(
             "num-prompts-per-step",
             "100000",
-            "100000: expected at least 1 and at most 65536. Use 16 or more; every rank keeps",
+            "100000: expected at least 1 and at most 65536. Use 16 or more; the host keeps",
         ),
         _option("num-prompts-per-step", "3", "3: expected at least 4, one for each generator replica", ranks=4),
         _option("seed", "-1", "-1: expected at least 0 and at most 4294967295. Use 0, 1, 2, ..."),

@@ -48,10 +48,7 @@ class Controller(Configurable):
         """Steps of the whole run, those before a resume included."""
 
         num_prompts_per_step: int = number(
-            32,
-            least=1,
-            most=65536,
-            remedy="Use 16 or more; every rank keeps the completions of a step's prompts in memory.",
+            32, least=1, most=65536, remedy="Use 16 or more; the host keeps a step's completions in memory."
         )
         """Prompts in one step over all generator replicas; each gets sampling.n completions."""
 

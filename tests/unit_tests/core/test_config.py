@@ -66,6 +66,7 @@ def test_what_fits_passes(settings):
         ({"kind": "third"}, "run.kind = 'third': expected one of ('one', 'other'). Use 'one'."),
         ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected one of ('one', 'other')."),
         ({"texts": ["a", ""]}, "run.texts = ['a', '']: expected texts of at least one character. Correct the value."),
+        ({"texts": [5]}, "run.texts = [5]: expected texts of at least one character. Correct the value."),
         ({"inner": Inner(share=0)}, "run.inner.share = 0: expected more than 0 and less than 1. Use a half."),
         ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
     ],

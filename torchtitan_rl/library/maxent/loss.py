@@ -58,7 +58,7 @@ class MaxEnt(ListwiseLoss):
         def __post_init__(self) -> None:
             expect(
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
-                "a number > 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
+                "more than 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
             )  # fmt: skip
 
     def __init__(self, config: Config) -> None:
