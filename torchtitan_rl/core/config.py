@@ -77,13 +77,8 @@ def check_fields(config: Any, path: str = "") -> None:
             elif choices:
                 expect(part in choices, name, value, f"one of {tuple(choices)}", f"Use {one.default!r}.")
             elif one.type == list[str]:
-                expect(
-                    isinstance(part, str) and part != "",
-                    name,
-                    value,
-                    "texts of at least one character",
-                    "Correct the value.",
-                )
+                filled = isinstance(part, str) and part != ""
+                expect(filled, name, value, "texts of at least one character", "Correct the value.")
         if "limits" in one.metadata:
             check_number(one, value, name, config)
 
