@@ -69,7 +69,8 @@ def qwen3() -> RunConfig:
     """Any dense Qwen3, Qwen2.5 or Llama 3: the model is read from the config.json of --hf-assets-path FOLDER.
 
     The settings are those of 0.6B to 1.7B on one 80 GB GPU or more; a larger model wants a lower learning rate, and from 8B on
-    --generator.tensor-parallel-degree 2. What does not fit is refused with the sum before it starts.
+    --generator.tensor-parallel-degree 2. A warning before the start gives the computed memory if it is more than the
+    GPU's.
     """
     return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 

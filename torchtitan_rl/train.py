@@ -93,9 +93,11 @@ def _users_line(error: BaseException) -> list[str]:
 
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
+    from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
     from torchtitan_rl.setup.folder import RunFolder
+    from torchtitan_rl.setup.memory import memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.start import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
@@ -108,6 +110,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     validate(config, world_size=world_size)
     prepare_start(config)
     check_model(config, world_size=world_size)
+    if warning := memory_warning(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
+        events.progress(warning)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)

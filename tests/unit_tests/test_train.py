@@ -115,11 +115,23 @@ def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, sho
     assert run(None) == (2, f"error: LOG_RANK = '{shown}': expected a rank, 0 to 0. Leave it out for 0.\n")
 
 
-def test_a_run_that_does_not_fit_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.setup.validation.gpu_memory_bytes", lambda: 2**30)
+def test_a_model_too_large_for_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.setup.validation.gpu_memory_bytes", lambda: 2**25)
     code, said = run(train._train, ["--config", "debug_bf16"])
     assert code == 2
-    assert "error: qwen3 4x256 on 1 GPUs of 1 GiB does not fit: engine awake" in said
+    assert "error: qwen3 4x256 on 1 GPUs of 0 GiB cannot fit: its weights, moments and gradients" in said
+
+
+def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_group_starts(run, monkeypatch):
+    def stop(*_):
+        raise UserError("stopped")
+
+    monkeypatch.setattr("torchtitan_rl.core.device.gpu_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("torchtitan_rl.core.comm.init_process_group", stop)
+    code, said = run(train._train, ["--config", "debug_bf16"])
+    assert code == 2
+    assert "GiB are computed for each GPU of 1 GiB: engine awake" in said
+    assert said.endswith("error: stopped\n")
 
 
 def test_help_and_unknown_options_exit_while_parsing(run):

@@ -1,14 +1,36 @@
-"""`OwnConfig`: a Configurable whose subclasses need no `Config` of their own to be built as themselves."""
+"""What the fields of a Config may hold, declared beside each field; and `OwnConfig`."""
 
-from dataclasses import dataclass
-from typing import Any
+import math
+import operator
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import partial
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.errors import expect
+
+MANY = 10**12
+"""The limit of a number that declares no upper one: more is a slip, and would overflow later, far from its cause."""
+
+_COMPARISONS = {
+    "above": ("more than", operator.gt),
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "below": ("less than", operator.lt),
+}
+
 
 class OwnConfig(Configurable):
-    """torchtitan builds the class that a Config is nested in. With its parent's, a subclass would be built as its parent and
-    nothing would tell; so each subclass gets its own."""
+    """A Configurable whose subclasses need no `Config` of their own to be built as themselves.
+
+    torchtitan builds the class that a Config is nested in. A subclass with its parent's Config would silently be built as
+    its parent, so each subclass gets its own.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -22,3 +44,66 @@ class OwnConfig(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+
+def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -> Any:
+    """A config field that holds a number within limits: above (>), least (>=), most (<=), below (<).
+
+    A limit may name another field of the same config. The numbers of a list, a tuple or a dict have the same limits.
+
+    Example: high: float = number(5.0, above="low", remedy="Use 5.")
+    """
+    made = {"default_factory": partial(copy, default)} if isinstance(default, (list, dict)) else {"default": default}
+    return field(**made, metadata={"limits": limits, "remedy": remedy or f"Use {default}."})
+
+
+def check_fields(config: Any, path: str = "") -> None:
+    """Check every `number`, choice (Literal) and list of texts of a config and of the configs in it.
+
+    A config function may set anything, and the command line only warns of a choice that does not exist.
+
+    Raises:
+        UserError: naming the field by its full `path`.
+    """
+    for one in fields(config):
+        value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
+        kinds = (one.type, *get_args(one.type))
+        if value is None and NoneType in kinds:
+            continue
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        for key, part in _parts(value):
+            if is_dataclass(part):
+                check_fields(part, f"{name}.{key}".rstrip("."))
+            elif choices:
+                expect(part in choices, name, value, f"one of {tuple(choices)}", f"Use {one.default!r}.")
+            elif one.type == list[str]:
+                filled = isinstance(part, str) and part != ""
+                expect(filled, name, value, "texts of at least one character", "Correct the value.")
+        if "limits" in one.metadata:
+            check_number(one, value, name, config)
+
+
+def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:
+    """Raise UserError, naming the field as `name`, unless `value` is within the limits that a `number` declares.
+
+    Args:
+        config: holds the other fields that limits name.
+    """
+    bounds, words, remedy = {}, [], declared.metadata["remedy"]
+    for how, limit in declared.metadata["limits"].items():
+        bounds[how], whose = (getattr(config, limit), f" ({limit})") if isinstance(limit, str) else (limit, "")
+        words += [f"{_COMPARISONS[how][0]} {bounds[how]}{whose}"] * math.isfinite(bounds[how])
+    whole = {int, float} & {declared.type, *get_args(declared.type)} == {int}
+    expected = " and ".join(words) or "a finite number"
+    for _, one in _parts(value):
+        typed = isinstance(one, Integral if whole else Real)
+        expect(typed, name, value, "a whole number" if whole else "a number", remedy)
+        expect(all(_COMPARISONS[how][1](one, bound) for how, bound in bounds.items()), name, value, expected, remedy)
+        expect(bool({"most", "below"} & bounds.keys()) or one <= MANY, name, value, f"at most {MANY}", remedy)
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """(key, value) of everything in a dict, ("", value) of everything in a list or tuple, and of anything else itself."""
+    if isinstance(value, dict):
+        return value.items()
+    return [("", one) for one in (value if isinstance(value, (list, tuple)) else [value])]

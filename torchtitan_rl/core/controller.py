@@ -14,6 +14,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import sample_memory
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, record_metrics, timed
@@ -40,13 +41,15 @@ class Controller(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        seed: int = 0
+        seed: int = number(0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ...")  # numpy, in vLLM, takes no larger
         """Seed of the data order and the sampling."""
 
-        num_steps: int = 200
+        num_steps: int = number(200, least=1, most=10**9, remedy="Use 50 or more.")
         """Steps of the whole run, those before a resume included."""
 
-        num_prompts_per_step: int = 32
+        num_prompts_per_step: int = number(
+            32, least=1, most=65536, remedy="Use 16 or more; the host keeps a step's completions in memory."
+        )
         """Prompts in one step over all generator replicas; each gets sampling.n completions."""
 
         sampling: SamplingConfig = field(default_factory=SamplingConfig)

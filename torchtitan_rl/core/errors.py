@@ -14,7 +14,7 @@ class TrainingStopped(Exception):
 def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:
     """Raise UserError unless `holds`.
 
-    Example: expect(eps > 0, "algorithm.loss.eps_low", eps, "a number > 0", "Use 0.2, the paper's value.")
+    Example: expect(eps > 0, "algorithm.loss.eps_low", eps, "more than 0", "Use 0.2, the paper's value.")
     """
     if not holds:
         raise UserError(f"{field} = {value!r}: expected {expected}. {remedy}")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
 
@@ -29,10 +30,10 @@ class Evaluation(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        every: int = 10
+        every: int = number(10, least=0, remedy="0 turns evaluation off.")
         """Steps between evaluations, besides one before the first step and one after the last; 0 never evaluates."""
 
-        num_prompts: int = 256
+        num_prompts: int = number(256, least=1, most=65536, remedy="evaluation.every 0 turns evaluation off.")
         """How many held-out prompts: always the task's first."""
 
         sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
@@ -46,7 +47,7 @@ class Evaluation(Configurable):
         """A metric of the evaluation, such as evaluation/accuracy: the checkpoint of the step where it is highest is kept
         beside the newest ones. With a minus sign in front the lowest is best. Empty: none is."""
 
-        stop_after: int = 0
+        stop_after: int = number(0, least=0, remedy="0 never stops.")
         """End the run after so many evaluations in a row that are not better than the best by `best_by`; 0: never."""
 
     def __init__(self, config: Config) -> None:
@@ -57,7 +58,6 @@ class Evaluation(Configurable):
         """Whether the last results are the best so far."""
         self._best: float | None = None
         self._worse = 0
-        expect(config.stop_after >= 0, "evaluation.stop_after", config.stop_after, "0 or more", "0 never stops.")
         named = bool(config.best_by) or not config.stop_after
         expect(named, "evaluation.best_by", "", "a metric, as evaluation.stop_after asks", "Use evaluation/accuracy.")
         known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.guard import Guard
@@ -69,25 +70,25 @@ class Recorder(Configurable):
         truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
         contains TEXT."""
 
-        seed: int = 0
+        seed: int = number(0, least=0)
         """Seed of the random selector and of the order among rows with equal scores."""
 
         keep_all_rows: bool = False
         """Store every row of every step in samples.jsonl, not only the selected rows."""
 
-        store_bytes: int = 2 * 1024**3
+        store_bytes: int = number(2 * 1024**3, least=0)
         """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""
 
         report: bool = True
         """Write report.html, a page of metrics and samples, into the run folder at the end (docs/report.md)."""
 
-        console_every: int = 10
+        console_every: int = number(10, least=0, remedy="0 shows no panels.")
         """Steps between panels of metrics and samples on the console; 0: never."""
 
         console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
         """Patterns of the metrics to show in the console's panel, such as "loss/*"."""
 
-        queue_size: int = 64
+        queue_size: int = number(64, least=1, remedy="64 is usual.")
         """Steps that may wait for a slow sink. It misses further steps; their rows are counted in obs/dropped_rows."""
 
         project: str = "torchtitan_rl"
@@ -96,7 +97,7 @@ class Recorder(Configurable):
         wandb_mode: Literal["online", "offline"] = "online"
         """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`."""
 
-        max_traces_per_step: int = 16
+        max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
         """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
 
         trace_key: str = "rollout/traces"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import Listener
 from torchtitan_rl.resilience import processes
 
@@ -54,10 +55,10 @@ class Place:
 
 @dataclass(kw_only=True, slots=True)
 class WatchdogLimits:
-    notice_seconds: float = 25.0
+    notice_seconds: float = number(25.0, least=1)
     """A rank that is longer in one phase than this, and than three times the longest so far, is named with its stacks."""
 
-    limit_seconds: float = 1500.0
+    limit_seconds: float = number(1500.0, least=1)
     """A job in which a rank is longer in one phase than this is ended: more than the slowest generation, and less than
     comm.init_timeout_seconds, whose end names nobody."""
 

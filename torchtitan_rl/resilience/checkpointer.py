@@ -16,6 +16,7 @@ from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -50,10 +51,10 @@ class Checkpointer(Configurable):
         enable: bool = True
         """Save checkpoints. A run without them cannot be resumed."""
 
-        interval: int = 50
+        interval: int = number(50, least=1, remedy="Use 50; checkpoint.enable False saves none.")
         """Steps between checkpoints; the last step of a run, and of a stopped one, is always saved."""
 
-        keep_latest_k: int = 2
+        keep_latest_k: int = number(2, least=0, remedy="Use 2; 0 keeps all.")
         """Checkpoints that are kept, the newest; the best one by evaluation stays beside them. 0: all."""
 
     def __init__(

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from torchtitan_rl.core.device import gpu_memory_bytes
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
-from torchtitan_rl.setup.memory import GIB, memory_need
+from torchtitan_rl.setup.memory import GIB, memory_need, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
@@ -69,7 +69,8 @@ def _memory(config: "RunConfig", world_size: int) -> str:
     here = gpu_memory_bytes()
     gpu_bytes = here or 80 * GIB
     need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).describe()
-    return f"on each GPU of {gpu_bytes / GIB:.0f} GiB{'' if here else ' (there is none here)'}: {need}"
+    estimate = f"on each GPU of {gpu_bytes / GIB:.0f} GiB{'' if here else ' (there is none here)'}: {need}"
+    return "\n".join(filter(None, [estimate, memory_warning(config, world_size=world_size, gpu_bytes=gpu_bytes)]))
 
 
 def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:

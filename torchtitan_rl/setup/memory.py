@@ -18,6 +18,9 @@ BYTES = {"float32": 4, "bfloat16": 2}
 CONTEXT_BYTES = 2 * GIB
 """CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
 
+STATE = "weights, moments and gradients"
+"""The trainer's float32 state. Only more GPUs make its share of each smaller."""
+
 ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0}
 """Of what a layer computes between its input and output, the part kept until the backward pass."""
 
@@ -78,7 +81,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if p.fsdp_reshard_after_forward == "never":
         gathered = shape.parameters, shape.parameters
     updating = {
-        "weights, moments and gradients": 16 * state + reference,
+        STATE: 16 * state + reference,
         "gathered weights": gathered[0] * width / tp,
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
         "activations": tokens * (kept + shape.within) * width / tp,
@@ -91,10 +94,12 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
-    """Check that the configuration fits GPUs of `gpu_bytes` each.
+    """Check that the engine's weights and the trainer's float32 state fit GPUs of `gpu_bytes` each.
+
+    Everything else of `memory_need` is an estimate, for `memory_warning`.
 
     Raises:
-        UserError: with the sum, its parts and what to change.
+        UserError: with the bytes and what to change.
     """
     weights = _Shape.of(config.model_spec).parameters * BYTES[config.generator.dtype]
     share = config.generator.gpu_memory_utilization * gpu_bytes
@@ -104,14 +109,25 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
             f"not hold the engine's weights, {weights / GIB:.1f} GiB over generator.tensor_parallel_degree "
             f"{config.generator.tensor_parallel_degree}; raise either."
         )
+    state = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).updating[STATE]
+    if state > gpu_bytes:
+        raise UserError(
+            f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot fit: "
+            f"its {STATE} in float32 take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
+        )
+
+
+def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:
+    """A warning with the computed peak and its parts when that is more than a GPU's `gpu_bytes`; else, or without a GPU, empty."""
+    if gpu_bytes is None:
+        return ""
     need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
     if need.peak <= gpu_bytes:
-        return
-    spec = config.model_spec
-    raise UserError(
-        f"{spec.name} {spec.flavor} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB does not fit: {need.describe()}. Start "
-        "more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, trainer.max_tokens_per_microbatch or "
-        "trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
+        return ""
+    return (
+        f"warning: {need.peak / GIB:.1f} GiB are computed for each GPU of {gpu_bytes / GIB:.0f} GiB: {need.describe()}. No GPU has "
+        "confirmed this estimate. If memory runs out, start more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, "
+        "trainer.max_tokens_per_microbatch or trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
     )
 
 

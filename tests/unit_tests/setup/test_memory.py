@@ -8,7 +8,7 @@ import torch
 import configs.qwen3 as shipped
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup import validation
-from torchtitan_rl.setup.memory import GIB, check_memory, memory_need
+from torchtitan_rl.setup.memory import GIB, check_memory, memory_need, memory_warning
 
 H100 = int(79.2 * GIB)
 H200 = int(139.8 * GIB)
@@ -21,6 +21,7 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
     function = getattr(shipped, name)
     config = function()
     check_memory(config, world_size=gpus, gpu_bytes=H100)
+    assert not memory_warning(config, world_size=gpus, gpu_bytes=H100)
     need = memory_need(config, world_size=gpus, gpu_bytes=H100)
     stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
     assert stated is not None
@@ -31,17 +32,30 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
 
 def test_the_smallest_fits_a_24_gib_gpu_with_recomputation():
     config = shipped.qwen3_0_6b()
-    with pytest.raises(UserError, match=r"activation_checkpoint full"):
-        check_memory(config, world_size=1, gpu_bytes=24 * GIB)
+    assert "activation_checkpoint full" in memory_warning(config, world_size=1, gpu_bytes=24 * GIB)
     config.trainer.activation_checkpoint = "full"
-    check_memory(config, world_size=1, gpu_bytes=24 * GIB)
+    assert not memory_warning(config, world_size=1, gpu_bytes=24 * GIB)
 
 
-def test_4b_on_one_80_gb_gpu_is_refused_and_fits_an_h200():
+def test_4b_on_one_80_gb_gpu_is_warned_of_with_its_number_and_fits_an_h200():
     config = shipped.qwen3_4b()
-    with pytest.raises(UserError, match=r"qwen3 4B on 1 GPUs of 79 GiB does not fit: engine awake .* GiB.*NGPU"):
+    check_memory(config, world_size=1, gpu_bytes=H100)
+    warning = memory_warning(config, world_size=1, gpu_bytes=H100)
+    assert re.search(
+        r"warning: \d+\.\d GiB .* GPU of 79 GiB: engine awake .* GiB.* No GPU has confirmed .*NGPU", warning
+    )
+    assert not memory_warning(config, world_size=1, gpu_bytes=H200)
+
+
+def test_a_float32_state_larger_than_the_gpu_is_refused():
+    config = shipped.qwen3_8b()
+    with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
         check_memory(config, world_size=1, gpu_bytes=H100)
-    check_memory(config, world_size=1, gpu_bytes=H200)
+    check_memory(config, world_size=2, gpu_bytes=H100)
+
+
+def test_without_a_gpu_there_is_no_warning():
+    assert not memory_warning(shipped.qwen3_4b(), world_size=1, gpu_bytes=None)
 
 
 def test_an_engine_share_below_the_weights_is_refused():
@@ -74,5 +88,7 @@ def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
     validation.validate(shipped.qwen3_0_6b(), world_size=1)
-    with pytest.raises(UserError, match="does not fit"):
-        validation.validate(shipped.qwen3_4b(), world_size=1)
+    config = shipped.qwen3_8b()
+    config.generator.tensor_parallel_degree = 1
+    with pytest.raises(UserError, match="cannot fit"):
+        validation.validate(config, world_size=1)

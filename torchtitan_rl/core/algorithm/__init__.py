@@ -19,5 +19,5 @@ from torchtitan_rl.core.algorithm.mismatch import (
     TokenTruncate,
 )
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
-from torchtitan_rl.core.algorithm.part import number
 from torchtitan_rl.core.algorithm.truncation import Truncation
+from torchtitan_rl.core.config import number

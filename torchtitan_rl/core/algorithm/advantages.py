@@ -4,10 +4,10 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 
 
-class Advantage(Part, ABC):
+class Advantage(OwnConfig, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the rules all share are here.
 
     A None reward takes no part in any baseline and gets 0. A group whose rewards are all equal gets exactly 0, tested

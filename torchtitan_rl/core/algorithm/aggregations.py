@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LossInputs
-from torchtitan_rl.core.algorithm.part import Part
+from torchtitan_rl.core.config import OwnConfig
 
 
-class Aggregation(Part, ABC):
+class Aggregation(OwnConfig, ABC):
     """Divides by counts of the whole update, so that the shares of micro-batches and data-parallel ranks add up."""
 
     @abstractmethod

@@ -25,8 +25,8 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
 from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, Loss
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
-from torchtitan_rl.core.algorithm.part import Part, check_fields, number
 from torchtitan_rl.core.algorithm.truncation import Truncation
+from torchtitan_rl.core.config import OwnConfig, check_fields, number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
 
@@ -40,7 +40,7 @@ class LossOutput(NamedTuple):
     """On the host: floats, and a float tensor [at most 4096] where the reduction is "distribution"."""
 
 
-class Algorithm(Part):
+class Algorithm(OwnConfig):
     """The objective of a run: rewards to advantages, log-probabilities to a loss, merged statistics to controllers.
 
     Everything is a pure function of its arguments, except for controllers, whose state `state_dict` returns. Nothing
@@ -48,7 +48,7 @@ class Algorithm(Part):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
         """How a group's rewards become advantages: GroupMean, Grpo, BatchStd or Rloo."""
         loss: Loss.Config = field(default_factory=Clip.Config)

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 
-from torchtitan_rl.core.algorithm.part import Part
+from torchtitan_rl.core.config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
 
 
-class GroupScale(Part, ABC):
+class GroupScale(OwnConfig, ABC):
     """Scales a group's advantages by what its completions have in common."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 from torchtitan_rl.core.types import Episode
 
 K3_LIMIT = 60.0
@@ -38,11 +38,11 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     return torch.expm1(-clamped) + clamped
 
 
-class KL(Part):
+class KL(OwnConfig):
     """The reference term: coef * KL, in the loss (each token, then the aggregation) or the reward (each completion)."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         coef: float = number(0.0, least=0)
         """Weight of the term; 0 loads no reference model."""
         estimator: Estimator = "k3"

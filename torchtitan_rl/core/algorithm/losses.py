@@ -10,11 +10,11 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 from torchtitan_rl.core.types import Episode, Group, Metric
 
 
-class Loss(Part, ABC):
+class Loss(OwnConfig, ABC):
     """What `algorithm.loss` may be: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Either may have controllers."""
 
     needs_reference: bool = False

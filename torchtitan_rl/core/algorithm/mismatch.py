@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 
 
 class Correction(NamedTuple):
@@ -25,7 +25,7 @@ class Correction(NamedTuple):
     """[T] bool, where the importance weight was truncated or masked."""
 
 
-class Mismatch(Part, ABC):
+class Mismatch(OwnConfig, ABC):
     """Turns log w = log pi_old - log mu into the weight of each token."""
 
     @abstractmethod

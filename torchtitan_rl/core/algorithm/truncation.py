@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Completion, FinishReason
 
 
-class Truncation(Part):
+class Truncation(OwnConfig):
     """Keep truncated completions, mask them from the loss, or add DAPO's soft length penalty to the reward.
 
     The penalty of a completion of L tokens, with L_max the longest allowed and a cache of C tokens before it:
@@ -16,7 +16,7 @@ class Truncation(Part):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         mode: Literal["keep", "mask", "penalty"] = "keep"
         """Keep: nothing. Mask: no loss on completions that were cut; their reward stays in the baseline.
         Penalty: the soft length penalty, on every completion."""

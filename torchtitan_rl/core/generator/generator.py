@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import output_of, record_metrics
@@ -38,16 +39,16 @@ class Generator(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        tensor_parallel_degree: int = 1
+        tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
         """Ranks that share one engine; independent of the trainer's. world size / this = replicas."""
 
         dtype: Literal["float32", "bfloat16"] = "bfloat16"
         """Of the engine's weights and arithmetic."""
 
-        max_model_len: int = 2048
+        max_model_len: int = number(2048, least=1)
         """Longest prompt plus completion, in tokens."""
 
-        gpu_memory_utilization: float = 0.4
+        gpu_memory_utilization: float = number(0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer.")
         """Share of a GPU's memory that the engine may hold while it is awake, beside the trainer's weights and optimizer
         state, which stay. No effect on a CPU."""
 
@@ -57,7 +58,7 @@ class Generator(Configurable):
         enforce_eager: bool = False
         """Run without CUDA graphs: slower decoding, faster start. A CPU is always eager."""
 
-        max_num_seqs: int = 256
+        max_num_seqs: int = number(256, least=1)
         """Sequences decoded at once by one replica."""
 
     def __init__(

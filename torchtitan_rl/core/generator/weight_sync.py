@@ -12,6 +12,7 @@ from torch import Tensor
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.weight_proof import WeightProof
@@ -45,10 +46,10 @@ class WeightSync(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        check_interval: int = 50
+        check_interval: int = number(50, least=0, remedy="0 probes the first push alone; every push is proven.")
         """Pushes between two probes; 0 probes only the first. Every push is proven in any case."""
 
-        max_diff: float | None = None
+        max_diff: float | None = number(None, least=0, remedy="Leave it out for the dtype's own.")
         """Largest allowed difference of a probed token's log-probability; None: 1e-4 with a float32 engine and 0.5 with a
         bfloat16 one. After the third probe also 20 times the median of the run's own, if that is less."""
 

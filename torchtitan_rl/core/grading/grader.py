@@ -8,6 +8,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.generator.environment import environment_reward
@@ -58,7 +59,7 @@ class Grader(Configurable):
         rewards: list[str] = field(default_factory=list)
         """Reward functions besides the task's own: path/to/file.py:function or package.module:function."""
 
-        weights: dict[str, float] = field(default_factory=dict)
+        weights: dict[str, float] = number({}, above=-math.inf, below=math.inf, remedy="0 only watches a function.")
         """Weight of a reward function in the sum, by its name; 1 for those not named here."""
 
         on_failure: FailurePolicy = "raise"
@@ -68,13 +69,13 @@ class Grader(Configurable):
         on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
         """The same for single reward functions, by name."""
 
-        time_limit_seconds: float = 60.0
+        time_limit_seconds: float = number(60.0, least=0, remedy="Use 0 for no limit.")
         """Longest time of one call of a reward function, which scores one prompt's group; 0 for no limit."""
 
-        time_limit_seconds_of: dict[str, float] = field(default_factory=dict)
+        time_limit_seconds_of: dict[str, float] = number({}, least=0, remedy="Use 0 for no limit.")
         """The same for single reward functions, by name."""
 
-        workers: int = 0
+        workers: int = number(0, least=0, most=1024, remedy="0 grades in the training process.")
         """Processes, on each generator replica, in which reward functions and the task's judgement run, several groups at
         once and while others are still sampled; there a call that takes too long is killed, native code too. Async functions
         need none: they wait together. 0: in the training process, one after another, when all is sampled."""

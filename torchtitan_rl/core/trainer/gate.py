@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.types import FloatArray, LogprobDiff, TrainBatch
@@ -74,7 +75,7 @@ class LogprobGate(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        max_diff: float | None = None
+        max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit on single tokens.")
         """Largest allowed difference of one token's log-probability; None sets no limit on single tokens. fp32 stays under
         1e-4; bf16 differs by tenths on rare tokens."""
 

@@ -6,6 +6,7 @@ from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.config import Configurable
 from torchtitan.models.common.decoder import Decoder
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.types import Metric
 
 
@@ -14,16 +15,16 @@ class AdamW(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        lr: float = 1e-6
+        lr: float = number(1e-6, least=0, most=1, remedy="Full fine-tuning usually takes 1e-6.")
         """Peak learning rate."""
 
-        weight_decay: float = 0.0
+        weight_decay: float = number(0.0, least=0, remedy="Use 0 for none.")
         """Decoupled weight decay."""
 
-        betas: tuple[float, float] = (0.9, 0.95)
+        betas: tuple[float, float] = number((0.9, 0.95), least=0, below=1, remedy="Use 0.9 0.95.")
         """Decay rates of the first and second moment."""
 
-        eps: float = 1e-8
+        eps: float = number(1e-8, least=0, remedy="Use 1e-8.")
         """Added to the root of the second moment."""
 
         def build(self, *, model: Decoder) -> OptimizersContainer:

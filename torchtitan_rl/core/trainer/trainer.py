@@ -17,6 +17,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import shares_prompts
@@ -91,17 +92,17 @@ class Trainer(Configurable):
         )
         """torchtitan's warm-up, plateau and decay, counted in steps of the controller."""
 
-        max_norm: float = 1.0
+        max_norm: float = number(1.0, least=1e-12, remedy="Use 1e9 for no clipping.")
         """Gradient norm to clip to."""
 
-        max_tokens_per_microbatch: int = 16384
+        max_tokens_per_microbatch: int = number(16384, least=1, remedy="Use 8192 or more.")
         """Packed tokens of one forward and backward on one data-parallel rank."""
 
-        num_epochs: int = 1
+        num_epochs: int = number(1, least=1)
         """Passes over a step's episodes. More than one optimizer step a batch makes the ratio meaningful: the policy's
         log-probabilities from before the first are then kept as log π_old."""
 
-        num_minibatches: int = 1
+        num_minibatches: int = number(1, least=1, remedy="Use 1 for one optimizer step a batch.")
         """Optimizer steps in one pass; each takes an equal share of the prompt groups."""
 
         mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
@@ -113,11 +114,11 @@ class Trainer(Configurable):
         compile: bool = False
         """torch.compile each transformer block."""
 
-        skip_nonfinite_updates: int = 0
+        skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
         """Updates in a row that are left out and counted (optimizer/skipped_updates) because the loss or the gradient is NaN or
         infinite; one more stops training, and so do weights or moments that are. 0 stops at the first."""
 
-        logprob_chunk_tokens: int = 1024
+        logprob_chunk_tokens: int = number(1024, least=1)
         """Tokens whose logits exist at once, for some thousand rows of the vocabulary (see trainer/logprobs.py)."""
 
         logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
@@ -26,20 +27,20 @@ class Conversations(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        max_turns: int = 8
+        max_turns: int = number(8, least=1)
         """Turns of the policy in one conversation; one more is cut, with finish_reason "max_turns"."""
 
-        max_turn_tokens: int | None = None
+        max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
         """Tokens of one turn; a longer one ends the conversation with "max_tokens", as sampling.max_tokens does over all
         turns and generator.max_model_len over all that is said. None: only these two."""
 
-        time_limit_seconds: float = 0.0
+        time_limit_seconds: float = number(0.0, least=0, remedy="Use 0 for no limit.")
         """Of a whole conversation, looked at where an environment is asked; it ends with "time". 0: no limit."""
 
-        call_seconds: float = 60.0
+        call_seconds: float = number(60.0, least=0, remedy="Use 60; 0 sets no limit.")
         """Longest time of one answer of an environment; a longer one has failed. 0: no limit."""
 
-        max_answer_characters: int = 20_000
+        max_answer_characters: int = number(20_000, least=1)
         """Longest message of an environment; a longer one has failed."""
 
         on_failure: Literal["raise", "none"] = "raise"
@@ -54,14 +55,6 @@ class Conversations(Configurable):
         """Sample nothing while an environment is asked. What is sampled together then does not depend on time, so a run is
         repeatable to the last bit; for tools that answer at once. Without it the tokens are the same, but for ties that
         the last bit of a log-probability breaks."""
-
-        def check(self) -> None:
-            """Raise UserError for impossible values."""
-            least = {"max_turns": 1, "max_turn_tokens": 1, "time_limit_seconds": 0, "call_seconds": 0}
-            for name, smallest in {**least, "max_answer_characters": 1}.items():
-                value = getattr(self, name)
-                holds = value is None or (math.isfinite(value) and value >= smallest)
-                expect(holds, f"conversations.{name}", value, f"{smallest} or more", "Correct the value.")
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from torchtitan_rl.core.algorithm.part import Part, number
+from torchtitan_rl.core.config import OwnConfig, number
 from torchtitan_rl.core.summary import same_everywhere
 from torchtitan_rl.core.types import Metric
 
@@ -29,11 +29,11 @@ class Move(NamedTuple):
     """How far the statistic is from its target, in the controller's own terms and sign."""
 
 
-class TauController(Part):
+class TauController(OwnConfig):
     """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
         """H*, the wanted mean entropy of a group's weights, in nats; at most log G can be reached."""
         start_target: float | None = number(None, least=0)
@@ -69,11 +69,11 @@ class TauController(Part):
         return {"tau": Move(math.exp(min(max(log_tau, low), high)), target, target - ema)}
 
 
-class BetaController(Part):
+class BetaController(OwnConfig):
     """e = clip(KL / KL* - 1, +-max_step); beta <- beta max(1 + e / horizon, 1e-6): a large KL raises beta."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         target: float = number(above=0, remedy="It is a KL in nats per token: use 0.01.")
         """KL*, in nats per token."""
         horizon: float = number(above=0, remedy="Use 10.")
@@ -92,14 +92,14 @@ class BetaController(Part):
         return {"beta": Move(state.beta * max(1 + error / self.config.horizon, MIN_BETA_SCALE), target, error)}
 
 
-class MetaController(Part):
+class MetaController(OwnConfig):
     """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
 
     Takes the place of the other two, which then report inactive.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Part.Config):
+    class Config(OwnConfig.Config):
         target_entropy: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
         """H*, in nats."""
         target_kl: float | None = number(None, above=0)
@@ -143,7 +143,7 @@ class ControllerState:
 class Controllers:
     """Moves tau and beta once a step, by the controllers that are configured."""
 
-    def __init__(self, tau: float, beta: float, configs: list[Part.Config | None]) -> None:
+    def __init__(self, tau: float, beta: float, configs: list[OwnConfig.Config | None]) -> None:
         self.state = ControllerState(tau, beta)
         self.active = [config.build() for config in configs if config is not None]
         self.steered = {name: key for controller in self.active for name, key in controller.steers.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.losses import Clip, Gspo, ListwiseLoss
-from torchtitan_rl.core.algorithm.part import number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.summary import describe, mean, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric
@@ -58,7 +58,7 @@ class MaxEnt(ListwiseLoss):
         def __post_init__(self) -> None:
             expect(
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
-                "a number > 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
+                "more than 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
             )  # fmt: skip
 
     def __init__(self, config: Config) -> None:

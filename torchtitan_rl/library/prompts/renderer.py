@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.task import Example, Task
 from torchtitan_rl.core.types import Prompt
@@ -43,7 +44,9 @@ class PromptRenderer(Configurable):
         enable_thinking: bool = False
         """Handed to the chat template; Qwen3's knows it, most others ignore it."""
 
-        max_prompt_tokens: int = 512
+        max_prompt_tokens: int = number(
+            512, least=1, remedy="Set it to the longest prompt you want to allow, in tokens."
+        )
         """Longest prompt in tokens, with all that is put before it. A data set's longer ones are left out and told at the
         start, a generated one is passed over and counted as prompts/too_long."""
 

@@ -9,6 +9,7 @@ from torchdata.nodes import BaseNode, Mapper, Prefetcher
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.summary import same_everywhere
@@ -32,7 +33,7 @@ class PromptStream(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(PromptRenderer.Config):
-        read_ahead: int = 64
+        read_ahead: int = number(64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for.")
         """Prompts that a thread reads and tokenises ahead of the step; 0: each when it is asked for."""
 
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:

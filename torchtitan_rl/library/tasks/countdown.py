@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.answers import last_tagged
 
@@ -36,26 +36,14 @@ class Countdown(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        min_numbers: int = 3
+        min_numbers: int = number(3, least=2, most="max_numbers")
         """Fewest numbers in a prompt, at least 2."""
 
-        max_numbers: int = 4
+        max_numbers: int = number(4, least=2, most=6)
         """Most numbers in a prompt, at most 6."""
 
-        largest: int = 99
+        largest: int = number(99, least=10)
         """Numbers lie in 1 to this; targets up to ten times as much."""
-
-    def __init__(self, config: Config) -> None:
-        fewest, most = config.min_numbers, config.max_numbers
-        expect(
-            2 <= fewest <= most <= 6,
-            "task.min_numbers",
-            fewest,
-            f"2 to task.max_numbers {most}, at most 6",
-            "Correct it.",
-        )
-        expect(config.largest >= 10, "task.largest", config.largest, "10 or more", "Use 99.")
-        self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:
         rng = random.Random(f"countdown/{seed}/{index}")

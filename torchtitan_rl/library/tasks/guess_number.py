@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.task import Example, RewardFunction, Task
 from torchtitan_rl.library.environments import Environment, Message, Turn, environment_reward
@@ -28,17 +29,11 @@ class GuessNumber(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        span: int = 15
+        span: int = number(15, least=2, most=HIGHEST - LOWEST)
         """How many numbers there are to choose from."""
 
-        guess_cost: float = 0.05
+        guess_cost: float = number(0.05, least=0)
         """Reward taken for each guess that is not the number."""
-
-    def __init__(self, config: Config) -> None:
-        most = HIGHEST - LOWEST
-        expect(2 <= config.span <= most, "task.span", config.span, f"2 to {most}", "Use 15.")
-        expect(config.guess_cost >= 0, "task.guess_cost", config.guess_cost, "0 or more", "Use 0.05.")
-        self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:
         rng = random.Random(f"guess_number/{seed}/{index}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
@@ -19,7 +20,7 @@ class Share:
     """One task of a mixture."""
 
     task: Task.Config
-    weight: float = 1.0
+    weight: float = number(1.0, above=0, remedy="Leave the task out.")
     """How often it asks, relative to the others."""
     sampling: SamplingConfig | None = None
     """Its own n, max_tokens and ends in training, at the run's temperature. None: as the run."""
@@ -50,7 +51,6 @@ class Mixture(Task):
         names = list(config.tasks)
         expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
         for name, share in config.tasks.items():
-            expect(share.weight > 0, f"task.tasks.{name}.weight", share.weight, "more than 0", "Leave the task out.")
             plain = not isinstance(share.task, Mixture.Config)
             expect(plain, "task.tasks", name, "a task that is no mixture", "List its members here.")
             check_metric_name(name, "task.tasks")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import heartbeat, progress
 from torchtitan_rl.core.task import (
@@ -51,11 +52,11 @@ class Rows(Task):
         held_out_split: str = ""
         """The split of held_out_path(s), or of `path`, to evaluate on. Empty as held_out_path is: a share of the rows."""
 
-        held_out_share: float = 0.05
+        held_out_share: float = number(0.05, above=0, below=1)
         """The share of the rows, at least one, that is held out where there is neither file nor split for it. Which ones
         depends on their prompts and held_out_seed alone."""
 
-        held_out_seed: int = 0
+        held_out_seed: int = number(0, least=0)
         """Chooses another share."""
 
         prompt_column: str = ""
@@ -74,8 +75,6 @@ class Rows(Task):
         holds, the same text; number: its last number, of the same value."""
 
     def __init__(self, config: Config) -> None:
-        share = config.held_out_share
-        expect(0 < share < 1, "task.held_out_share", share, "more than 0 and less than 1", "Use 0.05.")
         self.config = config
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)

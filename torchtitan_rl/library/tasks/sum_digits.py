@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
 
@@ -31,10 +32,10 @@ class SumDigits(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        min_integers: int = 2
+        min_integers: int = number(2, least=2, remedy="Raise it.")
         """Fewest integers in a prompt, at least 2."""
 
-        max_integers: int = 4
+        max_integers: int = number(4, least="min_integers", most=1000, remedy="Change one of them.")
         """Most integers in a prompt."""
 
         instruction: str = "Write [ANSWER] and then the sum, for example: [ANSWER] 55"
@@ -49,13 +50,6 @@ class SumDigits(Task):
             from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
 
             return ensure_checkpoint(debug_task().build(), sums(), cache_root)
-
-    def __init__(self, config: Config) -> None:
-        fewest, most = config.min_integers, config.max_integers
-        expect(fewest >= 2, "task.min_integers", fewest, "at least 2", "Raise it.")
-        expected = f"between task.min_integers, {fewest}, and 1000"
-        expect(fewest <= most <= 1000, "task.max_integers", most, expected, "Change one of them.")
-        self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """A random training example, a pure function of (seed, index)."""

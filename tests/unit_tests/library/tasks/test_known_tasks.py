@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.answers import last_boxed
@@ -116,7 +117,7 @@ def test_countdown_targets_can_be_reached_and_splits_do_not_overlap():
         assert 3 <= len(example.columns["numbers"]) <= 4
     assert example == task.train_example(299, seed=0)
     with pytest.raises(UserError, match="task.min_numbers = 1"):
-        Countdown.Config(min_numbers=1).build()
+        check_fields(Countdown.Config(min_numbers=1), "task")
 
 
 def test_the_expected_answer_of_countdown_is_one_that_reaches_the_target():

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
@@ -90,7 +91,7 @@ def test_the_start_is_that_of_the_first_member_that_makes_one(tmp_path, monkeypa
 
 def test_wrong_members_are_errors_with_the_remedy():
     with pytest.raises(UserError, match="task.tasks.sums.weight = 0: expected more than 0"):
-        mixture(sums=sums(0))
+        check_fields(Mixture.Config(tasks={"sums": sums(0)}), "task")
     with pytest.raises(UserError, match="task.tasks = 'a/b': expected a name without /"):
         mixture(**{"a/b": sums()})
     with pytest.raises(UserError, match="expected one task or more"):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.task import Example
 from torchtitan_rl.library.tasks import SumDigits
@@ -76,10 +77,12 @@ def test_an_empty_instruction_leaves_the_question_alone():
 
 
 def test_impossible_range_of_integers_is_an_error():
-    with pytest.raises(UserError, match="task.max_integers = 2: expected between task.min_integers, 3, and 1000"):
-        SumDigits.Config(min_integers=3, max_integers=2).build()
+    with pytest.raises(
+        UserError, match=r"task\.max_integers = 2: expected at least 3 \(min_integers\) and at most 1000"
+    ):
+        check_fields(SumDigits.Config(min_integers=3, max_integers=2), "task")
     with pytest.raises(UserError, match="task.min_integers = 1: expected at least 2"):
-        SumDigits.Config(min_integers=1).build()
+        check_fields(SumDigits.Config(min_integers=1), "task")
 
 
 @pytest.mark.parametrize(
