@@ -12,7 +12,7 @@ from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.observability import Recorder
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def debug() -> RunConfig:

@@ -21,7 +21,7 @@ from torchtitan_rl.core.algorithm import (
 )
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.seed_grpo import SeedGrpo
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _debug_with(algorithm: Algorithm.Config, *, num_minibatches: int = 1) -> RunConfig:

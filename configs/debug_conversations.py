@@ -3,7 +3,7 @@
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
 from torchtitan_rl.library.tasks import Calculator, GuessNumber
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def debug_calculator() -> RunConfig:

@@ -3,7 +3,7 @@
 from configs.debug import debug
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> RunConfig:

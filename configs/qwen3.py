@@ -27,7 +27,7 @@ from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
 from torchtitan_rl.library import models
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _qwen3(

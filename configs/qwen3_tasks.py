@@ -10,7 +10,7 @@ from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
 from torchtitan_rl.library.tasks.math import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _on(task: Task.Config, config: RunConfig, *, max_tokens: int) -> RunConfig:

@@ -21,15 +21,15 @@ from torchtitan_rl.core import (
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability.terminal import Terminal
-from torchtitan_rl.resilience.board import Board, heartbeat_text
+from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, keep_streams
-from torchtitan_rl.resilience.processes import die_with_parent
 from torchtitan_rl.resilience.rank_output import RankOutput
+from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.controller import Controller
-    from torchtitan_rl.resilience.checkpoints import Resume
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.resilience.checkpoint_folder import Resume
+    from torchtitan_rl.setup.run_config import RunConfig
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -96,13 +96,13 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
-    from torchtitan_rl.setup.folder import RunFolder
     from torchtitan_rl.setup.memory import memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
-    from torchtitan_rl.setup.start import prepare_start
+    from torchtitan_rl.setup.run_folder import RunFolder
+    from torchtitan_rl.setup.start_checkpoint import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
 
-    board = Board(int(os.environ["RANK"]))
+    board = StatusFile(int(os.environ["RANK"]))
     board.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
     for listener in (board, Terminal(slowest=heartbeat_text), BoundedOutput()):
         events.listen(listener)
@@ -155,11 +155,11 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
     from torchtitan_rl.resilience.stop_signal import StopSignal
-    from torchtitan_rl.setup.folder import StillThere
     from torchtitan_rl.setup.memory import footprint_of
     from torchtitan_rl.setup.resume import described
+    from torchtitan_rl.setup.run_folder import RunFolderCheck
     from torchtitan_rl.setup.secrets import without_secrets
-    from torchtitan_rl.setup.start import check_tokenizer
+    from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
     world_size, parallelism = dist.get_world_size(), config.trainer.parallelism
     set_spmd_backend(parallelism.spmd_backend)
@@ -215,7 +215,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         run_state=state,
         run_folder=run_folder,
         described=described(config),
-        check_folder=StillThere(run_folder),
+        check_folder=RunFolderCheck(run_folder),
     )
     generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the first sync
     if resume is not None:

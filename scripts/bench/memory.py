@@ -30,8 +30,8 @@ from torchtitan_rl.core.trainer.logprobs import chunked_logprobs  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.setup.config import RunConfig  # noqa: E402
 from torchtitan_rl.setup.memory import memory_need  # noqa: E402
+from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
 
 GIB = 2**30
 

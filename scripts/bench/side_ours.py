@@ -20,8 +20,8 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.controller import Controller  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.setup.config import RunConfig  # noqa: E402
-from torchtitan_rl.setup.start import prepare_start  # noqa: E402
+from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
+from torchtitan_rl.setup.start_checkpoint import prepare_start  # noqa: E402
 from torchtitan_rl.setup.validation import check_model, validate  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
 

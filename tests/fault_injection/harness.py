@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.resilience.board import WATCH, Place, places
+from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE, RankStatus, read_statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -89,17 +89,17 @@ class Run:
                 found[int(environment["RANK"])] = pid
         return dict(sorted(found.items()))
 
-    def places(self) -> dict[int, Place]:
+    def statuses(self) -> dict[int, RankStatus]:
         """Where each rank says that it is, by rank; {} before the launcher watches."""
         if self._watch is None:
             marked = processes_with(f"{MARK}={id_of(self.log)}").values()
-            self._watch = next((environment[WATCH] for environment in marked if WATCH in environment), None)
-        return {place.rank: place for place in places(self._watch)} if self._watch else {}
+            self._watch = next((environment[WATCH_VARIABLE] for environment in marked if WATCH_VARIABLE in environment), None)
+        return {status.rank: status for status in read_statuses(self._watch)} if self._watch else {}
 
     def wait_in(self, phase: str, rank: int = 0, timeout_s: float = 240) -> None:
         """Wait until a rank is in a phase whose name ends so: "grade", "checkpoint/save", "start the vLLM engine"."""
         self.wait_until(
-            lambda: any(p.rank == rank and p.phase.endswith(phase) for p in self.places().values()),
+            lambda: any(p.rank == rank and p.phase.endswith(phase) for p in self.statuses().values()),
             f"come to {phase!r}",
             timeout_s,
         )
@@ -173,7 +173,7 @@ def make_start() -> None:
     """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
     code = (
         "from torchtitan_rl import device; from torchtitan_rl.setup.registry import load_config; "
-        "from torchtitan_rl.setup.start import prepare_start; prepare_start(load_config('debug'))"
+        "from torchtitan_rl.setup.start_checkpoint import prepare_start; prepare_start(load_config('debug'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from torchtitan_rl.resilience.board import Board
-from torchtitan_rl.resilience.processes import die_with_parent
+from torchtitan_rl.resilience.job_processes import die_with_parent
+from torchtitan_rl.resilience.rank_status import StatusFile
 from torchtitan_rl.resilience.stop_signal import StopSignal
 
 FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -22,15 +22,15 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     die_with_parent()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    board = Board(rank)
-    board.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act == "hang" else 100.0)
+    status_file = StatusFile(rank)
+    status_file.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act == "hang" else 100.0)
     stop = StopSignal(failure_marker=folder / "logs" / "failed")
     (folder / "logs" / "failed").unlink(missing_ok=True)
     bad = rank == int(os.environ["WORLD_SIZE"]) - 1 and FIRST
     if act == "child":
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for step in range(1, 1000):
-        board.enter(f"step {step}: grade")
+        status_file.moved(f"step {step}: grade")
         (folder / f"rank_{rank}_at_{step}").touch()
         if step == 3 and bad and act == "exit":
             os._exit(0)
@@ -40,14 +40,14 @@ def main() -> None:
         if step == 3 and bad and act in ("hang", "late"):
             hang_here()
         time.sleep(0.05)
-        board.enter(f"step {step}: gather")
+        status_file.moved(f"step {step}: gather")
         while bad is False and act in ("hang", "late", "exit") and step == 3 and FIRST and not stop.number:
             time.sleep(0.05)
         if stop.number:
             break
         if not FIRST and step == 10:
             break
-    board.update(outcome=str(stop.number) if stop.number else "done")
+    status_file.update(outcome=str(stop.number) if stop.number else "done")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def wait_for_a_moment(run, folder, kind, chance):
         run.wait_in(chance.choice(["build and shard the policy (qwen3 4x256)", "start the vLLM engine"]))
         time.sleep(chance.uniform(0, 3))
         return
-    run.wait_until(lambda: any(p.phase.startswith("step ") for p in run.places().values()), "begin a step")
+    run.wait_until(lambda: any(p.phase.startswith("step ") for p in run.statuses().values()), "begin a step")
     saved, more = max(steps_of(folder), default=0), chance.randint(0, 3)  # else a slow machine never comes past step 1
     run.wait_until(lambda: max(steps_of(folder), default=0) >= saved + more, f"save {more} steps more")
     time.sleep(chance.uniform(0, 0.3))

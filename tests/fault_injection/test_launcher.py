@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.resilience import processes
+from torchtitan_rl.resilience import job_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +55,7 @@ class Job:
 
     def left(self, patience_s=3):
         deadline = time.monotonic() + patience_s
-        while (left := processes.marked(self.mark)) and time.monotonic() < deadline:
+        while (left := job_processes.find_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
@@ -122,7 +122,7 @@ def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit
 def test_a_stopped_rank_is_called_stopped(tmp_path):
     job = Job(tmp_path, "run")
     job.wait_for_step_3()
-    rank = next(p for p in processes.marked(job.mark) if f"{p}" in open_rank(job, 0))
+    rank = next(p for p in job_processes.find_marked(job.mark) if f"{p}" in open_rank(job, 0))
     os.kill(rank, signal.SIGSTOP)
     deadline = time.monotonic() + 15
     while "is stopped by a signal: kill -CONT" not in job.log.read_text() and time.monotonic() < deadline:
@@ -137,7 +137,7 @@ def test_a_stopped_rank_is_called_stopped(tmp_path):
 
 def open_rank(job, rank):
     """The process ids of a rank of the job."""
-    entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in processes.marked(job.mark))
+    entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in job_processes.find_marked(job.mark))
     return [str(p) for p, environment in entries if f"RANK={rank}".encode() in environment]
 
 
@@ -145,7 +145,7 @@ def open_rank(job, rank):
 def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
-    assert len(processes.marked(job.mark)) >= 6
+    assert len(job_processes.find_marked(job.mark)) >= 6
     job.process.kill()
     job.process.wait()
     assert job.left() == []
@@ -237,7 +237,7 @@ def test_a_node_that_vanishes_ends_the_other_with_a_reason(tmp_path):
     first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
         time.sleep(0.1)
-    for pid in processes.marked(second.mark):
+    for pid in job_processes.find_marked(second.mark):
         os.kill(pid, signal.SIGKILL)
     second.process.wait()
     deadline = time.monotonic() + 50

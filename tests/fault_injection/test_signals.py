@@ -52,7 +52,7 @@ def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
     hang = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
     run = start(tmp_path, *LONG, *hang, ranks=2, BAD_RANK="1")
     run.wait_for("") and run.wait_in("gather")
-    run.wait_until(lambda: "step 2" in run.places()[1].phase, "come to step 2")
+    run.wait_until(lambda: "step 2" in run.statuses()[1].phase, "come to step 2")
     run.signal(number)
     time.sleep(2)
     run.signal(number)

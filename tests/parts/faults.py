@@ -123,7 +123,7 @@ the run folder is deleted
 
 the run folder is moved, and another run begun in its place
   stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
-  3 unit_tests/setup/test_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
+  3 unit_tests/setup/test_run_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
 
 the disk is full at the start
   error: dump_folder: cannot write to RUN: No space left on device. Pass --dump-folder with a folder you may write to.
@@ -151,15 +151,15 @@ fewer steps on resume than are done
 
 --resume 77, which is not there
   resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
-  2 unit_tests/resilience/test_checkpoints.py::test_a_step_that_is_not_there_is_named_with_those_that_are
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_a_step_that_is_not_there_is_named_with_those_that_are
 
 --resume never, in a folder with checkpoints
   resume = 'never': expected a run folder without checkpoints
-  2 unit_tests/resilience/test_checkpoints.py::test_never_refuses_a_folder_with_checkpoints
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_never_refuses_a_folder_with_checkpoints
 
 a folder that another run is using
   dump_folder: another run is using RUN. Wait for it to end, or pass another --dump-folder.
-  2 unit_tests/setup/test_folder.py::test_a_folder_in_use_is_refused_until_the_other_run_ends
+  2 unit_tests/setup/test_run_folder.py::test_a_folder_in_use_is_refused_until_the_other_run_ends
 
 NaN in the weights
   the weights of layers.3.feed_forward.w2.weight not finite

@@ -8,7 +8,7 @@ from configs.debug import debug
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.library.tasks.mixture import Mixture, Share
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 
 def two_tasks() -> RunConfig:

@@ -18,9 +18,9 @@ from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
-from torchtitan_rl.setup.folder import _lock
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+from torchtitan_rl.setup.run_folder import _lock
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
 
 Cause = Callable[[Path], object]

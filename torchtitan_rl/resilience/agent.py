@@ -13,8 +13,8 @@ from torch.distributed.run import main as torchrun
 from torch.distributed.run import parse_args
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.resilience.board import WATCH
-from torchtitan_rl.resilience.processes import die_with_parent
+from torchtitan_rl.resilience.job_processes import die_with_parent
+from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE
 
 
 class _Failures(logging.Handler):
@@ -23,7 +23,7 @@ class _Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("failed (exitcode"):
             exitcode, _, pid, *_ = record.args
-            with open(failures_file(os.environ[WATCH]), "a") as file:
+            with open(failures_file(os.environ[WATCH_VARIABLE]), "a") as file:
                 file.write(json.dumps({"pid": pid, "exitcode": exitcode}) + "\n")
 
 
@@ -77,7 +77,7 @@ def main() -> None:
             )
         )
     except ChildFailedError as error:
-        with open(failures_file(os.environ[WATCH]), "w") as file:
+        with open(failures_file(os.environ[WATCH_VARIABLE]), "w") as file:
             for failure in error.failures.values():
                 file.write(json.dumps({"pid": failure.pid, "exitcode": failure.exitcode}) + "\n")
         code = error.get_first_failure()[1].exitcode

@@ -21,7 +21,7 @@ from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.resilience import manifest, safe_load
-from torchtitan_rl.resilience.checkpoints import CheckpointFolder
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 
 ROOM = 1.02
 """Bytes on the disk for a byte of tensors: the index and the small values are beside them."""

@@ -1,9 +1,10 @@
-"""torchrun, watched: who died, hangs or is slow is said by rank, a second Ctrl-C ends at once, and nothing outlives the launcher.
+"""torchrun with a watchdog: names the rank that died, hangs or is slow, and leaves no process behind.
 
 python -m torchtitan_rl.resilience.launch --nproc_per_node=8 -m torchtitan_rl.train --config debug
 
-Exit codes: those of torchtitan_rl.train; 128 + N when a rank or the run was ended by signal N; 75 when SIGUSR1 or SIGUSR2 (a
-batch system's time limit) asked for an end: saved, and the same command goes on; 1 when the watchdog ended a hung job.
+A second Ctrl-C ends the job at once. Exit codes: those of torchtitan_rl.train; 128 + N if a rank or the run was ended by signal
+N; 75 if SIGUSR1 or SIGUSR2 (a batch system's time limit) stopped the run after a checkpoint, and the same command continues it;
+1 if the watchdog ended a hung job.
 """
 
 import json
@@ -20,185 +21,187 @@ from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.resilience import death, processes
-from torchtitan_rl.resilience.board import WATCH, Place, named, places
-from torchtitan_rl.resilience.checkpoints import CheckpointFolder
+from torchtitan_rl.resilience import death, job_processes
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.rank_output import failure_marker
+from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE, RankStatus, name_ranks, read_statuses
 from torchtitan_rl.resilience.watchdog import Watchdog
 
 REQUEUE = 75
-LOOK_EVERY_S = 0.2
+POLL_EVERY_S = 0.2
 WATCH_EVERY_S = 1.0
-WAIT_TOLD_S = 10.0
+FIRST_WAIT_NOTICE_S = 10.0
 GRACE_S = 8.0
-"""Seconds that the other ranks of a node have to end by themselves after one has died."""
+"""Seconds that a node's other ranks have to end by themselves after one has died."""
 
 
 class Launcher:
-    """One node's part of a job: torchrun's agent, the ranks that it starts, and what is known of them."""
+    """One node's part of a job: torchrun's agent, the ranks that it starts, and their last known status."""
 
     def __init__(self, args: list[str]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
-        self.mark = f"{WATCH}={self.folder}"
+        self.mark = f"{WATCH_VARIABLE}={self.folder}"
         self.watchdog = Watchdog(self.folder, say)
         self.witness = death.Witness()
-        self.asked = 0
-        """The signal that asked for an end, 0 before."""
-        self.asked_at = 0.0
-        self.hung = ""
+        self.stop_signal = 0
+        """The first signal that asked the job to end; 0 if there was none."""
+        self._stop_requested_at = 0.0
+        self.hung_reason = ""
         """Why the watchdog ended the job."""
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
-        self._tells_wait_at = WAIT_TOLD_S
-        self._known: dict[int, Place] = {}
-        self._peak_bytes: dict[int, int] = {}  # the most memory of each process while it lived
+        self._next_wait_notice_s = FIRST_WAIT_NOTICE_S
+        self._last_status: dict[int, RankStatus] = {}  # by process id
+        self._peak_bytes: dict[int, int] = {}
         self._died_at: dict[int, float] = {}
-        self._former: set[int] = set()
-        processes.start_guard(self.mark)
-        environment = {**os.environ, WATCH: str(self.folder)}
+        self._pids_before_restart: set[int] = set()
+        job_processes.start_guard(self.mark)
+        environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
-        # Its own name, which torchrun would take, may be one that nobody knows.
-        alone = ["--local_addr=localhost"] if "--standalone" in args else []
-        command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *alone, *args]
-        # In a session of its own: a terminal's Ctrl-C comes to the ranks once, from here.
+        # By default torchrun takes the host's name, which may not resolve.
+        localhost = ["--local_addr=localhost"] if "--standalone" in args else []
+        command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *localhost, *args]
+        # In its own session, so that the ranks get a terminal's Ctrl-C once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
-        for number in processes.stops():
+        for number in job_processes.stop_signals():
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
-        """Watch until the agent has ended; returns the exit code, having said what there is to say."""
+        """Watch the job until the agent has ended. Prints why it failed, if it did; returns the exit code."""
         began, watched = time.monotonic(), 0.0
         while self.agent.poll() is None:
-            self._note_deaths()
+            self._check_for_deaths()
             now = time.monotonic()
             if now - watched > WATCH_EVERY_S:
                 watched = now
-                self._tell_wait(now - began)
-                if (reason := self.watchdog.look(now)) and not self.hung:
-                    self._end_hung(reason)
-            time.sleep(LOOK_EVERY_S)
-        self._note_deaths()
-        code, why = self._verdict(self.agent.returncode)
+                self._report_waiting(now - began)
+                if (reason := self.watchdog.check(now)) and not self.hung_reason:
+                    self._kill_hung_job(reason)
+            time.sleep(POLL_EVERY_S)
+        self._check_for_deaths()
+        code, why = self._exit_code_and_reason(self.agent.returncode)
         if why:
             say(why)
-        if code not in (0, REQUEUE) and not self.asked:
-            self.watchdog.tell_end(why or self.hung or f"it ended with code {code}")
+        if code not in (0, REQUEUE) and not self.stop_signal:
+            self.watchdog.publish_end(why or self.hung_reason or f"it ended with code {code}")
         return code
 
     def close(self) -> None:
-        """End what is left of the job's processes; forget where they were."""
-        processes.kill_marked(self.mark)
+        """Kill what is left of the job's processes and remove the folder with their statuses."""
+        job_processes.kill_marked(self.mark)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked and now - self.asked_at < processes.SAME_REQUEST_S:
+        if self.stop_signal and now - self._stop_requested_at < job_processes.SAME_REQUEST_S:
             return
-        if self.asked:
+        if self.stop_signal:
             say("stopped at once; what was saved before is whole")
             self.agent.kill()
             self.close()
-            os._exit(128 + self.asked)
-        self.asked, self.asked_at = number, now
-        if not self._known and not processes.children(self.agent.pid):
-            self.agent.kill()  # it waits for other nodes, in a call that hears no signal
-        for pid in [place.pid for place in places(self.folder)] or processes.marked(self.mark):
-            processes.send(pid, number)
+            os._exit(128 + self.stop_signal)
+        self.stop_signal, self._stop_requested_at = number, now
+        if not self._last_status and not job_processes.children(self.agent.pid):
+            self.agent.kill()  # it waits for other nodes, in a call that no signal interrupts
+        ranks = [status.pid for status in read_statuses(self.folder)]
+        for pid in ranks or job_processes.find_marked(self.mark):
+            job_processes.send_signal(pid, number)
 
-    def _note_deaths(self) -> None:
-        """Remember who died when; tell the living by the marker file that there is no step to finish, and end them if they do not.
+    def _check_for_deaths(self) -> None:
+        """Record which ranks died and when. Tell the others by the marker file, and kill them if they do not end themselves.
 
-        A rank that waits for a dead one in NCCL does not see it, and torchrun sees nothing wrong in one that ended with code 0.
+        A rank that waits in NCCL for a dead one does not notice it, and torchrun accepts a rank that ended with code 0.
         """
         now = time.monotonic()
-        here = [place for place in places(self.folder) if place.pid not in self._former]
-        self._tell_restart(here)
-        for place in here:
-            self._known[place.pid] = place
-            self._peak_bytes[place.pid] = processes.peak_bytes(place.pid) or self._peak_bytes.get(place.pid, 0)
-            if place.pid not in self._died_at and processes.state(place.pid) in ("", "Z"):
-                self._died_at[place.pid] = now
-                if not place.outcome:
-                    _mark_failed(place.run_folder)
-        early = [at for pid, at in self._died_at.items() if not self._known[pid].outcome]
+        here = [status for status in read_statuses(self.folder) if status.pid not in self._pids_before_restart]
+        self._check_for_restart(here)
+        for status in here:
+            self._last_status[status.pid] = status
+            self._peak_bytes[status.pid] = job_processes.peak_bytes(status.pid) or self._peak_bytes.get(status.pid, 0)
+            if status.pid not in self._died_at and not job_processes.is_alive(status.pid):
+                self._died_at[status.pid] = now
+                if not status.outcome:
+                    _mark_failed(status.run_folder)
+        early = [at for pid, at in self._died_at.items() if not self._last_status[pid].outcome]
         if early and now - min(early) > GRACE_S:
-            for place in here:
-                processes.send(place.pid, signal.SIGKILL)
+            for status in here:
+                job_processes.send_signal(status.pid, signal.SIGKILL)
 
-    def _tell_wait(self, waited: float) -> None:
-        """Say, more and more seldom, that torchrun starts no rank before the other nodes have come."""
-        if self._waits_for_nodes and waited > self._tells_wait_at and not processes.children(self.agent.pid):
-            self._tells_wait_at = 2 * waited
+    def _report_waiting(self, waited: float) -> None:
+        """Say, at growing intervals, that torchrun starts no rank until all nodes are there."""
+        if self._waits_for_nodes and waited > self._next_wait_notice_s and not job_processes.children(self.agent.pid):
+            self._next_wait_notice_s = 2 * waited
             waits = (
                 f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes"
             )
             say(waits + unknown_address(self._args))
 
-    def _failures(self) -> list[tuple[int, int]]:
-        """(process id, exit code, negative for a signal) of failed ranks as the agent reports them."""
+    def _exit_codes(self) -> dict[int, int]:
+        """Exit codes of failed ranks by process id, negative for a signal, as the agent reports them."""
         file = self.folder / "failures.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
-        return [(entry["pid"], entry["exitcode"]) for entry in map(json.loads, lines)]
+        return {entry["pid"]: entry["exitcode"] for entry in map(json.loads, lines)}
 
-    def _tell_restart(self, here: list[Place]) -> None:
-        """With --max-restarts the agent starts the ranks again: say after what, and forget those of before."""
-        before = {place.rank: pid for pid, place in self._known.items()}
-        if any(before.get(place.rank, place.pid) != place.pid for place in here):
+    def _check_for_restart(self, here: list[RankStatus]) -> None:
+        """If the agent has restarted the ranks (--max-restarts), say why and forget the earlier ones."""
+        before = {status.rank: pid for pid, status in self._last_status.items()}
+        if any(before.get(status.rank, status.pid) != status.pid for status in here):
             say(
                 f"{self._describe(*self._first_death())} The ranks are started again and go on from the last checkpoint."
             )
-            self._former |= self._known.keys()
-            self._known.clear()
+            self._pids_before_restart |= self._last_status.keys()
+            self._last_status.clear()
             self._died_at.clear()
-            self.hung = ""
+            self.hung_reason = ""
 
-    def _end_hung(self, reason: str) -> None:
-        self.hung = reason
+    def _kill_hung_job(self, reason: str) -> None:
+        self.hung_reason = reason
         say(f"watchdog: {reason}; the job is ended")
-        for place in places(self.folder):
-            processes.send(place.pid, signal.SIGKILL)
+        for status in read_statuses(self.folder):
+            job_processes.send_signal(status.pid, signal.SIGKILL)
 
-    def _verdict(self, agent_code: int) -> tuple[int, str]:
-        """The exit code, and what no rank has said."""
-        outcomes = {place.outcome for place in self._known.values()}
-        if self.hung:
+    def _exit_code_and_reason(self, agent_code: int) -> tuple[int, str]:
+        """The launcher's exit code, and the reason if no rank has printed it."""
+        outcomes = {status.outcome for status in self._last_status.values()}
+        if self.hung_reason:
             return 1, ""
         if agent_code == 0 and "" not in outcomes:
-            return _code_of_stop(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
-        if self.asked and outcomes <= {""}:
-            name = signal.Signals(self.asked).name
-            return 128 + self.asked, f"{name} before there was a step to finish: nothing new is saved"
+            return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
+        if self.stop_signal and outcomes <= {""}:
+            name = signal.Signals(self.stop_signal).name
+            return 128 + self.stop_signal, f"{name} before there was a step to finish: nothing new is saved"
         if agent_code < 0:
             why = self.witness.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
         pid, code = self._first_death()
-        if pid not in self._known:  # no program of ours, or nothing started
+        if pid not in self._last_status:  # another program, or nothing was started
             return agent_code, ""
         if code > 0:
             return code, ""
-        return 128 - code if code else 1, f"{self._describe(pid, code)} {_way_on(self._known[pid].run_folder)}"
+        resume = _how_to_resume(self._last_status[pid].run_folder)
+        return 128 - code if code else 1, f"{self._describe(pid, code)} {resume}"
 
     def _first_death(self) -> tuple[int, int]:
-        """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end by plan.
+        """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end as planned.
 
-        Of the ranks that died within a second of it, one that was killed comes before those that then lost it.
+        Of the ranks that died within a second of it, one that was killed comes before those that failed because of it.
         """
-        codes = dict(self._failures())
-        died = {pid: at for pid, at in self._died_at.items() if not self._known[pid].outcome}
+        codes = self._exit_codes()
+        died = {pid: at for pid, at in self._died_at.items() if not self._last_status[pid].outcome}
         early = [pid for pid, at in died.items() if at <= min(died.values()) + 1.0] or list(codes) or [0]
-        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda death: _tells_least(death[1]))
+        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda death: _cause_order(death[1]))
 
     def _describe(self, pid: int, code: int) -> str:
-        place = self._known.get(pid)
-        who = f"{named([place])} in {place.phase}" if place else f"process {pid}"
+        status = self._last_status.get(pid)
+        who = f"{name_ranks([status])} in {status.phase}" if status else f"process {pid}"
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
-        known = {"phase": place.phase if place else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
+        known = {"phase": status.phase if status else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
         return f"{who} was {self.witness.explain(pid, -code, **known)}"
 
 
-def _tells_least(code: int) -> int:
-    """Order of exit codes by how likely they are the cause: killed, vanished, stopped with a message, failed, ended by torchrun."""
+def _cause_order(code: int) -> int:
+    """Sort key of exit codes, likeliest cause first: killed, vanished, stopped with a message, failed, ended by torchrun."""
     if code == -signal.SIGTERM:
         return 4
     return 0 if code < 0 else {0: 1, 1: 3}.get(code, 2)
@@ -211,8 +214,8 @@ def _mark_failed(run_folder: str) -> None:
         marker.touch()
 
 
-def _way_on(run_folder: str) -> str:
-    """What is left of the run, and the command that uses it."""
+def _how_to_resume(run_folder: str) -> str:
+    """The run's newest checkpoint and the command that continues from it."""
     if not run_folder:
         return "It had no run folder yet: the same command begins anew."
     newest = CheckpointFolder(Path(run_folder)).newest()
@@ -220,21 +223,21 @@ def _way_on(run_folder: str) -> str:
     return f"The same command with --dump-folder {run_folder} {goes_on}."
 
 
-def _code_of_stop(number: int) -> int:
-    """0 for no signal."""
+def _stop_exit_code(number: int) -> int:
+    """The exit code of a run that a signal stopped after a checkpoint; 0 for no signal."""
     if number == 0:
         return 0
     return REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else 128 + number
 
 
 def check_threads(given: str) -> None:
-    """Raise UserError for a number of threads that OpenMP does not take: it says so in a line of its own and uses all cores."""
+    """Raise UserError for a number of threads that OpenMP refuses: OpenMP would print a warning and use all cores."""
     counts = all(part.strip().isdecimal() and int(part) > 0 for part in given.split(","))
     expect(counts, "OMP_NUM_THREADS", given, "a number of threads for each rank, 1 or more", "Leave it out.")
 
 
 def unknown_address(args: list[str]) -> str:
-    """That this node cannot find node 0 by its name, for now; "" where it can."""
+    """A message that this node cannot resolve the name of node 0; "" if it can."""
     for name, _, address in (arg.partition("=") for arg in args):
         if name in ("--master_addr", "--master-addr"):
             try:
@@ -245,13 +248,13 @@ def unknown_address(args: list[str]) -> str:
 
 
 def say(text: str) -> None:
-    """A line on the terminal, from no rank. Where nobody reads it the job goes on all the same."""
+    """Print a line of the launcher to stderr. If nobody reads it, the job continues."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def open_streams() -> None:
-    """Where the one who started this has closed a standard stream, as some daemons do, the next file would get its number."""
+    """Open /dev/null for each standard stream that the parent has closed, as some daemons do: the next file would get its number."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -260,10 +263,10 @@ def open_streams() -> None:
 
 
 def main() -> None:
-    """Launch what torchrun's command line says, and exit with what came of it."""
+    """Launch torchrun's command line and exit with the job's exit code."""
     open_streams()
-    # A thread that has done its share of an operation sleeps. By default it spins, and where another process wants the cores
-    # that keeps the very thread it waits for from running: small operations then take six times as long.
+    # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
+    # wait for from running, and small operations take six times as long. PASSIVE lets them sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         check_threads(os.environ.get("OMP_NUM_THREADS", "1"))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.resilience.processes import STOPS
+from torchtitan_rl.resilience.job_processes import STOP_SIGNALS
 
 
 def failure_marker(folder: Path) -> Path:
@@ -74,7 +74,7 @@ class RankOutput:
         One rank speaks for all: within a run folder the first to fail, as the others fail alike or of its absence; before
         there is one, rank 0, and another only if it is still here some seconds later, having failed alone.
         """
-        for number in STOPS:  # torchrun's, once another rank has failed: go at once
+        for number in STOP_SIGNALS:  # torchrun's, once another rank has failed: go at once
             signal.signal(number, signal.SIG_DFL)
         logging.getLogger(__name__).info("this rank failed: %s", message)
         sys.stdout.flush()

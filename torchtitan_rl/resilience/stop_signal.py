@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.resilience import processes
+from torchtitan_rl.resilience import job_processes
 
 
 class StopSignal:
@@ -28,7 +28,7 @@ class StopSignal:
 
     def arm(self) -> None:
         """Take the signals, again: rewards and tools may have taken them in the meantime."""
-        for number in processes.stops():
+        for number in job_processes.stop_signals():
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -44,5 +44,5 @@ class StopSignal:
 
 def _disarm() -> None:
     """In what a reward or tool forks there is no step to finish: a pool ends its processes by SIGTERM, and waits for their end."""
-    for number in processes.STOPS:
+    for number in job_processes.STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,8 @@
-"""Says who holds up whom, with their stacks, before anybody wonders; ends a job in which nothing moves any more.
+"""Reports ranks that hold up the others, with their stacks, and ends a job that makes no progress.
 
-Runs in the launcher, a process without torch that no rank can block, and reads the boards (run/board.py). Nodes tell each other
-through files in the run folder. Durations are of the monotonic clock, which is one for all processes of a node and stands still
-while the machine sleeps: a clock that is set, or a laptop that wakes up, ends no job.
+The watchdog runs in the launcher, a process without torch that no rank can block, and reads the ranks' statuses
+(rank_status.py). Nodes exchange theirs through files in the run folder. Durations are of the monotonic clock, which all
+processes of a node share and which stops while the machine sleeps: changing the clock or suspending a laptop ends no job.
 """
 
 import json
@@ -15,143 +15,151 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchtitan_rl.resilience import processes
-from torchtitan_rl.resilience.board import SHOW_STACKS, Place, behind, describe, named, places, stacks_file
+from torchtitan_rl.resilience import job_processes
+from torchtitan_rl.resilience.rank_status import (
+    SHOW_STACKS,
+    RankStatus,
+    describe_stragglers,
+    name_ranks,
+    read_statuses,
+    stacks_file_path,
+    stragglers,
+)
 
 STARTING_NOTICE_S, STARTING_LIMIT_S = 600.0, 7200.0
-"""At least these for phases of the start (a warm start, a download), which are long by nature and say themselves that they go on."""
+"""Least notice and limit for phases before the first step. A warm start or a download may take long and shows its own progress."""
 
 SLOWER = 3.0
-"""A phase is late at this many times the longest that it has taken so far, and not before the notice."""
+"""A phase is late after this many times its longest duration so far, but never before the notice."""
 
-SHARE_EVERY_S = 5.0
+PUBLISH_EVERY_S = 5.0
 SILENT_NODE_S, SILENT_NODE_ENDS_S = 30.0, 180.0
-"""Of a node whose launcher writes nothing any more: when it is said, and when this node's part of the job ends."""
+"""Seconds without news from another node's launcher until it is reported, and until this node's part of the job ends."""
 
 STACK_LINES = 14
-"""Of the main thread, innermost first: on the terminal. All threads whole are in the run folder's logs/."""
+"""Lines of the main thread's stack on the terminal, innermost frame first. The run folder's logs/ have all threads."""
 
 
 @dataclass(frozen=True)
-class _News:
-    """What another node's launcher wrote last."""
+class _NodeReport:
+    """The latest report of another node's launcher."""
 
     at: float
-    """By that node's calendar clock: tells one writing from the next."""
-    heard: float
-    """By this node's monotonic clock, as its places are."""
-    places: list[Place]
+    """Time at which it was written, by that node's calendar clock. Tells one report from the next."""
+    received: float
+    """Time at which it was read, by this node's monotonic clock, like `since` of its statuses."""
+    statuses: list[RankStatus]
     ended: str
     current: bool
-    """Whether it is of this job, and not what an earlier one has left."""
+    """Whether it is from this job, and not left over from an earlier one."""
 
 
 class Watchdog:
-    """Looks at all ranks' places, every second or so."""
+    """Checks the statuses of all ranks, about once a second."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
         self.say = say
         self._longest: dict[str, float] = {}
-        self._seen: dict[int, Place] = {}
-        self._said: dict[tuple[int, int], float] = {}
+        self._seen: dict[int, RankStatus] = {}
+        self._reported: dict[tuple[int, int], float] = {}
         self._silent: set[str] = set()
         self._lost = ""
-        self._news: dict[str, _News] = {}
+        self._node_reports: dict[str, _NodeReport] = {}
         self._began = time.time()
-        self._shared_at = 0.0
-        self._shared: Path | None = None
-        self._told: list[Place] = []
+        self._published_at = 0.0
+        self._own_report: Path | None = None
+        self._published: list[RankStatus] = []
 
-    def look(self, now: float) -> str:
-        """Say what is late. Returns why the job must end, or "" while it may go on."""
-        # Of the dead the launcher tells, and those that were started again are in place of them soon.
-        local = [place for place in places(self.folder) if processes.state(place.pid) not in ("", "Z")]
-        ranks = local + self._of_other_nodes(local, now)
-        for place in ranks:
-            self._learn(place)
-        going = [place for place in ranks if not place.outcome]
-        if not local or not going or self._lost:
+    def check(self, now: float) -> str:
+        """Report late ranks. Returns why the job must end, or "" if it may continue."""
+        # The launcher reports dead ranks. With restarts, new ranks soon replace them.
+        local = [status for status in read_statuses(self.folder) if job_processes.is_alive(status.pid)]
+        ranks = local + self._remote_ranks(local, now)
+        for status in ranks:
+            self._record_duration(status)
+        running = [status for status in ranks if not status.outcome]
+        if not local or not running or self._lost:
             return self._lost
-        slow = behind(going)
-        waited = now - max(place.since for place in slow)
+        slow = stragglers(running)
+        waited = now - max(status.since for status in slow)
         if waited > _limit(slow[0]):
-            return f"{describe(going, now)}: longer than watchdog.limit_seconds ({_limit(slow[0]):.0f} s)"
+            return f"{describe_stragglers(running, now)}: longer than watchdog.limit_seconds ({_limit(slow[0]):.0f} s)"
         key = (slow[0].rank, slow[0].changes)
-        if waited > max(self._deadline(slow[0]), 2 * self._said.get(key, 0.0)):
-            self._said[key] = waited
-            self._tell(slow, going, now)
+        if waited > max(self._deadline(slow[0]), 2 * self._reported.get(key, 0.0)):
+            self._reported[key] = waited
+            self._report(slow, running, now)
         return ""
 
-    def _deadline(self, first: Place) -> float:
+    def _deadline(self, first: RankStatus) -> float:
         """Seconds after which a rank is late in its phase."""
         notice = first.notice_s if _in_a_step(first) else max(first.notice_s, STARTING_NOTICE_S)
         return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
 
-    def _learn(self, place: Place) -> None:
-        before = self._seen.get(place.rank)
-        if before is not None and before.changes != place.changes and before.pid == place.pid:
+    def _record_duration(self, status: RankStatus) -> None:
+        before = self._seen.get(status.rank)
+        if before is not None and before.changes != status.changes and before.pid == status.pid:
             kind = _kind(before.phase)
-            self._longest[kind] = max(self._longest.get(kind, 0.0), place.since - before.since)
-        self._seen[place.rank] = place
+            self._longest[kind] = max(self._longest.get(kind, 0.0), status.since - before.since)
+        self._seen[status.rank] = status
 
-    def _tell(self, slow: list[Place], going: list[Place], now: float) -> None:
-        self.say(f"watchdog: {describe(going, now)}; the job is ended at {_limit(slow[0]):.0f} s")
-        for place in [place for place in slow if (self.folder / f"rank_{place.rank}.json").exists()][:4]:
-            self.say(_what_it_does(place, self.folder))
+    def _report(self, slow: list[RankStatus], running: list[RankStatus], now: float) -> None:
+        self.say(f"watchdog: {describe_stragglers(running, now)}; the job is ended at {_limit(slow[0]):.0f} s")
+        for status in [status for status in slow if (self.folder / f"rank_{status.rank}.json").exists()][:4]:
+            self.say(_process_report(status, self.folder))
 
-    def _of_other_nodes(self, local: list[Place], now: float) -> list[Place]:
-        """What the other nodes' launchers wrote of theirs; theirs are told of ours. [] on one node."""
+    def _remote_ranks(self, local: list[RankStatus], now: float) -> list[RankStatus]:
+        """The ranks of other nodes, from their launchers' reports; also publishes this node's. [] on one node."""
         if not local or local[0].all_here or not local[0].run_folder:
             return []
         shared = Path(local[0].run_folder) / "logs" / "nodes"
-        mine = shared / f"{local[0].host}-{os.getpid()}.json"
-        if now - self._shared_at > SHARE_EVERY_S:
-            self._shared_at, self._shared, self._told = now, mine, local
-            self._share(now)
-        for path in set(shared.glob("*.json")) - {mine}:
-            self._hear(path, now)
-        current = {node: news for node, news in self._news.items() if news.current}
-        found: dict[int, Place] = {}
-        for news in sorted(current.values(), key=lambda news: news.heard):  # of a rank that moved, the later
-            found |= {place.rank: place for place in news.places}
-        for node, news in current.items():
-            self._note_silence(node, [p for p in news.places if found[p.rank] is p], now - news.heard)
-            if news.ended:
-                self._lost = f"node {node} has ended: {news.ended}"
-        return [place for rank, place in found.items() if rank not in {p.rank for p in local}]
+        own = shared / f"{local[0].host}-{os.getpid()}.json"
+        if now - self._published_at > PUBLISH_EVERY_S:
+            self._published_at, self._own_report, self._published = now, own, local
+            self._publish(now)
+        for path in set(shared.glob("*.json")) - {own}:
+            self._read_report(path, now)
+        current = {node: report for node, report in self._node_reports.items() if report.current}
+        found: dict[int, RankStatus] = {}
+        for report in sorted(current.values(), key=lambda report: report.received):  # a rank that moved: the later one
+            found |= {status.rank: status for status in report.statuses}
+        for node, report in current.items():
+            self._check_silence(node, [s for s in report.statuses if found[s.rank] is s], now - report.received)
+            if report.ended:
+                self._lost = f"node {node} has ended: {report.ended}"
+        return [status for rank, status in found.items() if rank not in {s.rank for s in local}]
 
-    def _hear(self, path: Path, now: float) -> None:
-        """Take in what another node wrote, if it is new."""
-        with suppress(OSError, ValueError, TypeError, KeyError):  # unreadable now
+    def _read_report(self, path: Path, now: float) -> None:
+        """Store another node's report if it is new."""
+        with suppress(OSError, ValueError, TypeError, KeyError):  # not readable at the moment
             content = json.loads(path.read_text())
-            before = self._news.get(path.stem)
+            before = self._node_reports.get(path.stem)
             if before is not None and before.at == content["at"]:
                 return
-            told = [Place(**place) for place in content["places"]]
-            ours = [replace(place, since=now - (content["sent"] - place.since)) for place in told]
+            theirs = [RankStatus(**status) for status in content["statuses"]]
+            statuses = [replace(status, since=now - (content["sent"] - status.since)) for status in theirs]
             current = before is not None or content["at"] > self._began
-            self._news[path.stem] = _News(content["at"], now, ours, content["ended"], current)
+            self._node_reports[path.stem] = _NodeReport(content["at"], now, statuses, content["ended"], current)
 
-    def tell_end(self, why: str) -> None:
+    def publish_end(self, why: str) -> None:
         """Let the other nodes know that this one has ended, so that they do not wait for it."""
-        if self._shared is not None:
-            self._share(time.monotonic(), why)
+        if self._own_report is not None:
+            self._publish(time.monotonic(), why)
 
-    def _share(self, now: float, ended: str = "") -> None:
-        places = [asdict(place) for place in self._told]
-        content = {"at": time.time(), "sent": now, "places": places, "ended": ended}
+    def _publish(self, now: float, ended: str = "") -> None:
+        statuses = [asdict(status) for status in self._published]
+        content = {"at": time.time(), "sent": now, "statuses": statuses, "ended": ended}
         with suppress(OSError):
-            self._shared.parent.mkdir(parents=True, exist_ok=True)
-            new = self._shared.with_suffix(".new")
+            self._own_report.parent.mkdir(parents=True, exist_ok=True)
+            new = self._own_report.with_suffix(".new")
             new.write_text(json.dumps(content))
-            new.replace(self._shared)
+            new.replace(self._own_report)
 
-    def _note_silence(self, node: str, theirs: list[Place], seconds: float) -> None:
-        going = [place for place in theirs if not place.outcome]
-        if not going or seconds < SILENT_NODE_S:
+    def _check_silence(self, node: str, statuses: list[RankStatus], seconds: float) -> None:
+        running = [status for status in statuses if not status.outcome]
+        if not running or seconds < SILENT_NODE_S:
             return
-        text = f"nothing is heard of {named(going)} on node {node} for {seconds:.0f} s"
+        text = f"nothing is heard of {name_ranks(running)} on node {node} for {seconds:.0f} s"
         if node not in self._silent:
             self._silent.add(node)
             self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")
@@ -159,39 +167,39 @@ class Watchdog:
             self._lost = text
 
 
-def _in_a_step(place: Place) -> bool:
-    return place.phase.startswith("step ")
+def _in_a_step(status: RankStatus) -> bool:
+    return status.phase.startswith("step ")
 
 
-def _limit(place: Place) -> float:
+def _limit(status: RankStatus) -> float:
     """Seconds that a rank may stay in its phase until the job is ended."""
-    return place.limit_s if _in_a_step(place) else max(place.limit_s, STARTING_LIMIT_S)
+    return status.limit_s if _in_a_step(status) else max(status.limit_s, STARTING_LIMIT_S)
 
 
 def _kind(phase: str) -> str:
-    """A phase without its step's number: "step 12: grade" is a "step: grade"."""
+    """A phase without its step's number: "step: grade" for "step 12: grade"."""
     return re.sub(r"^step \d+", "step", phase)
 
 
-def _what_it_does(place: Place, folder: Path) -> str:
-    """The process's state, and its stacks where it can still show them."""
-    letter = processes.state(place.pid)
-    if processes.is_stopped(place.pid):
-        return f"rank {place.rank} is stopped by a signal: kill -CONT {place.pid} on {place.host} lets it go on"
-    if letter in ("", "Z"):
-        return f"rank {place.rank} (pid {place.pid} on {place.host}) is dead"
-    waits = ", in the kernel, as on a disk or a device that does not answer" if letter == "D" else ""
-    stacks = _stacks(place, folder)
-    return f"rank {place.rank} (pid {place.pid} on {place.host}{waits}) is at:\n{stacks}"
+def _process_report(status: RankStatus, folder: Path) -> str:
+    """The state of a rank's process, and its stack if it can still write it."""
+    rank = f"rank {status.rank} (pid {status.pid} on {status.host}"
+    if job_processes.is_stopped(status.pid):
+        return f"rank {status.rank} is stopped by a signal: kill -CONT {status.pid} on {status.host} lets it go on"
+    if not job_processes.is_alive(status.pid):
+        return f"{rank}) is dead"
+    in_kernel = job_processes.state(status.pid) == "D"
+    waits = ", in the kernel, as on a disk or a device that does not answer" if in_kernel else ""
+    return f"{rank}{waits}) is at:\n{_stacks(status, folder)}"
 
 
-def _stacks(place: Place, folder: Path) -> str:
-    """Makes the rank write its stacks; the main thread's innermost frames, and where the rest is."""
-    file = stacks_file(folder, place.rank)
+def _stacks(status: RankStatus, folder: Path) -> str:
+    """Make the rank write its stacks. Returns the innermost frames of its main thread, and the file with the rest."""
+    file = stacks_file_path(folder, status.rank)
     if not file.exists():
         return "  (it does not show its stacks)"
     begin = file.stat().st_size
-    processes.send(place.pid, SHOW_STACKS)
+    job_processes.send_signal(status.pid, SHOW_STACKS)
     time.sleep(0.5)
     written = file.read_text()[begin:]
     if not written:
@@ -199,9 +207,9 @@ def _stacks(place: Place, folder: Path) -> str:
     threads = written.strip().split("\n\n")
     main = next((t for t in threads if t.startswith("Current thread")), threads[-1]).splitlines()
     kept = ""
-    if place.run_folder:
+    if status.run_folder:
         with suppress(OSError):
-            shutil.copy(file, target := Path(place.run_folder) / "logs" / f"stacks_rank_{place.rank}.txt")
+            shutil.copy(file, target := Path(status.run_folder) / "logs" / f"stacks_rank_{status.rank}.txt")
             kept = f"\n  (all threads: {target})"
     more = f"\n  ... {len(main) - STACK_LINES} more" if len(main) > STACK_LINES else ""
     return "\n".join(main[1 : STACK_LINES + 1]) + more + kept

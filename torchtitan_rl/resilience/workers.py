@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchtitan_rl.resilience import processes
+from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.death import Witness
 from torchtitan_rl.resilience.printed import print_as
 
@@ -235,7 +235,7 @@ def _end(pid: int, others: set[int]) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    while strays := [child for child in processes.children(os.getpid()) if child not in others]:
+    while strays := [child for child in job_processes.children(os.getpid()) if child not in others]:
         for stray in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stray, signal.SIGKILL)

@@ -12,13 +12,13 @@ from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.setup.memory import GIB, memory_need, memory_warning
 from torchtitan_rl.setup.print_config import as_python
-from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
     from torchtitan_rl.library.tasks import Task
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 NUM_PROMPTS = 5
 _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")

@@ -11,7 +11,7 @@ from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 
 if TYPE_CHECKING:
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}

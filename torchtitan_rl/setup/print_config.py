@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.protocols.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 _WIDTH = 100
 

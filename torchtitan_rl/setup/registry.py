@@ -12,11 +12,11 @@ import tyro
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function
-from torchtitan_rl.resilience.checkpoints import is_choice
+from torchtitan_rl.resilience.checkpoint_folder import is_choice
 from torchtitan_rl.setup.hub import is_hub_name
 
 if TYPE_CHECKING:
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 OTHER_CONFIGS = "Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names."
 
@@ -58,7 +58,7 @@ def config_function(name: str) -> ConfigFunction:
 
 def load_config(name: str) -> "RunConfig":
     """The config that `name` stands for. Raises UserError as `config_function`, or where it returns something else."""
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
     function = config_function(name)
     needed = [

@@ -14,11 +14,11 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoints import CheckpointFolder, Resume, find_resume
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 BINDING = {
     "model_spec": "the weights are of another model",

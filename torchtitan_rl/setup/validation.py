@@ -19,7 +19,7 @@ from torchtitan_rl.resilience.death import GIB, node_bytes
 from torchtitan_rl.setup.memory import check_memory
 
 if TYPE_CHECKING:
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 _LIMITS: dict[str, Field] = {
     "trainer.parallelism.tensor_parallel_degree": number(1, least=1, remedy="1 turns it off."),

@@ -12,7 +12,7 @@ import pytest
 from torchtitan_rl import library
 from torchtitan_rl.core.config import MANY, check_fields, number
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup.config import RunConfig
+from torchtitan_rl.setup.run_config import RunConfig
 
 ANY_NUMBER = {
     "ReasoningGym.Config.tasks": "pairs of a name and a weight, checked where the names are",

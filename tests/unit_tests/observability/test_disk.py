@@ -12,7 +12,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import record_metric
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 from torchtitan_rl.resilience.rank_output import LogFile
-from torchtitan_rl.setup.folder import RunFolder
+from torchtitan_rl.setup.run_folder import RunFolder
 
 
 @contextmanager

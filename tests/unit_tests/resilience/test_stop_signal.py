@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from torchtitan_rl.resilience import processes
+from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.stop_signal import StopSignal
 
 
 @pytest.fixture
 def stop(tmp_path):
-    before = {number: signal.getsignal(number) for number in processes.STOPS}
+    before = {number: signal.getsignal(number) for number in job_processes.STOP_SIGNALS}
     yield StopSignal(failure_marker=tmp_path / "failed")
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -39,7 +39,7 @@ def test_a_handler_that_a_reward_has_set_is_taken_back(stop):
 
 def test_under_nohup_the_end_of_the_terminal_is_not_heard(stop):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests, too, may run under nohup
-    assert signal.SIGHUP in processes.stops()
+    assert signal.SIGHUP in job_processes.stop_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop.arm()
     signal.raise_signal(signal.SIGHUP)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.resilience.checkpoints import CheckpointFolder
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 
 FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
 

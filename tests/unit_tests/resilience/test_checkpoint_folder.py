@@ -7,7 +7,7 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoints import CheckpointFolder, find_resume
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
 from torchtitan_rl.setup.resume import examine
 
 

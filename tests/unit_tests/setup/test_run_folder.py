@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.setup.folder import (
-    StillThere,
+from torchtitan_rl.setup.run_folder import (
+    RunFolderCheck,
     _check_shared,
     _lock,
     _lock_new,
@@ -56,7 +56,7 @@ def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.lock").write_text("this run")
-    check = StillThere(run)
+    check = RunFolderCheck(run)
     check()
     run.rename(tmp_path / "moved")
     with pytest.raises(TrainingStopped, match="has vanished"):

@@ -12,8 +12,8 @@ from torchtitan_rl.core.task import Task
 from torchtitan_rl.library.environments.conversations import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.observability.recorder import Recorder
-from torchtitan_rl.resilience.board import WatchdogLimits
 from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.resilience.rank_status import WatchdogLimits
 
 
 @dataclass(kw_only=True, slots=True)

@@ -98,7 +98,7 @@ def holder(folder: Path) -> str:
     return ""
 
 
-class StillThere:
+class RunFolderCheck:
     """Checks, when called, that the folder is still this run's: without it nothing can be saved, and a success would be a lie."""
 
     def __init__(self, folder: Path) -> None:

@@ -16,7 +16,7 @@ from torchtitan_rl.setup.hub import folder_of, is_hub_name
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.setup.config import RunConfig
+    from torchtitan_rl.setup.run_config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
 

@@ -10,7 +10,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits, Task
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.start import check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 
 
 @pytest.fixture
