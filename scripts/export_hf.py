@@ -71,7 +71,7 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
     remedy = "Leave it out for the last."
     expect(chosen in steps, "--step", chosen, f"one of {list(steps)}, the checkpoints in {run}/checkpoint", remedy)
     reason = examine(steps[chosen])
-    expect(not reason, "--step", chosen, f"a whole checkpoint, but of {steps[chosen]} {reason}", "Name another step.")
+    expect(not reason, "--step", chosen, f"a whole checkpoint, but in {steps[chosen]} {reason}", "Name another step.")
     return steps[chosen]
 
 

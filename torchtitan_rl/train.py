@@ -22,7 +22,7 @@ from torchtitan_rl.core import (
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.printed import BoundedOutput, keep_streams
+from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
 
@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a step to finish: an end, not a traceback
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
-    keep_streams()
+    limit_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.setup.registry import parse_args
@@ -80,7 +80,7 @@ def _last_words(error: BaseException) -> str:
     if not comm.lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
-    return "this rank lost another one and ends"
+    return "this rank lost the connection to another one and ends"
 
 
 def _users_line(error: BaseException) -> list[str]:
@@ -156,7 +156,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.resilience.rank_output import failure_marker
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
-    from torchtitan_rl.setup.resume import described
+    from torchtitan_rl.setup.resume import config_fields
     from torchtitan_rl.setup.run_folder import RunFolderCheck
     from torchtitan_rl.setup.secrets import without_secrets
     from torchtitan_rl.setup.start_checkpoint import check_tokenizer
@@ -214,7 +214,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         prompts=prompts,
         run_state=state,
         run_folder=run_folder,
-        described=described(config),
+        config_fields=config_fields(config),
         check_folder=RunFolderCheck(run_folder),
     )
     generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the first sync

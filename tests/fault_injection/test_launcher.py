@@ -65,10 +65,12 @@ def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_pat
     code, said = Job(tmp_path, "killed").end()
     assert code == 137
     assert re.search(
-        r"^rank 1 \(.*\) in step 3: grade was killed by signal 9 \(SIGKILL\)\. Nothing here tells of too", said, re.M
+        r"^rank 1 \(.*\) in step 3: grade was killed by signal 9 \(SIGKILL\)\. There is no sign of an out-of-memory kill",
+        said,
+        re.M,
     )
     assert re.search(
-        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run begins anew, as no",
+        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run starts a new run, as no",
         said,
     )
 
@@ -190,7 +192,9 @@ def test_a_port_in_use_is_said_and_a_node_that_waits_says_so(tmp_path):
         common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
         code, said = Job(tmp_path, "run", "--node_rank=0", *common, ranks=1).end()
     assert code == 2
-    assert "error: another program, perhaps an older run, has the port. Pass another MASTER_PORT, on every node" in said
+    assert (
+        "error: another program, perhaps an older run, uses the port. Pass another MASTER_PORT, on every node" in said
+    )
     assert "Traceback" not in said
     alone = Job(tmp_path, "run", "--node_rank=0", *common, ranks=1, log="alone")
     deadline = time.monotonic() + 30

@@ -59,7 +59,7 @@ def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
     ended = run.end(10)
     assert ended.code == code
     assert ended.seconds < 3
-    ended.says("stopped at once; what was saved before is whole")
+    ended.says("stopped at once; earlier checkpoints are whole")
     assert run.everything() == {}
 
 
@@ -70,7 +70,7 @@ def test_a_request_before_the_first_step_ends_at_once_without_a_traceback(tmp_pa
     run.signal(number)
     ended = run.end(20)
     assert ended.code == 128 + number
-    ended.says(f"{number.name} before there was a step to finish: nothing new is saved")
+    ended.says(f"{number.name} before the first step: nothing new is saved")
     ended.never_says("Traceback")
 
 
@@ -82,7 +82,7 @@ def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(
     run.signal(signal.SIGINT)
     ended = run.end(20)
     assert ended.code == 130
-    ended.says("SIGINT before there was a step to finish: nothing new is saved")
+    ended.says("SIGINT before the first step: nothing new is saved")
     ended.never_says("Traceback")
     assert list((tmp_path / "starts").glob("sums-*/")) == []
     assert run.everything() == {}

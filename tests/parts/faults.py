@@ -61,15 +61,15 @@ Ctrl-C, SIGTERM
   130, 143 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
 
 a second one
-  stopped at once; what was saved before is whole
+  stopped at once; earlier checkpoints are whole
   130, 143 fault_injection/test_signals.py::test_a_second_request_ends_everything_at_once
 
 one before the first step
-  SIGINT before there was a step to finish: nothing new is saved
+  SIGINT before the first step: nothing new is saved
   130, 143, 138 fault_injection/test_signals.py::test_a_request_before_the_first_step_ends_at_once_without_a_traceback
 
 one in the warm start
-  SIGINT before there was a step to finish: nothing new is saved
+  SIGINT before the first step: nothing new is saved
   130 fault_injection/test_signals.py::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start
 
 SIGUSR1 before a time limit
@@ -93,11 +93,11 @@ a reward function prints 5 MB
   0 unit_tests/resilience/test_printed.py::test_five_megabytes_are_cut_and_counted
 
 a reward or tool is given up and prints on
-  other threads, such as those of calls that were given up, printed 5,000,001 characters here: the first 4,000 are shown
+  other threads, such as those of calls that timed out, printed 5,000,001 characters here: the first 4,000 are shown
   0 unit_tests/resilience/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
 
 nobody reads its output any more (a closed terminal, head -1)
-  WARNING: stdout takes no more lines ([Errno 32] Broken pipe): training goes on, and is in the run's folder
+  WARNING: stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder
   0 unit_tests/resilience/test_printed.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
 
 every reward fails, with on_failure none
@@ -138,7 +138,7 @@ all checkpoints are damaged
   2 fault_injection/test_checkpoint_files.py::test_no_good_checkpoint_is_no_new_run
 
 a checkpoint's index or value names code
-  the index names os.system, which no checkpoint of this program does
+  the index names os.system, which no checkpoint of this program contains
   2 unit_tests/resilience/test_checkpointer.py::test_an_index_that_names_code_is_refused_before_it_runs
 
 another seed, model, task or batch on resume
@@ -146,7 +146,7 @@ another seed, model, task or batch on resume
   2 fault_injection/test_checkpoint_files.py::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted
 
 fewer steps on resume than are done
-  num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it, or --resume an earlier step.
+  num_steps = 19: expected at least 20, the steps done at step-20. Raise it, or --resume an earlier step.
   2 unit_tests/setup/test_resume.py::test_fewer_steps_than_are_done_are_refused_before_anything_starts
 
 --resume 77, which is not there

@@ -160,7 +160,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _in_configs("def debug():\n    pass\n")),
         row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
         row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
-        row("NNODES=2 NODE_RANK=2", "--node_rank (NODE_RANK) = 2: expected a number from 0 up to, but not, NNODES 2",
+        row("NNODES=2 NODE_RANK=2", "--node_rank (NODE_RANK) = 2: expected a number from 0 to less than NNODES 2",
             lambda _: check_nodes(2, "2")),
         row("OMP_NUM_THREADS=abc", "OMP_NUM_THREADS = 'abc': expected a number of threads for each rank, 1 or more",
             lambda _: check_threads("abc")),

@@ -1,4 +1,4 @@
-"""torchrun, started and watched by `torchtitan_rl.resilience.launch`: its own reports of failures become a file that the launcher reads."""
+"""The process that runs torchrun for `torchtitan_rl.resilience.launch`, and writes which ranks failed to a file for it."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE
 
 
 class _Failures(logging.Handler):
-    """Torchrun has no hook for a failed rank, but logs it, with the numbers as the record's arguments."""
+    """Writes failed ranks to the file. torchrun has no hook for them, but logs each, with the numbers as the record's arguments."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("failed (exitcode"):
@@ -28,32 +28,32 @@ class _Failures(logging.Handler):
 
 
 def failures_file(folder: str | Path) -> Path:
-    """One line for each rank that failed: {"pid": 17, "exitcode": -9}, negative for a signal."""
+    """The file with a line for each failed rank. Example: {"pid": 17, "exitcode": -9}; the code is negative for a signal."""
     return Path(folder) / "failures.jsonl"
 
 
 def check_processes(given: str) -> None:
-    """Raise UserError unless torchrun can start so many ranks on a node."""
+    """Raise UserError unless `given` is a number of ranks that torchrun accepts for a node."""
     counts = given in ("auto", "cpu", "gpu", "xpu") or (given.isdecimal() and int(given) > 0)
     remedy = "Leave NGPU out for one a GPU, or one without a GPU."
     expect(counts, "--nproc_per_node (NGPU)", given, "a number of processes, 1 or more", remedy)
 
 
 def check_nodes(rank: int, nodes: str) -> None:
-    """Raise UserError for a node's number that torchrun would wait for without an end. `nodes` is "2", or "1:4"."""
+    """Raise UserError for a node rank with which torchrun would wait forever. `nodes` is "2", or "1:4"."""
     most = nodes.rpartition(":")[2]
     holds = not most.isdecimal() or rank < int(most)
-    expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 up to, but not, NNODES {most}", "Correct it.")
+    expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 to less than NNODES {most}", "Correct it.")
 
 
 def _refuse(message: str) -> int:
-    """Says it; the exit code of wrong input."""
+    """Print an error message. Returns the exit code of wrong input."""
     print(f"error: {message}", file=sys.stderr)
     return 2
 
 
 def main() -> None:
-    """Run torchrun's command line; exit with the code of the rank that failed first, or as a signal's victim would."""
+    """Run torchrun's command line. Exit with the code of the rank that failed first, 128 + N if signal N killed it."""
     die_with_parent()
     logger = logging.getLogger("torch.distributed.elastic")
     logger.setLevel(logging.ERROR)
@@ -73,7 +73,7 @@ def main() -> None:
             raise
         sys.exit(
             _refuse(
-                f"another program, perhaps an older run, has the port. Pass another MASTER_PORT, on every node: {error}"
+                f"another program, perhaps an older run, uses the port. Pass another MASTER_PORT, on every node: {error}"
             )
         )
     except ChildFailedError as error:
@@ -82,7 +82,7 @@ def main() -> None:
                 file.write(json.dumps({"pid": failure.pid, "exitcode": failure.exitcode}) + "\n")
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)
-    except SignalException as error:  # the ranks got it too, and have saved
+    except SignalException as error:  # the ranks got it too and have saved
         sys.exit(128 + error.sigval)
 
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints as folders on the disk: which there are, how one comes to be and goes, and which one to resume from."""
+"""A run's checkpoint folders: listing, creating and deleting them, and choosing the one to resume from."""
 
 import json
 import os
@@ -16,34 +16,34 @@ BEST = "best.json"
 UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
 
 Examine = Callable[[Path], str]
-"""What is wrong with a checkpoint folder, "" for nothing."""
+"""Returns what is wrong with a checkpoint folder; "" if it is whole."""
 
 
 class CheckpointFolder:
-    """RUN/checkpoint: `step-N` are whole checkpoints; whatever is half written or half deleted has another name.
+    """RUN/checkpoint. Folders named `step-N` are whole checkpoints; unfinished and half deleted ones have other names.
 
-    Only rank 0 calls what changes it.
+    Only rank 0 calls the methods that change it.
     """
 
     def __init__(self, run_folder: Path) -> None:
         self.path = run_folder / "checkpoint"
 
     def steps(self) -> dict[int, Path]:
-        """Every finished checkpoint by its step, oldest first; damaged ones too."""
+        """Finished checkpoints by step, oldest first, including damaged ones."""
         found = [(re.fullmatch(r"step-(\d+)", p.name), p) for p in self.path.glob("step-*")]
         return dict(sorted((int(match[1]), path) for match, path in found if match))
 
     def newest(self) -> Path | None:
-        """The finished checkpoint of the highest step, if any."""
+        """The finished checkpoint of the highest step; None if there is none."""
         return next(reversed(self.steps().values()), None)
 
     def missing_bytes(self, needed: int) -> int:
-        """How many of `needed` bytes the file system has no room for; 0 or less when they fit."""
+        """How many of `needed` bytes do not fit the file system; 0 or less if all fit."""
         existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
         return needed - shutil.disk_usage(existing).free
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write the checkpoint of `step` into. What was left unfinished or half deleted goes."""
+        """Create an empty folder for the checkpoint of `step`, and delete unfinished and half deleted ones."""
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"the run folder {self.path.parent} has vanished")
         for prefix in (UNFINISHED, LEAVING):
@@ -54,7 +54,7 @@ class CheckpointFolder:
         return folder
 
     def finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
-        """Write the manifest of what `begin` gave and all ranks have written, and give it its final name."""
+        """Write the manifest of a folder from `begin` that all ranks have filled, and give it its final name."""
         unfinished, final = self.path / f"{UNFINISHED}step-{step}", self.path / f"step-{step}"
         manifest.write(unfinished, files, **about)
         self._delete(final)
@@ -62,60 +62,60 @@ class CheckpointFolder:
         manifest.sync_folder(self.path)
 
     def purge(self, keep_latest_k: int) -> None:
-        """Delete all but the newest `keep_latest_k` and the best; 0 keeps all."""
+        """Delete all checkpoints but the newest `keep_latest_k` and the best; 0 keeps all."""
         steps = self.steps()
         for step in list(steps)[:-keep_latest_k] if keep_latest_k else []:
             if step != self.best():
                 self._delete(steps[step])
 
     def best(self) -> int | None:
-        """The step of the checkpoint that is kept as the best, if any."""
+        """The step of the checkpoint that is kept as the best; None if there is none."""
         try:
             return json.loads((self.path / BEST).read_text())["step"]
         except (OSError, ValueError, KeyError):
             return None
 
     def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of `step` through every purge, in place of the former best."""
+        """Exempt the checkpoint of `step` from `purge`, in place of the former best."""
         new = self.path / f"{BEST}.new"
         new.write_text(json.dumps({"step": step}) + "\n")
         new.replace(self.path / BEST)
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename the checkpoints of later steps, from which nothing resumes any more; returns their new names."""
+        """Rename the checkpoints of later steps, so that `auto` no longer finds them. Returns their new paths."""
         later = [path for number, path in self.steps().items() if number > step]
         return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
 
     def _delete(self, folder: Path) -> None:
-        if folder.exists():  # under another name first: a kill in the middle must not leave half a checkpoint
+        if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name
             leaving = folder.rename(folder.with_name(LEAVING + folder.name))
-            shutil.rmtree(leaving, ignore_errors=True)  # what a network file system still holds goes with the next
+            shutil.rmtree(leaving, ignore_errors=True)  # `begin` deletes what a network file system still holds
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What a run starts from."""
+    """The checkpoint that a run starts from."""
 
     checkpoint: Path
     step: int
     fork: bool
-    """Whether it is another run's: the data position and all weights are taken over, its metrics and samples are not."""
+    """Whether it is another run's. Its weights and data position are taken over, its metrics and samples are not."""
     skipped: tuple[str, ...] = ()
-    """Newer checkpoints that could not be used, each with the reason."""
+    """Newer checkpoints that cannot be used, each with the reason."""
 
 
 def is_choice(resume: str) -> bool:
-    """Whether it is auto, never or a step, and so no folder."""
+    """Whether `resume` is auto, never or a step, and not a folder."""
     return resume in ("auto", "never") or resume.isdecimal()
 
 
 def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | None:
-    """What `resume` (auto, never, a step, or another run's folder or checkpoint) stands for; None: a new run.
+    """Find the checkpoint for `resume`: auto, never, a step, or another run's folder or checkpoint. Returns None for a new run.
 
-    Own checkpoints come before another run's, so that a forked run that was interrupted goes on by the same command.
+    The run's own checkpoints come before another run's, so that the same command continues an interrupted fork.
 
     Raises:
-        UserError: naming every checkpoint looked at and why it cannot be used.
+        UserError: naming every checkpoint that was checked and why it cannot be used.
     """
     own = CheckpointFolder(run_folder)
     if resume == "never":
@@ -137,7 +137,7 @@ def _chosen_step(own: CheckpointFolder, step: int, examine: Examine) -> Resume:
     expect(step in steps, "resume", step, f"a step with a checkpoint in {own.path}: {there}", "Or use auto.")
     reason = examine(steps[step])
     expect(
-        not reason, "resume", step, f"a whole checkpoint, but of {steps[step]} {reason}", "Use auto or another step."
+        not reason, "resume", step, f"a whole checkpoint, but in {steps[step]} {reason}", "Use auto or another step."
     )
     return Resume(steps[step], step, fork=False)
 

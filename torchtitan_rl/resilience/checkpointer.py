@@ -1,4 +1,4 @@
-"""Checkpoints of everything a run needs to go on exactly where it was: whole, verified, and no more of them than asked for."""
+"""Saves and loads checkpoints of everything that a run needs to continue bit by bit, and keeps the configured number."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,27 +24,26 @@ from torchtitan_rl.resilience import manifest, safe_load
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 
 ROOM = 1.02
-"""Bytes on the disk for a byte of tensors: the index and the small values are beside them."""
+"""Bytes on the disk for each byte of tensors. The rest is the index and the small values."""
 
 
 class PolicyState:
     """The model's parameters as a checkpoint's state: the sharded tensors themselves, so that saving and loading copy nothing.
 
-    torchtitan's own wrapper keeps its first state dict, and with it a whole float32 copy of every layer's query, key and
-    value weights on each rank (5.5 GiB for 14B): they are stored fused and split by a hook that gathers them. Here they
-    stay fused, as the optimizer's state of them is.
+    torchtitan's own wrapper keeps its first state dict. A hook gathers and splits the fused query, key and value weights in it,
+    so each rank would hold a whole float32 copy of them (5.5 GiB for 14B). Here they stay fused, like their optimizer state.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every parameter under its plain name; tied ones once."""
+        """Every parameter by its plain name; tied ones once."""
         return {canonical_fqn(name): p.detach() for name, p in self.model.named_parameters()}
 
 
 class Checkpointer(Configurable):
-    """Saves and restores model, optimizer, schedule, data position and the run's state; loadable on other layouts."""
+    """Saves and loads model, optimizer, schedule, data position and the run's state. Another layout of ranks can load them."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -52,10 +51,10 @@ class Checkpointer(Configurable):
         """Save checkpoints. A run without them cannot be resumed."""
 
         interval: int = number(50, least=1, remedy="Use 50; checkpoint.enable False saves none.")
-        """Steps between checkpoints; the last step of a run, and of a stopped one, is always saved."""
+        """Steps between checkpoints. The last step of a run is always saved, also if a signal stops it."""
 
         keep_latest_k: int = number(2, least=0, remedy="Use 2; 0 keeps all.")
-        """Checkpoints that are kept, the newest; the best one by evaluation stays beside them. 0: all."""
+        """Number of newest checkpoints to keep, besides the best one by evaluation. 0 keeps all."""
 
     def __init__(
         self,
@@ -65,17 +64,17 @@ class Checkpointer(Configurable):
         prompts: Stateful,
         run_state: Stateful,
         run_folder: Path,
-        described: dict[str, Any] | None = None,
+        config_fields: dict[str, Any] | None = None,
         check_folder: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
-            described: the run's config as told to users, kept in each manifest for what resumes from it.
-            check_folder: raises TrainingStopped when the run folder is gone; called after every step.
+            config_fields: the run's config by dotted field, stored in each manifest. A resumed run is compared with it.
+            check_folder: raises TrainingStopped if the run folder is gone. Called after every step.
         """
         self.config = config
         self.folder = CheckpointFolder(run_folder)
-        self.described = described or {}
+        self.config_fields = config_fields or {}
         self._check_folder = check_folder
         self.model = PolicyState(trainer.model)
         self.states = {
@@ -88,7 +87,7 @@ class Checkpointer(Configurable):
         self._overdue_since: int | None = None
 
     def check_room(self) -> None:
-        """Raise UserError, on rank 0, when the disk cannot take even one checkpoint: before hours are spent on what it loses."""
+        """Raise UserError, on rank 0, if the disk has no room for even one checkpoint."""
         missing = self.folder.missing_bytes(self._bytes()) if self.config.enable and comm.is_rank_0() else 0
         expect(
             missing <= 0, "dump_folder", str(self.folder.path), f"room for a checkpoint of {self._bytes():,} bytes, but "
@@ -99,21 +98,21 @@ class Checkpointer(Configurable):
         """Restore everything from a verified checkpoint folder. Collective.
 
         Raises:
-            UserError: where its tensors are not this run's.
+            UserError: if its tensors are not this run's.
         """
         with _explained(f"{checkpoint} cannot be loaded", UserError):
             safe_load.load(self._state(), checkpoint)
 
     def keep_best(self, step: int) -> None:
-        """Save the checkpoint of `step`, the current one, and keep it, in place of the former best, beyond keep_latest_k."""
+        """Have `save` save `step`, the current one, and keep it besides the newest ones, in place of the former best."""
         self._best = step
 
     def save(self, step: int, *, last_step: bool = False) -> bool:
-        """Save when due; whether it is saved. Without room on the disk it is tried again after each step. Collective.
+        """Save a checkpoint if one is due. Returns whether it was saved. If the disk is full, the next step tries again. Collective.
 
         Raises:
-            TrainingStopped: on every rank, when the folder is gone, or when there is still no room after another
-                interval or at the last step.
+            TrainingStopped: on every rank, if the folder is gone, or if the disk is still full after another interval or at
+                the last step.
         """
         self._check_folder()
         due = last_step or step % self.config.interval == 0 or step == self._best or self._overdue_since is not None
@@ -148,7 +147,7 @@ class Checkpointer(Configurable):
                 dcp.save(state, checkpoint_id=str(unfinished))
             described = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
             files = {name: entry for of_rank in described for name, entry in of_rank.items()}
-            about = {"step": step, "world_size": dist.get_world_size(), "config": self.described}
+            about = {"step": step, "world_size": dist.get_world_size(), "config": self.config_fields}
             self._on_rank_0(lambda: self._finish(step, files, about))
         except CannotSaveError:
             self._on_rank_0(lambda: shutil.rmtree(unfinished, ignore_errors=True))
@@ -164,16 +163,16 @@ class Checkpointer(Configurable):
         return {**self.states, **self.model.state_dict()}
 
     def _bytes(self) -> int:
-        """About what a checkpoint takes on the disk: the weights of all ranks, a sharded one whole, and two moments of each."""
+        """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
         weights = self.model.state_dict().values()
         return int(ROOM * 3 * sum(w.numel() * w.element_size() for w in weights))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:
-        """What `act` returns on rank 0, on every rank, which all fail when it fails."""
+        """Run `act` on rank 0. Returns its result on every rank; raises CannotSaveError on every rank if it fails."""
         return self._everywhere(act if dist.get_rank() == 0 else lambda: None)[0]
 
     def _everywhere(self, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returns on each rank, in rank order. Raises CannotSaveError on every rank when one cannot."""
+        """Run `act` on every rank. Returns all results in rank order; raises CannotSaveError on every rank if one fails."""
         try:
             mine = (act(), "")
         except OSError as error:
@@ -185,25 +184,25 @@ class Checkpointer(Configurable):
 
 
 class CannotSaveError(Exception):
-    """A checkpoint could not be written, on any rank; what was there before is untouched."""
+    """A rank could not write its part of a checkpoint. Earlier checkpoints are untouched."""
 
 
 @contextmanager
 def _explained(what: str, error_type: type[Exception]) -> Iterator[None]:
-    """Turn DCP's failure, a BaseException that quotes the tracebacks of all ranks, into one that names the first cause."""
+    """Replace DCP's CheckpointException, which quotes the tracebacks of all ranks, by an error that names the first cause."""
     try:
         yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         while cause.__context__ is not None:
             cause = cause.__context__
-        # What a full disk looks like from another rank, to which an exception comes without its cause.
+        # Another rank sees a full disk only by this message: DCP sends it the exception without its cause.
         torn = "a file could not be written to its end, as on a full disk or over a quota: "
         hint = torn if "unexpected pos" in str(cause) else ""
         raise error_type(f"{what}: rank {rank}: {hint}{type(cause).__name__}: {cause}") from error
 
 
 def _files_of_rank(folder: Path) -> list[Path]:
-    """What this rank wrote, which DCP names by it; rank 0 the index too."""
+    """The files that this rank wrote: DCP names them by rank. Rank 0 also wrote the index."""
     rank = dist.get_rank()
     return sorted(folder.glob(f"__{rank}_*")) + ([folder / ".metadata"] if rank == 0 else [])

@@ -1,4 +1,4 @@
-"""Why a process died by a signal, as far as this machine tells: the kernel's log, the control group's counter, its memory."""
+"""Finds out why a signal killed a process, from the kernel's log, the control group's counter and the process's memory."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 GIB = 2**30
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-"""Where control groups are shown, by version; both may be in use, and memory is counted in one of them."""
+"""Where control groups are mounted, by version. Both may be in use; one of them counts memory."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 TO_LOWER = {
@@ -17,26 +17,26 @@ TO_LOWER = {
     "train": "trainer.max_tokens_per_microbatch",
     "start the vLLM engine": "on a CPU VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
 }
-"""By the end of the name of the phase in which a rank needed too much memory."""
+"""Settings that need less memory, by the end of the name of the phase in which a rank was killed."""
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed in this process's control group for want of memory; 0 where unreadable."""
+    """Number of out-of-memory kills in this process's control group; 0 if it cannot be read."""
     own = _memory_groups()[:1]
     return sum(_count(folder / file) for folder in own for file in ("memory.events", "memory.oom_control"))
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process's control groups let it and its neighbours use together; None for as much as the node has."""
+    """Memory limit of this process's control groups, in bytes; None if they do not limit it below the node's memory."""
     files = (folder / file for folder in _memory_groups() for file in ("memory.max", "memory.limit_in_bytes"))
     limits = [int(text) for file in files if (text := _read(file).strip()).isdecimal()]
     return min((limit for limit in limits if limit < node_bytes()), default=None)
 
 
 def _memory_groups() -> list[Path]:
-    """The folders of this process's control group for memory and of those around it, innermost first, as far as they are shown.
+    """The readable folders of this process's memory control group and of its parents, innermost first.
 
-    In a container the path is often the node's, and the container's own group is shown as the root.
+    In a container the path is often the node's, while the container's own group is mounted as the root.
     """
     found = []
     for line in _read(OWN_GROUPS).splitlines():
@@ -54,7 +54,7 @@ def _count(file: Path) -> int:
 
 
 def _read(file: Path) -> str:
-    """Its text; "" where there is none or it may not be read."""
+    """The text of a file; "" if it cannot be read."""
     try:
         return file.read_text()
     except OSError:
@@ -62,18 +62,18 @@ def _read(file: Path) -> str:
 
 
 class Witness:
-    """Sees what the kernel kills, from when it is made: an older line of the kernel's log may name another process of the same id."""
+    """Detects out-of-memory kills since it was created. Older lines of the kernel's log may be about another process of the same id."""
 
     def __init__(self) -> None:
         self._kills_before = out_of_memory_kills()
         self._said = ""
         self._log: int | None = None
-        with suppress(OSError):  # where one may not read it
+        with suppress(OSError):  # not readable for this user
             self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._log, 0, os.SEEK_END)
 
     def explain(self, pid: int, number: int, *, phase: str = "", peak_bytes: int = 0) -> str:
-        """What is known of a process that a signal ended, and what to do.
+        """Describe how a signal ended a process, with the evidence, its peak memory and a remedy.
 
         Example: "killed by signal 9 (SIGKILL): out of memory, by the kernel's log (...). Its peak was 22.6 of the node's 23.4
         GiB of memory. Lower ..."
@@ -84,24 +84,24 @@ class Witness:
         peak = _peak(max(peak_bytes, _resident(self._kernel_log(), pid)))
         if evidence := self.out_of_memory(pid):
             return f"{text}: {evidence}.{peak} {_remedy(phase)}"
-        return f"{text}. Nothing here tells of too little memory: a person, a batch system or an outer limit sent it.{peak}"
+        return f"{text}. There is no sign of an out-of-memory kill: a person, a batch system or an outer limit sent the signal.{peak}"
 
     def out_of_memory(self, pid: int) -> str:
-        """How it is known that a dead process was killed for want of memory; "" when nothing here tells of it."""
+        """Evidence that a process was killed because memory ran out; "" if there is none."""
         if words := kernel_says(pid, self._kernel_log()):
             return f"out of memory, by the kernel's log ({words})"
         counted = out_of_memory_kills() > self._kills_before
         return "out of memory, by its control group's counter" if counted else ""
 
     def _kernel_log(self) -> str:
-        with suppress(OSError):  # it ends with an error: there is no more for now
+        with suppress(OSError):  # raised when there are no more lines for now
             while self._log is not None:
                 self._said += os.read(self._log, 8192).decode(errors="replace")
         return self._said
 
 
 def kernel_says(pid: int, log: str) -> str:
-    """The kernel's own words on having killed `pid` for want of memory; "" where its log has none.
+    """The line of the kernel's log about the out-of-memory kill of `pid`; "" if there is none.
 
     Example: "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
     """
@@ -110,13 +110,13 @@ def kernel_says(pid: int, log: str) -> str:
 
 
 def _resident(log: str, pid: int) -> int:
-    """Bytes that a process had when the kernel killed it; it may have grown fast just before. 0 where the log has none."""
+    """Memory of a process when the kernel killed it, in bytes; 0 if the log does not have it. It may exceed the peak seen before."""
     found = re.search(r"anon-rss:(\d+)kB", kernel_says(pid, log))
     return int(found[1]) * 1024 if found else 0
 
 
 def _peak(size: int) -> str:
-    """What a process had at most, and of what; "" where that is not known."""
+    """A process's peak memory and the limit, as text; "" if `size` is 0."""
     bound = f"the node's {node_bytes() / GIB:.1f} GiB of memory"
     if limit := memory_limit():
         bound = f"the {limit / GIB:.1f} GiB of memory that its control group allows all its processes, and {bound}"
@@ -129,5 +129,5 @@ def _remedy(phase: str) -> str:
 
 
 def node_bytes() -> int:
-    """The memory of this machine."""
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -96,7 +96,7 @@ class Launcher:
         if self.stop_signal and now - self._stop_requested_at < job_processes.SAME_REQUEST_S:
             return
         if self.stop_signal:
-            say("stopped at once; what was saved before is whole")
+            say("stopped at once; earlier checkpoints are whole")
             self.agent.kill()
             self.close()
             os._exit(128 + self.stop_signal)
@@ -169,7 +169,7 @@ class Launcher:
             return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
         if self.stop_signal and outcomes <= {""}:
             name = signal.Signals(self.stop_signal).name
-            return 128 + self.stop_signal, f"{name} before there was a step to finish: nothing new is saved"
+            return 128 + self.stop_signal, f"{name} before the first step: nothing new is saved"
         if agent_code < 0:
             why = self.witness.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
@@ -217,9 +217,9 @@ def _mark_failed(run_folder: str) -> None:
 def _how_to_resume(run_folder: str) -> str:
     """The run's newest checkpoint and the command that continues from it."""
     if not run_folder:
-        return "It had no run folder yet: the same command begins anew."
+        return "It had no run folder yet: the same command starts a new run."
     newest = CheckpointFolder(Path(run_folder)).newest()
-    goes_on = f"goes on after {newest.name}" if newest else "begins anew, as no checkpoint was saved"
+    goes_on = f"goes on after {newest.name}" if newest else "starts a new run, as no checkpoint was saved"
     return f"The same command with --dump-folder {run_folder} {goes_on}."
 
 

@@ -1,7 +1,7 @@
-"""What makes a folder of files trustworthy: a list of their sizes and digests, written last and checked before anything is read.
+"""Manifests: a list of a folder's files with their sizes and digests, written last and checked before the files are read.
 
-A checkpoint is written under a temporary name, its manifest last, and renamed when all of it is on the disk: a folder with the
-final name and no manifest was never finished, and one whose files differ from the manifest was damaged afterwards.
+A checkpoint is written under a temporary name, its manifest last, and renamed when all of it is on the disk. So a folder without
+a manifest was never finished, and a folder whose files differ from its manifest was damaged later.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from torchtitan_rl.core.errors import UserError
 
 NAME = "manifest.json"
 HASH_THREADS = 4
-"""Files hashed at once in a process; hashlib lets go of Python's lock."""
+"""Files hashed at once in a process. hashlib releases Python's lock."""
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex: 0.6 s a GB on a core with SHA instructions, about 2 s without."""
+    """SHA-256 of a file, in hex. Takes 0.6 s per GB on a core with SHA instructions, about 2 s without."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -37,7 +37,7 @@ def describe(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
-    """Write the manifest of `folder`, with `about` in it, and wait until it and the folder's entries are on the disk."""
+    """Write the manifest of `folder`, including `about`, and wait until it and the folder's entries are on the disk."""
     content = {**about, "files": files}
     text = json.dumps({**content, "sha256": _own_digest(content)}, indent=1)
     with open(folder / NAME, "w") as file:
@@ -48,7 +48,7 @@ def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`. Raises UserError, saying what is wrong with it, unless it is whole."""
+    """The manifest of `folder`. Raises UserError, naming the reason, if it is missing or damaged."""
     try:
         manifest = json.loads((folder / NAME).read_text())
         whole = manifest.pop("sha256") == _own_digest(manifest)
@@ -62,7 +62,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def problem(folder: Path, files: dict[str, dict[str, Any]]) -> str:
-    """What is wrong with one of `files`, an extract of the manifest; "" for nothing. Sizes first: they cost nothing.
+    """Compare files with their entries in the manifest. Returns the first difference, "" if there is none.
+
+    Sizes are compared first, because digests take longer.
 
     Example: "__0_0.distcp has 704 bytes in place of 29193728"
     """
@@ -80,7 +82,7 @@ def problem(folder: Path, files: dict[str, dict[str, Any]]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until a folder's entries are on the disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,4 +1,4 @@
-"""What a rank's streams get: other people's code is bounded, whenever it prints, and a stream that nobody takes ends nothing."""
+"""Limits how much user code prints, and keeps a run going if nobody reads its output."""
 
 import io
 import logging
@@ -15,17 +15,17 @@ from torchtitan_rl.core.events import Listener
 logger = logging.getLogger(__name__)
 
 SHOWN, KEPT, KEPT_OF_RUN = 4_000, 1_000_000, 100_000_000
-"""Characters of one step, on each stream: on the terminal, and in logs/rank_N.log after those; and of the whole run there."""
+"""Characters per stream: shown on the terminal in a step, then written to logs/rank_N.log in a step, and in the whole run."""
 
-OVERDUE = "other threads, such as those of calls that were given up,"
+OVERDUE = "other threads, such as those of calls that timed out,"
 _OWN_THREADS = ("MainThread", "heartbeat", "sink ")
 
 
-def keep_streams() -> list["_Kept"]:
-    """Put streams that bound and outlast in the place of stdout and stderr, where they are not; returns them."""
+def limit_streams() -> list["_LimitedStream"]:
+    """Replace stdout and stderr by streams that limit output, if they are not yet. Returns the two streams."""
     for name in ("stdout", "stderr"):
-        if not isinstance(getattr(sys, name), _Kept):
-            setattr(sys, name, _Kept(name, getattr(sys, name)))
+        if not isinstance(getattr(sys, name), _LimitedStream):
+            setattr(sys, name, _LimitedStream(name, getattr(sys, name)))
     return [sys.stdout, sys.stderr]
 
 
@@ -33,32 +33,32 @@ _of_this_thread = threading.local()
 
 
 def print_as(whose: str | None) -> None:
-    """From now on what this thread prints counts as `whose`, also before a `bounded_output(whose)`, which says the sum."""
+    """Count what this thread prints as output of `whose`, including what it prints before `bounded_output(whose)`."""
     _of_this_thread.whose = whose
 
 
 @contextmanager
 def bounded_output(whose: str) -> Iterator[None]:
-    """Bound what is printed inside, by the main thread too; say how much of it is not shown.
+    """Limit what is printed inside, also by the main thread, and say how much is not shown.
 
-    Calls that were given up go on in their threads, and are bounded from then on, inside or not.
+    Calls that timed out continue in their threads. Their output stays limited after the block.
 
     Args:
-        whose: for people. Example: "reward functions"
+        whose: the name for messages. Example: "reward functions"
     """
-    streams = keep_streams()
+    streams = limit_streams()
     for stream in streams:
         stream.begin(whose)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams  # whatever was put in their place
+        sys.stdout, sys.stderr = streams  # user code may have replaced them
         for stream in streams:
             stream.begin(OVERDUE)
 
 
 class BoundedOutput(Listener):
-    """Bounds what other people's code prints."""
+    """Limits what user code prints."""
 
     def output_of(self, whose: str) -> AbstractContextManager[None]:
         """See Listener."""
@@ -67,15 +67,15 @@ class BoundedOutput(Listener):
 
 @dataclass(slots=True)
 class _Output:
-    """What was printed as somebody's since it was last said."""
+    """Output of one source since the last message about it."""
 
     count: int = 0
     rest: io.StringIO = field(default_factory=io.StringIO)
-    """What of it is for the log alone."""
+    """The part that is only written to the log."""
 
 
-class _Kept(io.TextIOBase):
-    """A stream in place of another."""
+class _LimitedStream(io.TextIOBase):
+    """A stream that limits what is written to another one."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name, self._stream, self._whose = name, stream, OVERDUE
@@ -83,12 +83,12 @@ class _Kept(io.TextIOBase):
         self._left, self._refused = KEPT_OF_RUN, False
 
     def begin(self, whose: str) -> None:
-        """From here on it is `whose` output; say what of the output until now is not shown."""
+        """Count the following output as `whose`. Say how much of the output until now is not shown."""
         output = self._outputs.pop(self._whose, _Output())
         if output.count > SHOWN:
             said = f"{self._whose} printed {output.count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
             self._show(f"\n... {said}\n")
-            logger.info("%s printed more: %s", self._whose, output.rest.getvalue())  # in the rank's log alone
+            logger.info("%s printed more: %s", self._whose, output.rest.getvalue())  # only to the rank's log
         self._whose = whose
 
     def write(self, text: str) -> int:
@@ -104,14 +104,14 @@ class _Kept(io.TextIOBase):
         return len(text)
 
     def _show(self, text: str) -> None:
-        """Write it. What the other end does not take, as after `| head` or on a full disk, is lost, and training goes on."""
+        """Write to the stream. If that fails, as after `| head` or on a full disk, the text is lost and training continues."""
         try:
             self._stream.write(text)
         except (OSError, ValueError) as error:
             if not self._refused:
                 self._refused = True
                 logger.warning(
-                    f"{self._name} takes no more lines ({error}): training goes on, and is in the run's folder"
+                    f"{self._name} cannot be written any more ({error}): training continues, and its logs are in the run's folder"
                 )
 
     def flush(self) -> None:
@@ -119,7 +119,7 @@ class _Kept(io.TextIOBase):
             self._stream.flush()
 
     def close(self) -> None:
-        """Not by those who print."""
+        """Does nothing: user code must not close the stream."""
 
     def fileno(self) -> int:
         return self._stream.fileno()

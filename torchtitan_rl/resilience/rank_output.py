@@ -1,4 +1,4 @@
-"""What of a rank's output reaches the terminal, what is kept in the run folder, and a rank's last words."""
+"""Sends a rank's output to the terminal or to a file in the run folder, and ends the rank with an error message."""
 
 import logging
 import os
@@ -13,22 +13,22 @@ from torchtitan_rl.resilience.job_processes import STOP_SIGNALS
 
 
 def failure_marker(folder: Path) -> Path:
-    """The file that a failing rank leaves, so that the others know why they are being ended."""
+    """The file that a failing rank leaves, so that the others know that torchrun will end them."""
     return folder / "logs" / "failed"
 
 
 class RankOutput:
-    """Whose output reaches the terminal: one rank's; the others write to a file of their own in the run folder.
+    """Shows one rank's output on the terminal. The other ranks write theirs to a file in the run folder.
 
-    Every rank's log records, libraries' included, are in that file; the terminal gets this project's warnings, and only
-    errors of the libraries.
+    Each rank's file also has all its log records, including those of libraries. The terminal gets this project's warnings and
+    the libraries' errors.
     """
 
     def __init__(self, *, rank: int, shown_rank: str) -> None:
         self.rank = rank
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: an ASCII terminal shows \xe9 and ends nothing
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: an ASCII terminal shows \xe9
         self._folder: Path | None = None
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
@@ -36,7 +36,7 @@ class RankOutput:
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
-        logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints these itself
+        logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
         if not self.shown:
             self._redirect(os.devnull)
 
@@ -46,13 +46,13 @@ class RankOutput:
         return self._shown_rank == str(self.rank)
 
     def check_shown_rank(self, world_size: int) -> None:
-        """Raise UserError unless there is a rank whose output is shown."""
+        """Raise UserError if LOG_RANK is not a rank."""
         ranks = [str(rank) for rank in range(world_size)]
         expected = f"a rank, 0 to {world_size - 1}"
         expect(self._shown_rank in ranks, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0.")
 
     def to_file(self, run_folder: Path) -> None:
-        """Keep log records in `run_folder`/logs/rank_N.log, and there the whole output of a hidden rank."""
+        """Write log records to `run_folder`/logs/rank_N.log, and also the output if it is not shown."""
         self._folder = run_folder
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +69,12 @@ class RankOutput:
         os.close(target)
 
     def fail(self, message: str, code: int) -> None:
-        """Say why and end this process, without waiting for threads of the engine or for other ranks.
+        """Print the message and end this process, without waiting for the engine's threads or other ranks.
 
-        One rank speaks for all: within a run folder the first to fail, as the others fail alike or of its absence; before
-        there is one, rank 0, and another only if it is still here some seconds later, having failed alone.
+        Only one rank prints. With a run folder it is the first to fail, because the others fail for the same reason or because
+        it is gone. Without one it is rank 0, and another rank only after some seconds, if nothing has ended it by then.
         """
-        for number in STOP_SIGNALS:  # torchrun's, once another rank has failed: go at once
+        for number in STOP_SIGNALS:  # torchrun sends one when another rank has failed: end at once
             signal.signal(number, signal.SIG_DFL)
         logging.getLogger(__name__).info("this rank failed: %s", message)
         sys.stdout.flush()
@@ -84,7 +84,7 @@ class RankOutput:
                 failure_marker(self._folder).touch(exist_ok=False)
             except FileExistsError:
                 os._exit(code)
-            except OSError:  # a full disk, a deleted folder: that may be the very message
+            except OSError:  # a full disk or a deleted folder may be the reason to fail
                 pass
         elif self.rank != 0:
             time.sleep(5)
@@ -95,7 +95,7 @@ class RankOutput:
 
     @staticmethod
     def end(code: int) -> None:
-        """End this process with the code that is decided, whatever the engine's destructors would do at a normal exit."""
+        """End this process with `code`, without the engine's destructors, which could change it."""
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -103,7 +103,7 @@ class RankOutput:
 
 
 class LogFile(logging.FileHandler):
-    """A record that a full disk does not take is lost, without a traceback on the terminal for each."""
+    """A log file that drops records if the disk is full, instead of printing a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         if not isinstance(sys.exc_info()[1], OSError):

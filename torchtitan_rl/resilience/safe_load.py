@@ -1,7 +1,7 @@
-"""DCP's reading of a checkpoint without its pickles' power to run code.
+"""Loading of DCP checkpoints that cannot execute code.
 
-torch unpickles `.metadata` and every value that is no tensor, so that a checkpoint from elsewhere could run anything. Here the
-index may name DCP's own record types and nothing else, and values are read as torch's weights_only allows.
+torch unpickles `.metadata` and all values that are not tensors, so a foreign checkpoint could run code. Here the index may only
+name DCP's own record types, and values are read with weights_only.
 """
 
 import io
@@ -29,20 +29,22 @@ _RECORDS = {
     "collections": {"OrderedDict"},
     "pathlib": {"Path", "PosixPath"},
 }  # fmt: skip
-"""What the index of a checkpoint is made of, by module."""
+"""Names that a checkpoint's index may contain, by module."""
 
 
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _RECORDS.get(module, ()):
-            raise pickle.UnpicklingError(f"the index names {module}.{name}, which no checkpoint of this program does")
+            raise pickle.UnpicklingError(
+                f"the index names {module}.{name}, which no checkpoint of this program contains"
+            )
         return super().find_class(module, name)
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a checkpoint folder, whose `.metadata` may hold DCP's records and nothing else.
+    """Reads a checkpoint folder whose `.metadata` holds nothing but DCP's records.
 
-    Raises: pickle.UnpicklingError for anything else in it, before it is made.
+    Raises: pickle.UnpicklingError for any other object, before it is created.
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -54,7 +56,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """torch's planner, which reads values that are no tensors as weights_only."""
+    """torch's planner, which here reads values other than tensors with weights_only."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         loaded = torch.load(value, weights_only=True)
@@ -62,11 +64,11 @@ class SafePlanner(DefaultLoadPlanner):
 
 
 def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> None:
-    """Fill `state` from a checkpoint folder: tensors in place, everything else by `load_state_dict` or replaced.
+    """Fill `state` from a checkpoint folder: tensors in place, other values by `load_state_dict` or replaced.
 
-    Raises: CheckpointException (a BaseException) or what it wraps, when the folder does not hold all of `state`.
+    Raises: CheckpointException (a BaseException), or the error that it wraps, if the folder does not hold all of `state`.
     """
     with warnings.catch_warnings():
-        if no_dist:  # of which torch warns even where it is asked for
+        if no_dist:  # torch warns even if it was asked for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)

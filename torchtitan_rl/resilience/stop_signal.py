@@ -1,4 +1,4 @@
-"""Ctrl-C, a scheduler's SIGTERM and a time limit's SIGUSR1 end a run between two steps, with a checkpoint."""
+"""Signals that end a run between two steps, with a checkpoint: Ctrl-C, a scheduler's SIGTERM, a time limit's SIGUSR1."""
 
 import os
 import signal
@@ -13,27 +13,26 @@ from torchtitan_rl.resilience import job_processes
 class StopSignal:
     """Remembers the first signal that asks for an end; a second one ends the process at once.
 
-    torchrun also sends SIGTERM when another rank has failed. There is no end of the step to wait for then: a failing rank, or
-    the launcher for one that was killed, leaves a marker file, and with it the signal ends the process as it would without
-    this class.
+    torchrun also sends SIGTERM when another rank has failed, and then the step cannot be finished. A failing rank, or the
+    launcher for one that was killed, leaves a marker file. If it exists, the signal has its default effect.
     """
 
     def __init__(self, *, failure_marker: Path) -> None:
         self.number = 0
-        """The signal that was received first, 0 before."""
+        """The first signal that was received; 0 if there was none."""
         self._at = 0.0
         self._failure_marker = failure_marker
         self.arm()
         os.register_at_fork(after_in_child=_disarm)
 
     def arm(self) -> None:
-        """Take the signals, again: rewards and tools may have taken them in the meantime."""
+        """Install the handlers, again: rewards and tools may have replaced them."""
         for number in job_processes.stop_signals():
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        again = self.number and now - self._at > processes.SAME_REQUEST_S
+        again = self.number and now - self._at > job_processes.SAME_REQUEST_S
         if again or self._failure_marker.exists():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -43,6 +42,6 @@ class StopSignal:
 
 
 def _disarm() -> None:
-    """In what a reward or tool forks there is no step to finish: a pool ends its processes by SIGTERM, and waits for their end."""
+    """Restore the defaults in processes that rewards and tools fork: a pool ends them by SIGTERM and waits for their end."""
     for number in job_processes.STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The weights of a run's checkpoint under their Hugging Face names, read in one process."""
+"""Reads the weights of a run's checkpoint by their Hugging Face names, in one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,10 @@ from torchtitan_rl.resilience import safe_load
 def stored_hf_weights(
     model: Decoder, adapter: BaseStateDictAdapter, checkpoint: Path, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `hf_weights`, from a run's checkpoint folder, in one process: one block is in memory at a time.
+    """Like `hf_weights`, but from a run's checkpoint folder and in one process. One block is in memory at a time.
 
     Args:
-        model: of the checkpoint's architecture; its own weights are not read and may be on the meta device.
+        model: has the checkpoint's architecture. Its weights are not read and may be on the meta device.
     """
     stored = safe_load.SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
     for prefix, block in blocks_of(model):

@@ -1,6 +1,6 @@
-"""--dry-run: what a run would do, shown without starting a process group, an engine or an update.
+"""--dry-run: shows what a run would do, without a process group, an engine or an update.
 
-The one thing that it may make is the task's own start, where hf_assets_path is empty: no prompt has tokens without it.
+If hf_assets_path is empty, it creates the task's start: the prompts need its tokenizer.
 """
 
 from typing import TYPE_CHECKING
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS = 5
 _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")
-"""Ways of giving an answer, tried until the task takes one for right."""
+"""Forms of an answer, tried until the task accepts one as correct."""
 
 
 def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
-    """Print config, layout, memory, five prompts and what the rewards say of answers to the first. Raises as a run would."""
+    """Print config, layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     _show("config", as_python(name, config))
     validate(config, world_size=world_size)
     prepare_start(config)
@@ -43,11 +43,11 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
-    _show("rewards, of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts, tokenizer))
+    _show("rewards of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts, tokenizer))
 
 
 def _layout(config: "RunConfig", world_size: int) -> str:
-    """Who does what on how many ranks, and what a step is made of."""
+    """The ranks of policy and engines, and the sequences and updates of a step, as text."""
     p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
     shards = p.data_parallel_shard_degree
     if shards < 1:
@@ -65,7 +65,7 @@ def _layout(config: "RunConfig", world_size: int) -> str:
 
 
 def _memory(config: "RunConfig", world_size: int) -> str:
-    """The estimate for this machine's GPUs, or for 80 GiB ones where there are none."""
+    """The memory estimate for this machine's GPUs, or for GPUs of 80 GiB if there are none."""
     here = gpu_memory_bytes()
     gpu_bytes = here or 80 * GIB
     need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).describe()
@@ -74,7 +74,7 @@ def _memory(config: "RunConfig", world_size: int) -> str:
 
 
 def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:
-    """A line for a right, a wrong and an empty answer to the first prompt: each function's value, their sum, the judgement."""
+    """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement."""
     prompt = prompts[0]
     member = task.members()[prompt.task]
 
@@ -92,16 +92,12 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     except RewardError as error:
         return str(error)
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
-    found = (
-        ""
-        if forms
-        else "\n(no known form of the expected answer is right to this task: the first line stands for a guess)"
-    )
+    found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
     return "\n".join(lines) + found
 
 
 def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:
-    """`text` as the policy would have written it, with its end token: rewards of lengths see those of a real answer."""
+    """A completion with `text` and the end token, so that rewards see the length of a real answer."""
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     zeros = [0.0] * len(ids)
     return Completion(

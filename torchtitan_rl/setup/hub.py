@@ -1,6 +1,6 @@
-"""Models by their name on the Hugging Face hub: downloaded once on each node, from the cache afterwards.
+"""Downloads models from the Hugging Face hub, once on each node. Later runs take them from the cache.
 
-python -m torchtitan_rl.setup.hub Qwen/Qwen3-0.6B        downloads one beforehand, and prints its folder
+python -m torchtitan_rl.setup.hub Qwen/Qwen3-0.6B        downloads a model before a run and prints its folder
 """
 
 import json
@@ -15,29 +15,29 @@ from torchtitan_rl.core.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
-"""Of a model's repository: weights, configs, tokenizers, chat templates."""
+"""Files of a model's repository that are downloaded: weights, configs, tokenizers, chat templates."""
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether it names no folder here and could name a model there. Example: is_hub_name("Qwen/Qwen3-0.6B")"""
+    """Whether `text` is not a folder here and could be a model on the hub. Example: is_hub_name("Qwen/Qwen3-0.6B")"""
     return _NAME.fullmatch(text) is not None and not Path(text).exists()
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a hub's model in this node's cache; the node's first rank downloads it where it is missing, others wait.
+    """The folder of a model in this node's cache. If it is missing, the node's first rank downloads it and the others wait.
 
     Raises:
-        UserError: naming `hf_assets_path`, where the hub has no such model, does not give it or cannot be reached.
+        UserError: naming `hf_assets_path`, if the hub does not have the model, does not give it or cannot be reached.
     """
     while (folder := cached(name)) is None:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             return _download(name)
-        time.sleep(0.5)  # torchrun ends this rank too, should that one fail
+        time.sleep(0.5)  # if the download fails, torchrun ends this rank too
     return folder
 
 
 def cached(name: str) -> Path | None:
-    """Its folder, where all of it has been downloaded; asks nobody."""
+    """The folder of a model in the cache, if it is complete; None otherwise. Does not use the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -52,7 +52,7 @@ def cached(name: str) -> Path | None:
 
 
 def _download(name: str) -> Path:
-    """In a process of its own: this one has told its libraries that there is no network."""
+    """Download a model in a process of its own, because this process has told its libraries that there is no network."""
     from torchtitan_rl import HUB_OFFLINE
 
     environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
@@ -65,7 +65,7 @@ def _download(name: str) -> Path:
 
 
 def main() -> None:
-    """Download the model that the command line names and print its folder, or what is wrong and exit with 2."""
+    """Download the model of the command line and print its folder. On failure, print the reason and exit with 2."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -81,7 +81,7 @@ def main() -> None:
         )
     except RepositoryNotFoundError:
         sys.exit(_say("there is no such folder here, and no such model on the hub (a private one needs HF_TOKEN)."))
-    except Exception as error:  # of the network, of the disk: many kinds
+    except Exception as error:  # errors of the network and of the disk have many types
         sys.exit(_say(f"the hub did not give it ({type(error).__name__}: {error}). Try again, {elsewhere}."))
 
 

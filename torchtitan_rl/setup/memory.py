@@ -1,4 +1,4 @@
-"""What a configuration needs of a GPU's memory, computed before anything is tried."""
+"""Estimates the GPU memory that a config needs, before anything is started."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ CONTEXT_BYTES = 2 * GIB
 """CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
 
 STATE = "weights, moments and gradients"
-"""The trainer's float32 state. Only more GPUs make its share of each smaller."""
+"""The trainer's float32 state. Only more GPUs reduce it."""
 
 ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0}
-"""Of what a layer computes between its input and output, the part kept until the backward pass."""
+"""Share of a layer's inner activations that is kept until the backward pass."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes on each GPU by what holds them: while the engine is awake, and at the peak of an update."""
+    """Bytes on each GPU by use: while the engine is awake, and at the peak of an update."""
 
     awake: dict[str, float]
     updating: dict[str, float]
@@ -51,10 +51,10 @@ class MemoryNeed:
 
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
-    """The memory of one of `world_size` GPUs of `gpu_bytes` each, to about a tenth.
+    """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth.
 
-    The trainer keeps float32 weights and two moments, 12 bytes a parameter over the ranks that share them, and 4 more for
-    gradients during an update; a reference policy adds 4. The engine has its configured share of the GPU.
+    The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
+    bytes during an update. A reference policy adds 4. The engine has its configured share of the GPU.
     """
     shape, trainer = _Shape.of(config.model_spec), config.trainer
     p = trainer.parallelism
@@ -76,15 +76,18 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     }
     tokens, rows = trainer.max_tokens_per_microbatch, shape.vocabulary / tp
     chunk = min(trainer.logprob_chunk_tokens, tokens)
-    kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.within)
-    gathered = 2 * shape.layer + shape.heads * shape.embedding, largest  # weights and gradients that exist at once
+    kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations)
+    gathered = (
+        2 * shape.layer + shape.vocabulary_matrices * shape.embedding,
+        largest,
+    )  # weights and gradients that exist at one time
     if p.fsdp_reshard_after_forward == "never":
         gathered = shape.parameters, shape.parameters
     updating = {
         STATE: 16 * state + reference,
         "gathered weights": gathered[0] * width / tp,
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
-        "activations": tokens * (kept + shape.within) * width / tp,
+        "activations": tokens * (kept + shape.layer_activations) * width / tp,
         "log-probabilities": chunk * min(rows, 8192) * (8 + width) + 8 * (tokens + 8192) * shape.dim,
         "CUDA": CONTEXT_BYTES,
     }
@@ -94,12 +97,12 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
-    """Check that the engine's weights and the trainer's float32 state fit GPUs of `gpu_bytes` each.
+    """Check that the engine's weights and the trainer's float32 state fit GPUs of `gpu_bytes`.
 
-    Everything else of `memory_need` is an estimate, for `memory_warning`.
+    `memory_warning` handles the rest of `memory_need`, which is only an estimate.
 
     Raises:
-        UserError: with the bytes and what to change.
+        UserError: with the bytes and the fields to change.
     """
     weights = _Shape.of(config.model_spec).parameters * BYTES[config.generator.dtype]
     share = config.generator.gpu_memory_utilization * gpu_bytes
@@ -118,7 +121,7 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
 
 
 def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:
-    """A warning with the computed peak and its parts when that is more than a GPU's `gpu_bytes`; else, or without a GPU, empty."""
+    """A warning with the estimated peak and its parts if it exceeds `gpu_bytes`; "" if it fits, or without a GPU."""
     if gpu_bytes is None:
         return ""
     need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
@@ -132,7 +135,7 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
 
 
 def footprint_of(config: "RunConfig", *, parameters: int, world_size: int) -> Footprint:
-    """The bytes that generation must move, of a run over `world_size` ranks and a model with so many parameters (tied ones once)."""
+    """The bytes that generation must read, for a model with `parameters` (tied ones once) on `world_size` ranks."""
     shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     engine_ranks = config.generator.tensor_parallel_degree
@@ -142,27 +145,27 @@ def footprint_of(config: "RunConfig", *, parameters: int, world_size: int) -> Fo
 
 @dataclass(frozen=True)
 class _Shape:
-    """Of a dense decoder: numbers of parameters and of values per token."""
+    """Sizes of a dense decoder: parameters, and values per token."""
 
     parameters: int
-    """Of the whole model; tied ones once."""
+    """Parameters of the whole model; tied ones once."""
     layers: int
     dim: int
     vocabulary: int
     embedding: int
-    """Parameters of the embedding, and of the output head."""
-    heads: int
-    """1 with tied embeddings, else 2."""
+    """Parameters of the embedding; the output head has as many."""
+    vocabulary_matrices: int
+    """1 with tied embeddings, otherwise 2."""
     layer: float
     """Parameters of one layer."""
-    within: int
-    """Values that one layer computes for a token and a backward pass reads."""
+    layer_activations: int
+    """Values that one layer computes for a token and the backward pass reads."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "_Shape":
         a = hf_architecture(spec.model)
         dim, hidden, layers = a["hidden_size"], a["intermediate_size"], a["num_hidden_layers"]
-        embedding, heads = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
+        embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
         queries = a["num_attention_heads"] * a["head_dim"]
         projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]
         parameters = sum(p.numel() for p in meta_model(spec).parameters())
@@ -172,8 +175,8 @@ class _Shape:
             dim=dim,
             vocabulary=a["vocab_size"],
             embedding=embedding,
-            heads=heads,
-            layer=(parameters - heads * embedding) / layers,
+            vocabulary_matrices=matrices,
+            layer=(parameters - matrices * embedding) / layers,
             # two norms and the residual; projections before and after norm and rotation; attention; gate, up, product
-            within=3 * dim + 2 * projected + queries + 3 * hidden,
+            layer_activations=3 * dim + 2 * projected + queries + 3 * hidden,
         )

@@ -1,4 +1,4 @@
-"""A config as the Python file that makes it: what a run was, to be read, edited and run again."""
+"""Prints a config as a Python file that returns an equal one, to be read, edited and run again."""
 
 import dataclasses
 import inspect
@@ -14,12 +14,12 @@ _WIDTH = 100
 
 
 def as_python(name: str, config: "RunConfig") -> str:
-    """A file with a function that returns `config`; ./run_train.sh --config FILE.py:FUNCTION runs it.
+    """Python code with a function that returns `config`. ./run_train.sh --config FILE.py:FUNCTION runs it.
 
-    Only what differs from the defaults is written. A model that no expression makes is taken from the registered config.
+    It contains only what differs from the defaults. The model is taken from the registered config.
 
     Args:
-        name: of the config that it came from, which names the function.
+        name: the registered config that `config` is based on. The function gets its name.
     """
     source = _Source(name)
     body = textwrap.indent(f"return {source.expression(config)}", "    ")
@@ -29,14 +29,14 @@ def as_python(name: str, config: "RunConfig") -> str:
 
 
 class _Source:
-    """Expressions, and the imports that they need."""
+    """Writes expressions and collects the imports that they need."""
 
     def __init__(self, config_name: str) -> None:
         self._config_name = config_name
         self.imports: set[tuple[str, str]] = set()
 
     def expression(self, value: Any) -> str:
-        """Python that makes an equal value."""
+        """A Python expression for `value`."""
         if isinstance(value, ModelSpec):
             self.imports.add(("torchtitan_rl.setup.registry", "load_config"))
             return f"load_config({self._config_name!r}).model_spec"
@@ -51,13 +51,13 @@ class _Source:
         return self._named(value) if inspect.isfunction(value) or inspect.isclass(value) else repr(value)
 
     def _named(self, thing: Any) -> str:
-        """A class or function by its name, its outermost one imported."""
+        """The name of a class or function. Its outermost class is imported."""
         self.imports.add((thing.__module__, thing.__qualname__.partition(".")[0]))
         return thing.__qualname__
 
 
 def _changed(value: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass that are not at their default."""
+    """The fields of a dataclass that differ from their default, with their values."""
 
     def default(field: dataclasses.Field) -> Any:
         made = field.default_factory is not dataclasses.MISSING
@@ -72,7 +72,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _call(name: str, parts: list[str], brackets: str) -> str:
-    """The parts between brackets, on one line where that is short."""
+    """`name` and the parts in brackets, on one line if they fit."""
     line = f"{name}{brackets[0]}{', '.join(parts)}{brackets[1]}"
     if len(line) <= _WIDTH and "\n" not in line:
         return line

@@ -1,4 +1,4 @@
-"""From a command line to a checked config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
+"""Parses the command line into a config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
 import inspect
@@ -24,10 +24,10 @@ ConfigFunction = Callable[[], "RunConfig"]
 
 
 def config_functions() -> dict[str, ConfigFunction]:
-    """Every public function defined in a module of configs/, by name.
+    """All public functions defined in modules of configs/, by name.
 
     Raises:
-        UserError: for a module that cannot be imported, and two functions of one name.
+        UserError: if a module cannot be imported, or two functions have one name.
     """
     import configs
 
@@ -43,10 +43,10 @@ def config_functions() -> dict[str, ConfigFunction]:
 
 
 def config_function(name: str) -> ConfigFunction:
-    """What a registered name, or a reference such as path/to/file.py:function, stands for.
+    """The config function of a registered name, or of a reference such as path/to/file.py:function.
 
     Raises:
-        UserError: with the closest names, when there is none.
+        UserError: with similar names, if there is none.
     """
     if ":" in name or name.endswith(".py"):
         return load_function(name, "--config")
@@ -57,7 +57,7 @@ def config_function(name: str) -> ConfigFunction:
 
 
 def load_config(name: str) -> "RunConfig":
-    """The config that `name` stands for. Raises UserError as `config_function`, or where it returns something else."""
+    """The config that `name` stands for. Raises UserError like `config_function`, or if the function returns no RunConfig."""
     from torchtitan_rl.setup.run_config import RunConfig
 
     function = config_function(name)
@@ -107,7 +107,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
 
 
 def _is_path(field: str, given: str) -> bool:
-    """Whether it names a folder, and no model on the hub, checkpoint's step or choice."""
+    """Whether a field's value is a path: not a model on the hub, a step, auto or never."""
     if field == "resume":
         return not is_choice(given)
     on_the_hub = field == "hf_assets_path" and is_hub_name(given) and not Path(from_caller(given)).exists()
@@ -115,7 +115,7 @@ def _is_path(field: str, given: str) -> bool:
 
 
 def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
-    """Print the config, or all that a run would do."""
+    """Print the config, or with `dry_run` what a run would do."""
     from torchtitan_rl.setup.dry_run import show_run
     from torchtitan_rl.setup.print_config import as_python
 
@@ -126,7 +126,7 @@ def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
 
 
 def list_configs() -> None:
-    """Print the registered configs: model, task, parallelism, and what each is and needs."""
+    """Print the registered configs: model, task, parallelism and description."""
     from rich.console import Console
     from rich.markup import escape
 

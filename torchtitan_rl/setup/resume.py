@@ -1,4 +1,4 @@
-"""What a run goes on from, and whether today's config still means what the checkpoint's did."""
+"""Chooses the checkpoint that a run continues from, and compares its config with the run's."""
 
 import hashlib
 import os
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BINDING = {
     "model_spec": "the weights are of another model",
     "tokenizer": "token ids stand for other text",
-    "task": "the data position is one in other data",
-    "seed": "the data position is one in another order",
+    "task": "the data position belongs to other data",
+    "seed": "the data position belongs to another order",
     "num_prompts_per_step": "steps, schedule and metrics count other batches",
     "sampling.n": "steps, schedule and metrics count other batches",
     "trainer.num_epochs": "optimizer steps and schedule count other updates",
@@ -32,13 +32,13 @@ BINDING = {
     "trainer.optimizer": "the optimizer's state is of another kind",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
-"""Fields whose change makes a resumed run silently wrong, and why; `trainer.optimizer` stands for its type alone."""
+"""Fields whose change would make a resumed run silently wrong, and why. `trainer.optimizer` means only its type."""
 
 _OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 
 
-def described(config: "RunConfig") -> dict[str, Any]:
-    """Every field by its dotted name, and the type of each part: what two runs are compared by.
+def config_fields(config: "RunConfig") -> dict[str, Any]:
+    """All fields of a config by dotted name, and the type of each component. Runs are compared by these.
 
     Example: {"algorithm.loss": "ClippedLoss", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
     """
@@ -67,7 +67,7 @@ def _tokenizer_digest(folder: Path) -> str:
 
 
 def examine(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint folder, by its manifest; "" for nothing. Reads all of it."""
+    """Compare a checkpoint folder with its manifest. Returns what is wrong, "" if nothing is. Reads all its files."""
     try:
         return manifest.problem(checkpoint, manifest.read(checkpoint)["files"])
     except UserError as error:
@@ -75,10 +75,10 @@ def examine(checkpoint: Path) -> str:
 
 
 def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
-    """Find what to resume from, say what was skipped and what changed, and set later checkpoints aside. Collective.
+    """Find the checkpoint to resume from, print what was skipped and what changed, and set later ones aside. Collective.
 
     Raises:
-        UserError: on rank 0, when nothing named can be used, or when the config changed in a binding field.
+        UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
     """
     found = None
     if comm.is_rank_0():
@@ -89,18 +89,18 @@ def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
 
 
 def was_restarted() -> bool:
-    """Whether torchrun or Slurm started this job again by itself: it goes on, whatever the first start was told to go on from."""
+    """Whether torchrun or Slurm restarted this job. It then continues, whatever --resume says."""
     return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
     for reason in found.skipped:
         progress(f"skipped {reason}")
-    done = f"at least {found.step}, the steps that {found.checkpoint.name} has behind it"
+    done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
     expect(
         config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
     )
-    then, now = manifest.read(found.checkpoint)["config"], described(config)
+    then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in then.keys() & now.keys() if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:

@@ -1,4 +1,4 @@
-"""`RunConfig`: every field of a run, the controller's and those of what serves it."""
+"""`RunConfig`: all fields of a run's config. The functions in configs/ return one."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -18,26 +18,26 @@ from torchtitan_rl.resilience.rank_status import WatchdogLimits
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig(Controller.Config):
-    """What a function in configs/ returns."""
+    """The config of a run."""
 
     model_spec: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
 
     hf_assets_path: str = ""
-    """Hugging Face checkpoint folder (config.json, tokenizer, safetensors) that the policy starts from, or a name on the
-    hub such as Qwen/Qwen3-0.6B. Empty: the task's own start, where it makes one (the debug configs)."""
+    """The policy's start: a Hugging Face checkpoint folder (config.json, tokenizer, safetensors), or a name on the hub such as
+    Qwen/Qwen3-0.6B. Empty: the start that the task makes, if it makes one (the debug configs)."""
 
     dump_folder: str = ""
-    """The run's folder: logs, metrics, samples, checkpoints. Empty: a new one under outputs/."""
+    """The run's folder for logs, metrics, samples and checkpoints. Empty: a new one under outputs/."""
 
     resume: str = "auto"
-    """auto: go on from the newest good checkpoint in the run's folder, if it has any; never: only a new run; a number:
-    from that step; a folder: fork another run, or one of its checkpoints, into this new folder."""
+    """auto: continue from the newest whole checkpoint in the run's folder, if it has any. never: only start a new run. A number:
+    continue from that step. A folder: fork another run, or one of its checkpoints, into this new folder."""
 
     resume_changed: bool = False
-    """Resume although model, task, seed, batch, algorithm or the optimizer's kind are not the checkpoint's."""
+    """Resume although model, task, seed, batch, algorithm or kind of optimizer differ from the checkpoint's."""
 
     eval_only: bool = False
-    """Evaluate the start, or the last checkpoint of dump_folder, print the results and end without training."""
+    """Evaluate the start, or the newest checkpoint in dump_folder, print the results and end without training."""
 
     task: Task.Config | None = None
     prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
@@ -47,5 +47,5 @@ class RunConfig(Controller.Config):
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
 
     comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
-    """init_timeout_seconds is the longest that a rank waits for the others, in the whole run: more than the slowest
-    replica's generation and rewards."""
+    """init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
+    the slowest replica needs for generation and rewards."""

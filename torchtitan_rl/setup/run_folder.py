@@ -1,4 +1,4 @@
-"""The folder of one run: claimed by one process group at a time, and described well enough to repeat the run."""
+"""A run's folder: locks it for one process group, and writes what is needed to repeat the run."""
 
 import fcntl
 import importlib.metadata
@@ -37,21 +37,21 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class RunFolder:
-    """Where a run writes. Rank 0 holds the lock until its process ends, however it ends."""
+    """The folder that a run writes to. Rank 0 holds its lock until its process ends."""
 
     path: Path
     _lock: IO[str] | None = None
 
     @classmethod
     def claim(cls, dump_folder: str, name: str) -> "RunFolder":
-        """Rank 0 makes and locks the folder; all ranks get its path. Collective.
+        """Create and lock the folder on rank 0. Returns it on all ranks. Collective.
 
         Args:
-            dump_folder: as configured; empty for a new folder under outputs/ named after the config and the time.
+            dump_folder: as configured. Empty: a new folder under outputs/, named after the config and the time.
 
         Raises:
-            UserError: on rank 0, when the folder cannot be written or another run is using it; on a rank of another node that
-                does not see it.
+            UserError: on rank 0, if the folder cannot be written or another run is using it. On a rank of another node, if that
+                node does not see the folder.
         """
         lock, folder = None, dump_folder
         token = comm.broadcast(uuid.uuid4().hex)
@@ -68,8 +68,8 @@ class RunFolder:
         return cls(path, lock)
 
     def describe(self, name: str, config: Configurable.Config) -> None:
-        """Write config.json and environment.json from rank 0; a resumed run's former ones stay as config-1.json and so on."""
-        speeds = measured_speeds()  # by all ranks at once, as they will work
+        """Write config.json and environment.json on rank 0. Earlier ones of a resumed run stay, as config-1.json and so on."""
+        speeds = measured_speeds()  # by all ranks at once, as in training
         if dist.get_rank() != 0:
             return
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
@@ -92,21 +92,21 @@ class RunFolder:
 
 
 def holder(folder: Path) -> str:
-    """The token of the run that has claimed the folder last; "" where that cannot be read."""
+    """The token of the run that claimed the folder last; "" if it cannot be read."""
     with suppress(OSError):
         return (folder / LOCK).read_text()
     return ""
 
 
 class RunFolderCheck:
-    """Checks, when called, that the folder is still this run's: without it nothing can be saved, and a success would be a lie."""
+    """Checks that the folder is still this run's, as nothing could be saved without it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held_by = holder(folder)
 
     def __call__(self) -> None:
-        """Raise TrainingStopped when the folder was deleted or another run has taken it."""
+        """Raise TrainingStopped if the folder was deleted or another run has claimed it."""
         if not self._folder.is_dir():
             raise TrainingStopped(
                 f"the run folder {self._folder} has vanished, with all that was saved. Nothing more can be kept."
@@ -119,7 +119,7 @@ class RunFolderCheck:
 
 
 def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
-    """The commit of this code, and whether tracked files differ from it; both None outside of its own git checkout.
+    """The commit of this code and whether tracked files differ from it. Both are None outside of its own git checkout.
 
     Example: {"commit": "9f1c...", "dirty": False}
     """
@@ -130,7 +130,7 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) == folder:  # else installed inside somebody's checkout
+        if Path(git("rev-parse", "--show-toplevel")) == folder:  # otherwise it is installed inside another checkout
             dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
             return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
     except (OSError, subprocess.SubprocessError):
@@ -139,7 +139,7 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
 
 
 def _keep_former(folder: Path) -> None:
-    """Rename what the run's last start wrote to the first free number: config-1.json is what the run began with."""
+    """Rename the files of the run's last start to the next free number. config-1.json is from the first start."""
     number = 1
     while (folder / f"config-{number}.json").exists():
         number += 1
@@ -149,7 +149,7 @@ def _keep_former(folder: Path) -> None:
 
 
 def _lock_new(name: str) -> IO[str]:
-    """The lock of a folder under outputs/ named after the config and the launch, so that torchrun's restarts find it again."""
+    """Lock a folder under outputs/, named after the config and the time of the launch, so that torchrun's restarts find it again."""
     started = os.environ.get("TORCHTITAN_RL_STARTED") or time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         with suppress(FolderInUseError):
@@ -163,7 +163,7 @@ class FolderInUseError(UserError):
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses before there is a run into wrong input."""
+    """Replace an OSError by a UserError that names `dump_folder`."""
     try:
         yield
     except OSError as error:
@@ -175,7 +175,7 @@ def _explained(folder: Path) -> Iterator[None]:
 def _lock(folder: Path) -> IO[str]:
     name = str(folder.absolute())
     is_text = name == name.encode(errors="replace").decode()
-    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others write there", "Pass another.")
+    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others need", "Pass another.")
     with _explained(folder):
         for needed in (folder, folder / "logs", folder / "checkpoint"):
             needed.mkdir(parents=True, exist_ok=True)
@@ -194,11 +194,11 @@ def _lock(folder: Path) -> IO[str]:
 
 
 def _check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
-    """Raise UserError unless this rank's node sees what rank 0 wrote: its part of every checkpoint would be lost there."""
+    """Raise UserError if this rank's node does not see rank 0's lock file: its part of each checkpoint would be lost."""
     deadline = time.monotonic() + patience_s  # a network file system may show a new file half a minute late
     while True:
         try:
-            os.listdir(path.parent)  # asks the server anew
+            os.listdir(path.parent)  # makes a network file system ask its server
             if (path / LOCK).read_text() == token:
                 return
         except OSError:

@@ -1,4 +1,4 @@
-"""What must not be written down with a run: keys and passwords in its config, its command line or an address."""
+"""Removes keys and passwords from what is written about a run: its config, its command line and addresses."""
 
 import os
 import re
@@ -14,14 +14,14 @@ _ASSIGNED = re.compile(
 )
 _IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
 _SHORTEST = 8
-"""Characters: a shorter value of a variable would be found in ordinary words."""
+"""Characters. Shorter values of environment variables would also match ordinary words."""
 
 
 def without_secrets(value: Any) -> Any:
     """A copy of a JSON-like value, or of a command line, with what looks like a secret replaced by ***.
 
-    That is: a text under a name such as api_key, or after one and "="; the password of an address; and, wherever it stands, the
-    value of an environment variable whose name says that it is a secret, such as OPENAI_API_KEY.
+    A secret is a text that has a name such as api_key, or that follows one and "=". It is also the password in an address, and
+    the value of an environment variable with such a name, for example OPENAI_API_KEY, wherever it occurs.
 
     Example: without_secrets(["mine.py:judge(api_key='sk-1')"]) == ["mine.py:judge(api_key='***')"]
     """
@@ -36,7 +36,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _names_one(name: str, value: Any) -> bool:
-    """Whether `name`, of a field or of an option of the command line, says that `value` is a secret."""
+    """Whether `value` is a secret by the name of its field or command-line option."""
     return isinstance(value, str) and bool(value and _NAME.search(name.replace("-", "_")))
 
 

@@ -1,4 +1,4 @@
-"""Where the policy starts from: the folder of weights, the model that its config.json describes, its tokenizer."""
+"""Prepares and checks the checkpoint that the policy starts from: weights, model and tokenizer."""
 
 import json
 import socket
@@ -22,10 +22,10 @@ START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
 
 def prepare_start(config: "RunConfig") -> None:
-    """Let the task make its start where no folder is configured, download one that goes by a hub's name, and read the model
-    from the folder's config.json.
+    """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
 
-    A model that the config names must be the folder's.
+    If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded. If the config has a
+    model, it must be the folder's.
 
     Raises:
         UserError: naming `hf_assets_path`.
@@ -48,7 +48,7 @@ def prepare_start(config: "RunConfig") -> None:
 
 
 def check_complete(folder: Path) -> None:
-    """Check that a checkpoint folder has its files; each node for itself.
+    """Check that this node has all files of a checkpoint folder.
 
     Raises:
         UserError: naming `hf_assets_path` and what is missing.
@@ -68,7 +68,7 @@ def check_complete(folder: Path) -> None:
 
 
 def _unreadable(file: Path) -> str | None:
-    """What is wrong with a JSON file, or with a safetensors file's header and size; None when nothing is."""
+    """The error of reading a JSON file, or a safetensors file's header and size; None if it can be read."""
     try:
         if file.suffix == ".json":
             json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before a process group starts."""
+"""Checks a config before a process group starts."""
 
 import os
 from dataclasses import Field
@@ -31,18 +31,18 @@ _LIMITS: dict[str, Field] = {
     "trainer.lr_scheduler.min_lr_factor": number(0.0, least=0, most=1),
     "comm.init_timeout_seconds": number(1800, least=1),
 }
-"""Limits of fields of torchtitan's own configs, which cannot declare ours. None is allowed."""
+"""Limits for fields of torchtitan's own configs, which do not declare any. The value None is allowed."""
 
 _ONLY: dict[str, tuple[object, str, str]] = {
     "trainer.parallelism.pipeline_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.expert_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
-    "trainer.lr_scheduler.total_steps": (None, "as it is num_steps", "Set num_steps."),
+    "trainer.lr_scheduler.total_steps": (None, "as num_steps sets it", "Set num_steps."),
     "comm.train_timeout_seconds": (100, "as it has no effect", "Set comm.init_timeout_seconds."),
     "comm.mode": ("default", "as training is real", "Leave it at its default."),
 }
-"""Fields of torchtitan's own configs: the one value that works here, why, and the remedy."""
+"""Fields of torchtitan's own configs with the only value that works here, the reason and the remedy."""
 
 
 def validate(config: "RunConfig", *, world_size: int) -> None:
@@ -81,7 +81,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
 
 
 def _check_cpu_cache() -> None:
-    """Of an environment variable, as vLLM reads it on a CPU."""
+    """Check the environment variable that sets the size of vLLM's KV cache on a CPU."""
     given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), node_bytes() // GIB
     expected = f"a whole number of GiB for each rank, between 1 and the node's {gib}"
     holds = not ON_CPU or (given.isdecimal() and 1 <= int(given) <= gib)
@@ -89,7 +89,7 @@ def _check_cpu_cache() -> None:
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
-    """Check that degrees, lengths and memory fit the model: as soon as it is known, from the config or from its folder.
+    """Check that degrees, lengths and memory fit the model. It is known from the config, or from its folder.
 
     Raises:
         UserError: as `validate`.
@@ -123,7 +123,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 
 
 def _check_layout(config: "RunConfig", world_size: int) -> None:
-    """Degrees, ranks and devices fit one another."""
+    """Check that degrees, ranks and devices fit each other."""
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not ON_CPU:
         gpus = torch.cuda.device_count()
@@ -145,7 +145,7 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
 
 
 def _check_lengths(config: "RunConfig") -> None:
-    """Every way of sampling draws something, and its longest sequence fits the engine."""
+    """Check that every sampling config draws samples, and that its longest sequence fits the engine."""
     longest = config.generator.max_model_len
     for field, sampling in _samplings(config).items():
         expect(sampling.n >= 1, f"{field}.n", sampling.n, "at least 1 and at most 65536", "Use 8.")
@@ -163,13 +163,13 @@ def _check_lengths(config: "RunConfig") -> None:
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
-    """Every way of sampling that the run uses, by its field."""
+    """All sampling configs that the run uses, by field."""
     passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
     return passes | ({"evaluation.sampled": config.evaluation.sampled} if config.evaluation.sampled.n else {})
 
 
 def _check_sampling(config: "RunConfig") -> None:
-    """The samplings of training, the run's and those of a mixture's members, can be trained on together."""
+    """Check that the run's sampling config and those of a mixture's members can be trained on together."""
     longest, temperature = config.sampling.max_tokens, config.sampling.temperature
     expect(temperature > 0, "sampling.temperature", temperature, "more than 0 in training", "1.0 is usual.")
     whole = "as a truncated sampler biases ratios"  # the trainer scores with the whole vocabulary
@@ -186,7 +186,7 @@ def _check_sampling(config: "RunConfig") -> None:
 
 
 def _check_training(config: "RunConfig") -> None:
-    """The trainer can take the configured sequences and steps."""
+    """Check that the trainer can process the configured sequences and steps."""
     trainer, sequence = config.trainer, config.prompts.max_prompt_tokens + config.sampling.max_tokens
     expect(
         trainer.max_tokens_per_microbatch >= sequence, "trainer.max_tokens_per_microbatch", trainer.max_tokens_per_microbatch,

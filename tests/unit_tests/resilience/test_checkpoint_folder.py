@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_reason_and_the_one_before_i
     found = find_resume("auto", tmp_path, examine)
     assert found.step == 20
     assert len(found.skipped) == 1
-    with pytest.raises(UserError, match=f"resume = 40: expected a whole checkpoint, but of .*step-40 {reason}"):
+    with pytest.raises(UserError, match=f"resume = 40: expected a whole checkpoint, but in .*step-40 {reason}"):
         find_resume("40", tmp_path, examine)
 
 

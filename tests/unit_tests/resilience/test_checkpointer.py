@@ -42,7 +42,7 @@ def checkpointer(folder, value=0, **config):
     parts = SimpleNamespace(model=model, optimizer=Counter(value), scheduler=Counter(value))
     config = Checkpointer.Config(**{"interval": 2, **config})
     return config.build(
-        trainer=parts, prompts=Counter(value), run_state=Counter(value), run_folder=folder, described={"seed": 3}
+        trainer=parts, prompts=Counter(value), run_state=Counter(value), run_folder=folder, config_fields={"seed": 3}
     )
 
 

@@ -54,7 +54,7 @@ def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monke
 def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_another(machine, files):
     machine(files)
     witness = death.Witness()
-    assert "Nothing here tells of too little memory" in witness.explain(7, signal.SIGKILL)
+    assert "There is no sign of an out-of-memory kill" in witness.explain(7, signal.SIGKILL)
     machine({name: text.replace("oom_kill 2", "oom_kill 3") for name, text in files.items()})
     assert witness.explain(7, signal.SIGKILL).startswith(
         "killed by signal 9 (SIGKILL): out of memory, by its control group's counter."

@@ -78,7 +78,7 @@ def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys)
     grader(quiet).score([group("a")])
     shown = capsys.readouterr().out
     assert shown.count("z") == SHOWN
-    assert "other threads, such as those of calls that were given up, printed 5,000,001 characters here" in shown
+    assert "other threads, such as those of calls that timed out, printed 5,000,001 characters here" in shown
     assert "our own line\n" in shown
 
 
@@ -99,5 +99,5 @@ def test_a_reader_who_is_gone_fails_no_reward_and_is_said_once(caplog, monkeypat
     one = grader(chatty)
     assert [rewards(one.score([group("a")])[0].samples) for _ in range(2)] == [[1.0], [1.0]]
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
-        "stdout takes no more lines ([Errno 32] Broken pipe): training goes on, and is in the run's folder"
+        "stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder"
     ]

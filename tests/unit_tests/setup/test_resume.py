@@ -6,7 +6,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.resume import BINDING, _accept, described, examine, was_restarted
+from torchtitan_rl.setup.resume import BINDING, _accept, config_fields, examine, was_restarted
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def accept(config, tmp_path):
     for step in (10, 20):
         unfinished = folder.begin(step)
         (unfinished / ".metadata").write_text("index")
-        folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": described(config)})
+        folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
     return lambda: _accept(find_resume(config.resume, tmp_path, examine), config, tmp_path)
 
 
 def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config):
-    told = described(config)
+    told = config_fields(config)
     assert told["trainer.optimizer"] == "AdamW"
     assert told["trainer.optimizer.lr"] == 1e-4
     assert told["model_spec"] == "qwen3 4x256"
@@ -71,9 +71,7 @@ def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, co
     config.num_steps = 20
     accept()
     config.num_steps = 19
-    with pytest.raises(
-        UserError, match="num_steps = 19: expected at least 20, the steps that step-20 has behind it. Raise it"
-    ):
+    with pytest.raises(UserError, match="num_steps = 19: expected at least 20, the steps done at step-20. Raise it"):
         accept()
 
 
