@@ -12,7 +12,9 @@ def debug_calculator() -> RunConfig:
     The policy starts with the habit of multiplying in its head, wrongly; one answer in seven calls `multiply`.
     """
     config = _debug_talk(max_turns=3)
-    config.task = Calculator.Config(instruction="", warm_start="torchtitan_rl.library.starts.conversations:calculator")
+    config.task = Calculator.Config(
+        instruction="", warm_start="torchtitan_rl.library.starts.conversation_recipes:calculator"
+    )
     config.num_steps = 30
     return config
 
@@ -24,7 +26,7 @@ def debug_guess() -> RunConfig:
     53 % of the held-out games won at the start, 95 % after 20 steps (seed 0; docs/conversations.md).
     """
     config = _debug_talk(max_turns=3)
-    config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.library.starts.conversations:guesser")
+    config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.library.starts.conversation_recipes:guesser")
     config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
     config.num_prompts_per_step = 64  # only many numbers tell a good guess from a lucky one
     config.num_steps = 40

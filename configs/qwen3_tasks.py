@@ -8,7 +8,7 @@ from configs.qwen3 import qwen3, qwen3_8b
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
-from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.setup.config import RunConfig
 

@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     """Of the environment, with end "env_error"."""
 
 
-class Opening(NamedTuple):
+class ResetResult(NamedTuple):
     """What came of an environment's reset: the prompt with what it said first, or what went wrong."""
 
     prompt: Prompt
@@ -78,7 +78,7 @@ class Conversation:
         used = len(self.prompt.token_ids) + len(self.token_ids) + more
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 
-    def hear_policy(self, sampled: Sampled) -> None:
+    def append_turn(self, sampled: Sampled) -> None:
         """Take a turn as it was sampled."""
         self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
@@ -86,7 +86,7 @@ class Conversation:
         if not self.in_turns:
             self.finish_reason = sampled.finish_reason
 
-    def hear_environment(self, answer: Answer) -> None:
+    def append_answer(self, answer: Answer) -> None:
         """Take what followed the turn."""
         self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
         if answer.turn is not None:

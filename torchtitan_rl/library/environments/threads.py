@@ -9,31 +9,31 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 
-class Outcome(NamedTuple):
+class CallResult(NamedTuple):
     """What came of a call."""
 
     value: Any = None
     error: BaseException | None = None
 
 
-def outcome_of(call: Callable[[], Any]) -> Outcome:
+def result_of(call: Callable[[], Any]) -> CallResult:
     """What the call returned or raised; an exit too, which in a thread would be lost."""
     try:
-        return Outcome(value=call())
+        return CallResult(value=call())
     except BaseException as error:
-        return Outcome(error=error)
+        return CallResult(error=error)
 
 
-def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `function` returns or raises. Raises TimeoutError after `seconds`; the call then goes on unheard in its thread.
 
     A thread that never comes back cannot be ended; as a daemon it does not hold up the end of the run.
     """
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
     call = functools.partial(function, *args, **kwargs)
-    threading.Thread(target=lambda: outcomes.put(outcome_of(call)), daemon=True).start()
+    threading.Thread(target=lambda: results.put(result_of(call)), daemon=True).start()
     try:
-        value, error = outcomes.get(timeout=seconds)
+        value, error = results.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"took longer than {seconds:g} s") from None
     if error is not None:
@@ -48,7 +48,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def settled(value: Any, seconds: float | None = None) -> Any:
+def resolve(value: Any, seconds: float | None = None) -> Any:
     """The value, or what it gives when awaited. Raises TimeoutError, and cancels it, after `seconds`.
 
     All coroutines run on one event loop in a thread of its own, so that a client which one of them opened serves the others;
@@ -70,9 +70,9 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that makes calls one after the other and hands each outcome to `report`."""
+    """A thread that makes calls one after the other and hands each result to `report`."""
 
-    def __init__(self, report: Callable[[Outcome], None]) -> None:
+    def __init__(self, report: Callable[[CallResult], None]) -> None:
         self._report = report
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
@@ -87,4 +87,4 @@ class Worker:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._report(outcome_of(call))
+            self._report(result_of(call))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.library.environments.threads import call_within, settled
+from torchtitan_rl.library.environments.threads import call_with_timeout, resolve
 
 Tool = Callable[..., Any]
 """A function or coroutine function with type hints and a docstring that describes each argument, as TRL's `tools=` takes."""
@@ -18,7 +18,7 @@ Tool = Callable[..., Any]
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """One call in a message: either a name and arguments, or what is wrong with it."""
 
     name: str
@@ -45,16 +45,16 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         ) from error
 
 
-def parse_calls(text: str) -> list[Call]:
+def parse_calls(text: str) -> list[ToolCall]:
     """The tool calls in what a model said, in order; none: it says something else.
 
     Reads Qwen's and Hermes' `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and Llama 3's bare
     `{"name": ..., "parameters": {...}}`, of which several are divided by ";".
 
-    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [Call("add", {"a": 1})]
+    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [ToolCall("add", {"a": 1})]
     """
     if "<tool_call>" in text:
-        return [_call(found) for found in _HERMES.findall(text)]
+        return [_parse_call(found) for found in _HERMES.findall(text)]
     bare = text.replace("<|python_tag|>", "").strip()
     if not (bare.startswith("{") and '"name"' in bare):
         return []
@@ -64,25 +64,25 @@ def parse_calls(text: str) -> list[Call]:
             _, end = decoder.raw_decode(bare)
         except ValueError:
             end = len(bare)
-        calls.append(_call(bare[:end]))
+        calls.append(_parse_call(bare[:end]))
         bare = bare[end:].lstrip("; \n")
     return calls
 
 
-def _call(text: str) -> Call:
+def _parse_call(text: str) -> ToolCall:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Call("", {}, f"the call is no JSON: {error}")
+        return ToolCall("", {}, f"the call is no JSON: {error}")
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return Call("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
+        return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the object as a string
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        return Call(found["name"], {}, "the arguments are no JSON object")
-    return Call(found["name"], arguments)
+        return ToolCall(found["name"], {}, "the arguments are no JSON object")
+    return ToolCall(found["name"], arguments)
 
 
 class ToolEnvironment(Environment):
@@ -113,16 +113,16 @@ class ToolEnvironment(Environment):
             columns={"tool_calls": len(calls), "tool_errors": sum(failed for _, failed in answers)},
         )
 
-    def _answer(self, call: Call) -> tuple[Message, bool]:
+    def _answer(self, call: ToolCall) -> tuple[Message, bool]:
         """The tool's message, and whether the call failed."""
         try:
-            content, failed = as_text(self._result(call)), False
+            content, failed = result_text(self._result(call)), False
         except (Exception, SystemExit) as error:
             content, failed = f"error: {type(error).__name__}: {error}", True
         content = head_and_tail(content, self._most_characters)
         return {"role": "tool", "name": call.name or "unknown", "content": content}, failed
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: ToolCall) -> Any:
         if call.error is not None:
             raise ValueError(call.error)
         if call.name not in self._tools:
@@ -130,11 +130,11 @@ class ToolEnvironment(Environment):
         tool = self._tools[call.name]
         inspect.signature(tool).bind(**call.arguments)
         if inspect.iscoroutinefunction(tool):
-            return settled(tool(**call.arguments), self._seconds)
-        return call_within(self._seconds, tool, **call.arguments)
+            return resolve(tool(**call.arguments), self._seconds)
+        return call_with_timeout(self._seconds, tool, **call.arguments)
 
 
-def as_text(result: Any) -> str:
+def result_text(result: Any) -> str:
     """A tool's result as the policy reads it: text as it is, anything else as JSON. Raises TypeError where there is none."""
     if isinstance(result, str):
         return result

@@ -45,7 +45,7 @@ class SumDigits(Task):
             """The checkpoint of starts.py's `sums`, for prompts without an instruction."""
             if self.instruction:
                 return None
-            from torchtitan_rl.library.starts.sums import sums  # needs transformers' models
+            from torchtitan_rl.library.starts.answer_recipes import sums  # needs transformers' models
             from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
 
             return ensure_checkpoint(debug_task().build(), sums(), cache_root)

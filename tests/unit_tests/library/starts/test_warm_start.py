@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.starts.sums import sum_in_columns, sums
+from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
 from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
 
@@ -123,7 +123,7 @@ def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
 def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     program = (
         "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "
-        "from torchtitan_rl.library.starts.sums import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
+        "from torchtitan_rl.library.starts.answer_recipes import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
         f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
         "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
     )

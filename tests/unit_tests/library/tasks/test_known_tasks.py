@@ -11,7 +11,7 @@ from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
-from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.generator.conversation import Answer, Conversation, Opening
+from torchtitan_rl.core.generator.conversation import Answer, Conversation, ResetResult
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import FinishReason, Prompt, TurnRecord
 from torchtitan_rl.library.environments.checks import checked_messages, checked_reward, checked_turn
 from torchtitan_rl.library.environments.template import ChatTemplate
-from torchtitan_rl.library.environments.threads import Outcome, Worker, settled
+from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Limits:
     """Of one message."""
 
 
-class Guest:
+class EnvironmentSession:
     """One conversation's environment. `open`, `answer` and `close` run in the conversation's own thread."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Guest:
     def open(self) -> Prompt:
         """The prompt with what the environment says before the policy's first turn."""
         prompt = self.conversation.prompt
-        said = checked_messages(settled(self._environment.reset()), self._limits.answer_characters)
+        said = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
         if not said:
             return prompt
         text, token_ids = self._template.prompt(prompt.messages, said)
@@ -86,7 +86,7 @@ class Guest:
 
     def close(self, reason: FinishReason) -> float | None:
         """The environment's final reward."""
-        return checked_reward(settled(self._environment.close(reason)))
+        return checked_reward(resolve(self._environment.close(reason)))
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class Guest:
 
     def _step(self) -> Turn:
         message: Message = {"role": "assistant", "content": self.conversation.last.text}
-        return checked_turn(settled(self._environment.step(message)), self._limits.answer_characters)
+        return checked_turn(resolve(self._environment.step(message)), self._limits.answer_characters)
 
     def _go_on(self, turn: Turn) -> tuple[list[int], FinishReason | None]:
         """What the policy reads next, or why there is no next turn."""
@@ -121,75 +121,75 @@ class Guest:
 
 
 class _Overdue(Exception):
-    """In place of the outcome of a call that has not come back in time."""
+    """In place of the result of a call that has not come back in time."""
 
 
-class Host:
+class EnvironmentPool:
     """Asks environments, each in a thread of its own, and collects what they say."""
 
     def __init__(self, limits: Limits, *, on_failure: Literal["raise", "none"]) -> None:
         self._limits = limits
         self._on_failure = on_failure
         self._has_warned = False
-        self._guests: dict[int, Guest] = {}
+        self._sessions: dict[int, EnvironmentSession] = {}
         self._due: dict[int, float] = {}
         """{place: when the call that is under way must have come back}"""
-        self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, CallResult]] = queue.SimpleQueue()
 
-    def begin(self, place: int, conversation: Conversation, environment: Environment, template: ChatTemplate) -> None:
+    def add(self, place: int, conversation: Conversation, environment: Environment, template: ChatTemplate) -> None:
         """Take in a conversation and reset its environment."""
-        worker = Worker(lambda outcome: self._outcomes.put((place, outcome)))
-        self._guests[place] = Guest(place, conversation, environment, template, worker, self._limits)
-        self._call(place, self._guests[place].open)
+        worker = Worker(lambda result: self._results.put((place, result)))
+        self._sessions[place] = EnvironmentSession(place, conversation, environment, template, worker, self._limits)
+        self._call(place, self._sessions[place].open)
 
-    def openings(self) -> dict[int, Opening]:
+    def reset_results(self) -> dict[int, ResetResult]:
         """What came of every reset. Samples of one prompt share it: where their environments say different things, the first
         one's word counts and the others have failed."""
         first: dict[int, Prompt] = {}  # {prompt_idx: the prompt of the whole group}
-        openings: dict[int, Opening] = {}
+        reset_results: dict[int, ResetResult] = {}
         for place, (prompt, error) in self._collect(wait=True, all=True):
-            asked = self._guests[place].conversation.prompt
+            asked = self._sessions[place].conversation.prompt
             if error is None and first.setdefault(asked.prompt_idx, prompt).messages != prompt.messages:
                 error = ValueError("reset said something else than for another sample of the prompt, which they share")
-            openings[place] = Opening(asked, None if error is None else self._failed(place, error))
-        prompts = {place: first.get(one.prompt.prompt_idx, one.prompt) for place, one in openings.items()}
-        return {place: opening._replace(prompt=prompts[place]) for place, opening in openings.items()}
+            reset_results[place] = ResetResult(asked, None if error is None else self._failed(place, error))
+        prompts = {place: first.get(one.prompt.prompt_idx, one.prompt) for place, one in reset_results.items()}
+        return {place: result._replace(prompt=prompts[place]) for place, result in reset_results.items()}
 
-    def tell(self, place: int) -> None:
+    def step_async(self, place: int) -> None:
         """Let the environment answer the policy's last turn."""
-        self._call(place, self._guests[place].answer)
+        self._call(place, self._sessions[place].answer)
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
         """What has been answered since, by place; with `wait` one at least, with `all` every one that is outstanding."""
-        answers = [self._answer(place, outcome) for place, outcome in self._collect(wait=wait, all=all)]
+        answers = [self._answer(place, result) for place, result in self._collect(wait=wait, all=all)]
         for answer in answers:
-            if answer.place in self._guests and answer.end is not None:
-                self._guests.pop(answer.place).worker.close()
+            if answer.place in self._sessions and answer.end is not None:
+                self._sessions.pop(answer.place).worker.close()
         return answers
 
-    def _answer(self, place: int, outcome: Outcome) -> Answer:
-        if outcome.error is None:
-            return outcome.value
-        guest = self._guests[place]
-        if isinstance(outcome.error, _Overdue) and time.monotonic() >= guest.ends_at:
-            self.dismiss(place, "time")
-            return Answer(place, guest.record(), end="time")
-        return Answer(place, guest.record(), end="env_error", error=self._failed(place, outcome.error))
+    def _answer(self, place: int, result: CallResult) -> Answer:
+        if result.error is None:
+            return result.value
+        session = self._sessions[place]
+        if isinstance(result.error, _Overdue) and time.monotonic() >= session.ends_at:
+            self.close(place, "time")
+            return Answer(place, session.record(), end="time")
+        return Answer(place, session.record(), end="env_error", error=self._failed(place, result.error))
 
-    def dismiss(self, place: int, reason: FinishReason) -> None:
+    def close(self, place: int, reason: FinishReason) -> None:
         """Close the environment of a conversation that is over, without waiting for it."""
-        guest = self._guests.pop(place)
-        guest.worker.call(lambda: guest.close(reason))
-        guest.worker.close()
+        session = self._sessions.pop(place)
+        session.worker.call(lambda: session.close(reason))
+        session.worker.close()
 
     def _failed(self, place: int, error: BaseException) -> str:
         """What went wrong, for people. Raises ConversationError where that ends the run."""
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
         told = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
-        guest = self._guests[place]
-        self.dismiss(place, "env_error")
-        described = f"{guest.name} failed: {told}."
+        session = self._sessions[place]
+        self.close(place, "env_error")
+        described = f"{session.name} failed: {told}."
         if self._on_failure == "raise":
             raise ConversationError(
                 f"{described} Correct it, or set conversations.on_failure none to go on without a reward for such samples."
@@ -200,25 +200,25 @@ class Host:
         return told
 
     def _call(self, place: int, function: Callable[[], Any]) -> None:
-        guest = self._guests[place]
-        self._due[place] = min(time.monotonic() + self._limits.call_seconds, guest.ends_at)
-        guest.worker.call(function)
+        session = self._sessions[place]
+        self._due[place] = min(time.monotonic() + self._limits.call_seconds, session.ends_at)
+        session.worker.call(function)
 
-    def _collect(self, *, wait: bool, all: bool) -> list[tuple[int, Outcome]]:
+    def _collect(self, *, wait: bool, all: bool) -> list[tuple[int, CallResult]]:
         """What came back, and `_Overdue` for what did not in time; what comes back later is not heard."""
-        found: dict[int, Outcome] = {}
+        found: dict[int, CallResult] = {}
         while self._due:
             blocks = (wait and not found) or all
             left = min(self._due.values()) - time.monotonic() if blocks else 0
             try:
-                place, outcome = self._outcomes.get(timeout=min(max(left, 0), 60))
+                place, result = self._results.get(timeout=min(max(left, 0), 60))
             except queue.Empty:
                 overdue = [place for place, due in self._due.items() if due <= time.monotonic()]
-                found |= {place: Outcome(error=_Overdue()) for place in overdue}
+                found |= {place: CallResult(error=_Overdue()) for place in overdue}
                 self._due = {place: due for place, due in self._due.items() if place not in overdue}
                 if not overdue and not blocks:
                     break
             else:
                 if self._due.pop(place, None) is not None:
-                    found[place] = outcome
+                    found[place] = result
         return sorted(found.items())

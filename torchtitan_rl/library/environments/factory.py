@@ -11,7 +11,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.environments.host import ConversationError, Host, Limits
+from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Conversations(Configurable):
-    """Makes each sample's environment, and the host that asks them."""
+    """Makes each sample's environment, and the pool that asks them."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -108,7 +108,7 @@ class Conversations(Configurable):
                 )  # fmt: skip
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)
 
-    def host(self, conversations: Sequence[Conversation]) -> Host:
+    def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
         """Of the environments of these conversations, each new and being reset."""
         config = self.config
         limits = Limits(
@@ -117,8 +117,8 @@ class Conversations(Configurable):
             call_seconds=config.call_seconds or math.inf,
             answer_characters=config.max_answer_characters,
         )
-        host = Host(limits, on_failure=config.on_failure)
+        pool = EnvironmentPool(limits, on_failure=config.on_failure)
         for place, one in enumerate(conversations):
             if (environment := self._environment(one.prompt)) is not None:
-                host.begin(place, one, environment, self._templates[one.prompt.task])
-        return host
+                pool.add(place, one, environment, self._templates[one.prompt.task])
+        return pool
