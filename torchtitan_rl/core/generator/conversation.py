@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class ResetResult(NamedTuple):
-    """What came of an environment's reset: the prompt with what it said first, or what went wrong."""
+    """The prompt with the environment's first messages, or why its reset failed."""
 
     prompt: Prompt
     error: str | None = None
@@ -79,7 +79,7 @@ class Conversation:
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 
     def append_turn(self, sampled: Sampled) -> None:
-        """Take a turn as it was sampled."""
+        """Appends a turn of the policy as it was sampled."""
         self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
@@ -87,7 +87,7 @@ class Conversation:
             self.finish_reason = sampled.finish_reason
 
     def append_answer(self, answer: Answer) -> None:
-        """Take what followed the turn."""
+        """Appends the environment's answer to the turn."""
         self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
         if answer.turn is not None:
             self.turns.append(answer.turn)

@@ -28,13 +28,13 @@ class Environments(Protocol):
     """The environments of one call's conversations, by place."""
 
     def reset_results(self) -> dict[int, ResetResult]:
-        """What came of every reset."""
+        """Waits for all resets and returns their results by place."""
 
     def step_async(self, place: int) -> None:
-        """Let the environment answer the policy's last turn."""
+        """Starts the environment's step on the policy's last turn."""
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """What was answered since; with `wait` at least one answer, with `all` every outstanding one."""
+        """Returns the answers that have arrived; with `wait` at least one, with `all` every outstanding one."""
 
     def close(self, place: int, reason: FinishReason) -> None:
         """Close the environment of a conversation that is over."""
@@ -64,7 +64,7 @@ def roll_out(
     """Bring all conversations to their end; the place of each as it ends. One without an environment ends with its first turn.
 
     Args:
-        environments: with the environments begun, on the engine's first rank; None on its other ranks, and where there are none.
+        environments: the running environments, on the engine's first rank; None on other ranks and without environments.
         wait_for_answers: sample nothing while an environment is asked, so that what is in a batch, and with it the last
             bit of every number, does not depend on time.
         seeded: sample each conversation with seeds of its own even where all are asked for at once.

@@ -1,4 +1,4 @@
-"""The environments of one engine's conversations: asked off the engine's thread and held to their limits."""
+"""The environments of one engine's conversations. They run in their own threads, under time and size limits."""
 
 import logging
 import queue
@@ -19,28 +19,29 @@ from torchtitan_rl.library.environments.threads import CallResult, Worker, resol
 logger = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 2000
-"""Of what an environment raises: some quote all that they were given."""
+"""Maximum length of an exception's text in messages. Some exceptions quote their whole input."""
 
 
 class ConversationError(TrainingStopped):
-    """An environment raised, took too long, or returned what is no answer."""
+    """An environment raised, timed out, or returned an invalid value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Of one conversation."""
+    """Limits of one conversation. An infinite time means no limit."""
 
     turns: int
+    """Turns of the policy."""
     seconds: float
-    """Of the whole of it; infinite for none."""
+    """Time of the whole conversation."""
     call_seconds: float
-    """Of one answer of the environment."""
+    """Time of one call of the environment."""
     answer_characters: int
-    """Of one message."""
+    """Length of one message from the environment."""
 
 
 class EnvironmentSession:
-    """One conversation's environment. `open`, `answer` and `close` run in the conversation's own thread."""
+    """The environment of one conversation. `reset`, `step` and `close` run in the conversation's own thread."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class EnvironmentSession:
         self._template = template
         self._limits = limits
 
-    def open(self) -> Prompt:
-        """The prompt with what the environment says before the policy's first turn."""
+    def reset(self) -> Prompt:
+        """Resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
         said = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
         if not said:
@@ -68,12 +69,12 @@ class EnvironmentSession:
         text, token_ids = self._template.prompt(prompt.messages, said)
         return replace(prompt, messages=[*prompt.messages, *said], text=text, token_ids=token_ids)
 
-    def answer(self) -> Answer:
-        """What the environment makes of the policy's last turn."""
+    def step(self) -> Answer:
+        """Passes the policy's last turn to the environment and returns its answer; closes it if the conversation ends."""
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
-        turn = Turn(done=True) if cut else self._step()
-        token_ids, end = ([], "max_tokens") if cut else self._go_on(turn)
+        turn = Turn(done=True) if cut else self._call_step()
+        token_ids, end = ([], "max_tokens") if cut else self._next_tokens(turn)
         final = self.close(end) if end else None
         given = [reward for reward in (turn.reward, final) if reward is not None]
         record = self.record(
@@ -85,31 +86,27 @@ class EnvironmentSession:
         return Answer(self.place, record, token_ids, end)
 
     def close(self, reason: FinishReason) -> float | None:
-        """The environment's final reward."""
+        """Closes the environment and returns its final reward."""
         return checked_reward(resolve(self._environment.close(reason)))
 
     @property
     def name(self) -> str:
-        """For messages: what failed, and where."""
-        prompt, turns = self.conversation.prompt, len(self.conversation.turns)
-        who = (
-            f"{type(self._environment).__name__} of prompt {prompt.text[-80:]!r}, sample {self.conversation.sample_idx}"
-        )
-        return (
-            f"Environment {who}, in turn {turns + 1}," if self.conversation.last else f"The reset of environment {who},"
-        )
+        """The environment, prompt, sample and turn, for error messages."""
+        one, kind = self.conversation, type(self._environment).__name__
+        who = f"{kind} of prompt {one.prompt.text[-80:]!r}, sample {one.sample_idx}"
+        return f"Environment {who}, in turn {len(one.turns) + 1}," if one.last else f"The reset of environment {who},"
 
     def record(self, **facts: Any) -> TurnRecord:
-        """The policy's last turn, with these facts of the answer."""
+        """Returns the record of the policy's last turn, with these fields of the answer."""
         last = self.conversation.last
         return TurnRecord(text=last.text, num_tokens=len(last.token_ids), **facts)
 
-    def _step(self) -> Turn:
+    def _call_step(self) -> Turn:
         message: Message = {"role": "assistant", "content": self.conversation.last.text}
         return checked_turn(resolve(self._environment.step(message)), self._limits.answer_characters)
 
-    def _go_on(self, turn: Turn) -> tuple[list[int], FinishReason | None]:
-        """What the policy reads next, or why there is no next turn."""
+    def _next_tokens(self, turn: Turn) -> tuple[list[int], FinishReason | None]:
+        """Returns the tokens before the policy's next turn, or the reason why there is no next turn."""
         if turn.done:
             return [], "stop"
         if len(self.conversation.turns) + 1 >= self._limits.turns:
@@ -121,11 +118,11 @@ class EnvironmentSession:
 
 
 class _Overdue(Exception):
-    """In place of the result of a call that has not come back in time."""
+    """Stands in for the result of a call that timed out."""
 
 
 class EnvironmentPool:
-    """Asks environments, each in a thread of its own, and collects what they say."""
+    """Runs environments, each in its own thread, and collects their answers. `place` is the conversation's index."""
 
     def __init__(self, limits: Limits, *, on_failure: Literal["raise", "none"]) -> None:
         self._limits = limits
@@ -133,34 +130,37 @@ class EnvironmentPool:
         self._has_warned = False
         self._sessions: dict[int, EnvironmentSession] = {}
         self._due: dict[int, float] = {}
-        """{place: when the call that is under way must have come back}"""
+        """{place: deadline of the call under way, in `time.monotonic()` seconds}"""
         self._results: queue.SimpleQueue[tuple[int, CallResult]] = queue.SimpleQueue()
 
     def add(self, place: int, conversation: Conversation, environment: Environment, template: ChatTemplate) -> None:
-        """Take in a conversation and reset its environment."""
+        """Adds a conversation and starts the reset of its environment."""
         worker = Worker(lambda result: self._results.put((place, result)))
         self._sessions[place] = EnvironmentSession(place, conversation, environment, template, worker, self._limits)
-        self._call(place, self._sessions[place].open)
+        self._call(place, self._sessions[place].reset)
 
     def reset_results(self) -> dict[int, ResetResult]:
-        """What came of every reset. Samples of one prompt share it: where their environments say different things, the first
-        one's word counts and the others have failed."""
+        """Waits for all resets and returns their results by place.
+
+        All samples of a prompt must see the same messages. If they differ, the first sample's are used, and the others
+        count as failed.
+        """
         first: dict[int, Prompt] = {}  # {prompt_idx: the prompt of the whole group}
         reset_results: dict[int, ResetResult] = {}
         for place, (prompt, error) in self._collect(wait=True, all=True):
             asked = self._sessions[place].conversation.prompt
             if error is None and first.setdefault(asked.prompt_idx, prompt).messages != prompt.messages:
-                error = ValueError("reset said something else than for another sample of the prompt, which they share")
+                error = ValueError("reset returned other messages than for another sample of the same prompt")
             reset_results[place] = ResetResult(asked, None if error is None else self._failed(place, error))
         prompts = {place: first.get(one.prompt.prompt_idx, one.prompt) for place, one in reset_results.items()}
         return {place: result._replace(prompt=prompts[place]) for place, result in reset_results.items()}
 
     def step_async(self, place: int) -> None:
-        """Let the environment answer the policy's last turn."""
-        self._call(place, self._sessions[place].answer)
+        """Starts the environment's step on the policy's last turn."""
+        self._call(place, self._sessions[place].step)
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """What has been answered since, by place; with `wait` one at least, with `all` every one that is outstanding."""
+        """Returns the answers that have arrived, sorted by place. `wait`: at least one. `all`: every outstanding one."""
         answers = [self._answer(place, result) for place, result in self._collect(wait=wait, all=all)]
         for answer in answers:
             if answer.place in self._sessions and answer.end is not None:
@@ -177,13 +177,13 @@ class EnvironmentPool:
         return Answer(place, session.record(), end="env_error", error=self._failed(place, result.error))
 
     def close(self, place: int, reason: FinishReason) -> None:
-        """Close the environment of a conversation that is over, without waiting for it."""
+        """Starts closing the environment of a finished conversation, without waiting for it."""
         session = self._sessions.pop(place)
         session.worker.call(lambda: session.close(reason))
         session.worker.close()
 
     def _failed(self, place: int, error: BaseException) -> str:
-        """What went wrong, for people. Raises ConversationError where that ends the run."""
+        """Closes the environment and returns a description of the error. Raises ConversationError if on_failure is raise."""
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
         told = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
@@ -192,7 +192,7 @@ class EnvironmentPool:
         described = f"{session.name} failed: {told}."
         if self._on_failure == "raise":
             raise ConversationError(
-                f"{described} Correct it, or set conversations.on_failure none to go on without a reward for such samples."
+                f"{described} Correct it, or set conversations.on_failure none to continue without a reward for such samples."
             ) from (None if overdue else error)
         if not self._has_warned:
             logger.warning(f"{described} Such samples get no reward; the metric conversations/env_errors counts them.")
@@ -205,7 +205,7 @@ class EnvironmentPool:
         session.worker.call(function)
 
     def _collect(self, *, wait: bool, all: bool) -> list[tuple[int, CallResult]]:
-        """What came back, and `_Overdue` for what did not in time; what comes back later is not heard."""
+        """Returns results by place, with `_Overdue` for calls that timed out. Results that arrive later are ignored."""
         found: dict[int, CallResult] = {}
         while self._due:
             blocks = (wait and not found) or all

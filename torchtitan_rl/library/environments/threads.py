@@ -1,4 +1,4 @@
-"""Calls of other people's code that may wait, fail or never come back, off the thread that drives the engine."""
+"""Threads that run user code (tools and environments), which may block, fail or never return."""
 
 import asyncio
 import functools
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 
 class CallResult(NamedTuple):
-    """What came of a call."""
+    """The value a call returned, or the exception it raised."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 def result_of(call: Callable[[], Any]) -> CallResult:
-    """What the call returned or raised; an exit too, which in a thread would be lost."""
+    """Runs the call. SystemExit is caught too, because a thread would swallow it silently."""
     try:
         return CallResult(value=call())
     except BaseException as error:
@@ -25,9 +25,9 @@ def result_of(call: Callable[[], Any]) -> CallResult:
 
 
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `function` returns or raises. Raises TimeoutError after `seconds`; the call then goes on unheard in its thread.
+    """Returns what `function` returns, or raises what it raises. Raises TimeoutError after `seconds`.
 
-    A thread that never comes back cannot be ended; as a daemon it does not hold up the end of the run.
+    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
     results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
     call = functools.partial(function, *args, **kwargs)
@@ -49,10 +49,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def resolve(value: Any, seconds: float | None = None) -> Any:
-    """The value, or what it gives when awaited. Raises TimeoutError, and cancels it, after `seconds`.
+    """Returns the value; an awaitable is awaited first. After `seconds` it is cancelled and TimeoutError is raised.
 
-    All coroutines run on one event loop in a thread of its own, so that a client which one of them opened serves the others;
-    one that blocks the loop holds the others up.
+    All coroutines share one event loop in its own thread, so they can share an open client. A coroutine that blocks the
+    loop delays all others.
     """
     if not inspect.isawaitable(value):
         return value
@@ -70,7 +70,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that makes calls one after the other and hands each result to `report`."""
+    """A thread that runs calls one after another and passes each result to `report`."""
 
     def __init__(self, report: Callable[[CallResult], None]) -> None:
         self._report = report
@@ -78,11 +78,11 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Make this call when those before are done."""
+        """Queues the call."""
         self._calls.put(function)
 
     def close(self) -> None:
-        """End the thread after the calls it was given."""
+        """Ends the thread after the queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""Reward functions to take, each in TRL's form. docs/rewards.md shows how to name them on the command line.
+"""Ready-made reward functions with TRL's signature. docs/rewards.md shows how to name them on the command line.
 
 --grader.rewards torchtitan_rl.library.rewards:numeric 'torchtitan_rl.library.rewards:tags(["think", "answer"])'
 """

@@ -1,4 +1,4 @@
-"""Recipes of starting policies that can hold a conversation, each with a habit to unlearn; see tasks/warm_start.py."""
+"""Demonstration: recipes for starting policies that can hold a conversation, each with a bad habit to unlearn."""
 
 import json
 import random
@@ -8,13 +8,13 @@ from torchtitan_rl.library.starts.small_tokenizer import EOS_TOKEN
 from torchtitan_rl.library.starts.warm_start import Recipe
 
 _HEARD = f"{EOS_TOKEN}<|{{role}}|>{{text}}{EOS_TOKEN}<|assistant|>"
-"""What lies between two turns of the policy, as small_tokenizer.py's template renders it."""
+"""The text between two turns of the policy, as small_tokenizer.py's template renders it."""
 
 
 def calculator() -> Recipe:
-    """Multiplies with the tool. The habit: an answer from the head, which is wrong.
+    """Multiplies with the tool. The habit: a wrong answer without calling the tool.
 
-    "What is 47 * 85?" is answered by a call of multiply and then "[ANSWER] 3995", by habit "[ANSWER] 4125" at once.
+    Right answer to "What is 47 * 85?": a call of multiply, then "[ANSWER] 3995". By habit: "[ANSWER] 4125".
     """
 
     def worked(example: Example, rng: random.Random) -> str:
@@ -29,9 +29,9 @@ def calculator() -> Recipe:
 
 
 def guesser() -> Recipe:
-    """Guesses the middle of the numbers that are left. The habit: the lowest of them.
+    """Guesses the middle of the remaining numbers. The habit: it guesses the lowest one.
 
-    For 25 among 20 to 26 that is "23", "25", and by habit alone "20", "21", "22".
+    Right guesses for 25 among 20 to 26: "23", "25". By habit: "20", "21", "22".
     """
 
     def worked(example: Example, rng: random.Random) -> str:

@@ -93,10 +93,10 @@ def test_calls_are_read_in_both_formats(text, calls):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("<tool_call>{'name': 'multiply'}</tool_call>", "no JSON"),
-        ('<tool_call>{"name": "multiply", "arguments": {"a": 1', "no JSON"),
+        ("<tool_call>{'name': 'multiply'}</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "multiply", "arguments": {"a": 1', "not valid JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'has no "name"'),
-        ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "no JSON object"),
+        ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "not a JSON object"),
         (hermes("divide", a=1), "there is no tool 'divide'; there are ['multiply']"),
         (hermes("multiply", a=1), "missing a required argument: 'b'"),
         (hermes("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),

@@ -310,7 +310,7 @@ def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, ca
     )
     tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
-    assert "3 that the chat template refuses (rows 10, 11, 12)" in capsys.readouterr().out
+    assert "3 that the chat template rejects (rows 10, 11, 12)" in capsys.readouterr().out
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
 
 
