@@ -41,7 +41,10 @@ def last_tagged(text: str) -> str | None:
 
 
 def as_number(text: str) -> Fraction | None:
-    """Parses a number, ignoring "$" and "%"; None for other text. Example: as_number("$1,200.50") == Fraction("1200.5")."""
+    """Parses a number, ignoring "$" and "%"; None for other text.
+
+    Example: as_number("$1,200.50") == Fraction("1200.5").
+    """
     try:
         return Fraction(text.strip().strip("$%").rstrip(".").replace(",", ""))
     except (ValueError, ZeroDivisionError):

@@ -1,7 +1,8 @@
 """Comparison of two LaTeX answers with math-verify, in a process that can be killed.
 
-sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also runs
-as a separate program: it reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this package.
+sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also
+runs as a separate program: it reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this
+package.
 """
 
 import functools
@@ -29,7 +30,7 @@ class MathJudge:
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
 
     def _equal(self, answer: str, expected: str) -> bool:
-        r"""Returns whether math-verify finds both equal, such as r"\frac{1}{2}" and "0.5"; False after the time limit."""
+        r"""Returns whether math-verify finds both equal, such as \frac{1}{2} and 0.5; False after the time limit."""
         if answer.strip() == expected.strip():
             return True
         if len(answer) > _LONGEST_ANSWER:

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm, RoPE, TransformerBlock
+from torchtitan.models.common import (
+    ComplexRoPE,
+    CosSinRoPE,
+    Embedding,
+    GQAttention,
+    Linear,
+    RMSNorm,
+    RoPE,
+    TransformerBlock,
+)
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.llama3 import Llama3Model, Llama3TransformerBlock, parallelize_llama
@@ -193,9 +202,6 @@ def _spec(
         scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
         rope = dataclasses.replace(rope, scaling="llama", **scaling)
 
-    def norm(size: int) -> RMSNorm.Config:
-        return RMSNorm.Config(normalized_shape=size, eps=rms_norm_eps, param_init=_NORM_INIT)
-
     def layer() -> TransformerBlock.Config:
         attention = make_gqa_config(
             dim=dim,
@@ -207,15 +213,10 @@ def _spec(
             inner_attention=get_attention_config("varlen"),
             fuse_qkv=True,
             rope=rope,
-            qk_norm=norm(head_dim) if family.qk_norm else None,
+            qk_norm=_norm(head_dim, rms_norm_eps) if family.qk_norm else None,
         )
         attention.qkv_linear.wqkv.bias = family.qkv_bias
-        feed_forward = make_ffn_config(
-            dim=dim, hidden_dim=intermediate_size, w1_param_init=_LINEAR_INIT, w2w3_param_init=_LINEAR_INIT
-        )
-        return family.block(
-            attention=attention, feed_forward=feed_forward, attention_norm=norm(dim), ffn_norm=norm(dim)
-        )
+        return _block(family, attention, dim=dim, hidden_dim=intermediate_size, eps=rms_norm_eps)
 
     embedding_init = _EMBEDDING_SKIP_INIT if tie_word_embeddings else _EMBEDDING_INIT
     return ModelSpec(
@@ -224,7 +225,7 @@ def _spec(
         model=family.model(
             vocab_size=vocab_size,
             dim=dim,
-            norm=norm(dim),
+            norm=_norm(dim, rms_norm_eps),
             enable_weight_tying=tie_word_embeddings,
             tok_embeddings=Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init),
             lm_head=Linear.Config(in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT),
@@ -234,6 +235,22 @@ def _spec(
         pipelining_fn=None,
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
+    )
+
+
+def _norm(size: int, eps: float) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=size, eps=eps, param_init=_NORM_INIT)
+
+
+def _block(
+    family: Family, attention: GQAttention.Config, *, dim: int, hidden_dim: int, eps: float
+) -> TransformerBlock.Config:
+    inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+    return family.block(
+        attention=attention,
+        feed_forward=make_ffn_config(dim=dim, hidden_dim=hidden_dim, **inits),
+        attention_norm=_norm(dim, eps),
+        ffn_norm=_norm(dim, eps),
     )
 
 

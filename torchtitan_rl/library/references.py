@@ -15,7 +15,8 @@ from typing import Any
 from torchtitan_rl.core.errors import UserError, expect
 
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
-"""Environment variable in which run_train.sh stores the folder it was called from, before it changes to the checkout."""
+"""Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
+checkout."""
 
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:

@@ -34,7 +34,8 @@ def logprob_mean(completion: Completion) -> float:
 class SeedGrpo(GroupScale):
     """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a reward.
 
-    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/algorithms.md describes the difference to the paper.
+    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/algorithms.md describes the difference to the
+    paper.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -55,7 +56,8 @@ class SeedGrpo(GroupScale):
         return self.config.alpha / math.log(size)
 
     def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """Returns `semantic_entropy/...` over groups of at least two; max_possible and effective_alpha use the largest."""
+        """Returns `semantic_entropy/...` over groups of at least two; max_possible and effective_alpha are for the
+        largest of them."""
         groups = [group for group in groups if len(compared(group)) > 1]
         if not groups:
             return {}

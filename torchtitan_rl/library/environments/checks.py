@@ -13,11 +13,11 @@ def checked_messages(messages: object, most_characters: int) -> tuple[Message, .
     checked = tuple(messages)
     for message in checked:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise TypeError(f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'")
-        if message.get("role") not in ("user", "tool", "system"):
-            raise ValueError(
-                f"a message has role {message.get('role')!r}; expected user, tool or system"
+            raise TypeError(
+                f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'"
             )
+        if message.get("role") not in ("user", "tool", "system"):
+            raise ValueError(f"a message has role {message.get('role')!r}; expected user, tool or system")
         if len(message["content"]) > most_characters:
             raise ValueError(
                 f"a message has {len(message['content']):,} characters; expected at most "

@@ -31,32 +31,33 @@ class Conversations(Configurable):
 
         max_turn_tokens: int | None = None
         """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
-        limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for the
-        whole conversation. None: no limit for a single turn."""
+        limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
+        the whole conversation. None: no limit for a single turn."""
 
         time_limit_seconds: float = 0.0
-        """Time limit of a whole conversation, in seconds. It is checked when an environment is called; the finish_reason
-        is then "time". 0: no limit."""
+        """Time limit of a whole conversation, in seconds. It is checked when an environment is called; the
+        finish_reason is then "time". 0: no limit."""
 
         call_seconds: float = 60.0
-        """Time limit of one call of an environment, in seconds. A call that takes longer counts as failed. 0: no limit."""
+        """Time limit of one call of an environment, in seconds. A call that takes longer counts as failed. 0: no
+        limit."""
 
         max_answer_characters: int = 20_000
         """Maximum length of one message from an environment. A longer message counts as a failure."""
 
         on_failure: Literal["raise", "none"] = "raise"
-        """What to do when an environment raises, times out or returns an invalid value. raise: stop the run. none: end the
-        conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the baseline
-        and counted in the metrics."""
+        """What to do when an environment raises, times out or returns an invalid value. raise: stop the run. none: end
+        the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
+        baseline and counted in the metrics."""
 
         rewrites: Literal["refuse", "append"] = "refuse"
         """What to do if the chat template changes earlier turns of the policy, for example by removing their thinking.
         refuse: report an error before training. append: keep every turn as it was sampled."""
 
         wait_for_answers: bool = False
-        """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so a
-        run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the same
-        unless the last bit of a log-probability decides between two tokens."""
+        """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
+        a run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the
+        same unless the last bit of a log-probability decides between two tokens."""
 
         def check(self) -> None:
             """Raises UserError for values out of range."""
@@ -98,8 +99,8 @@ class Conversations(Configurable):
             return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
         except Exception as error:
             raise ConversationError(
-                f"{type(task).__name__}.environment failed on prompt {prompt.text[-80:]!r}: {type(error).__name__}: {error}. "
-                "Correct it."
+                f"{type(task).__name__}.environment failed on prompt {prompt.text[-80:]!r}: "
+                f"{type(error).__name__}: {error}. Correct it."
             ) from error
 
     def check(self, prompts: Collection[Prompt]) -> None:

@@ -70,7 +70,7 @@ class EnvironmentSession:
         return replace(prompt, messages=[*prompt.messages, *said], text=text, token_ids=token_ids)
 
     def step(self) -> Answer:
-        """Passes the policy's last turn to the environment and returns its answer; closes it if the conversation ends."""
+        """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
         turn = Turn(done=True) if cut else self._call_step()
@@ -160,7 +160,10 @@ class EnvironmentPool:
         self._call(place, self._sessions[place].step)
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """Returns the answers that have arrived, sorted by place. `wait`: at least one. `all`: every outstanding one."""
+        """Returns the answers that have arrived, sorted by place.
+
+        `wait`: at least one. `all`: every outstanding one.
+        """
         answers = [self._answer(place, result) for place, result in self._collect(wait=wait, all=all)]
         for answer in answers:
             if answer.place in self._sessions and answer.end is not None:
@@ -183,7 +186,10 @@ class EnvironmentPool:
         session.worker.close()
 
     def _failed(self, place: int, error: BaseException) -> str:
-        """Closes the environment and returns a description of the error. Raises ConversationError if on_failure is raise."""
+        """Closes the environment and returns a description of the error.
+
+        Raises ConversationError if on_failure is raise.
+        """
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
         told = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
@@ -192,7 +198,8 @@ class EnvironmentPool:
         described = f"{session.name} failed: {told}."
         if self._on_failure == "raise":
             raise ConversationError(
-                f"{described} Correct it, or set conversations.on_failure none to continue without a reward for such samples."
+                f"{described} Correct it, or set conversations.on_failure none to continue without a reward for such "
+                "samples."
             ) from (None if overdue else error)
         if not self._has_warned:
             logger.warning(f"{described} Such samples get no reward; the metric conversations/env_errors counts them.")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SAID = "x7q"
-"""A placeholder for the policy's turn. In the rendered text, everything after it belongs to the environment's answer."""
+"""A placeholder for the policy's turn. In the rendered text, everything after it belongs to the environment's
+answer."""
 _ASKED: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
 _BREAK = "\ufdd0"
@@ -47,7 +48,7 @@ class ChatTemplate:
         self._options = options
 
     def prompt(self, messages: Sequence[Message], said: Sequence[Message]) -> tuple[str, list[int]]:
-        """Returns text and tokens of the prompt followed by the environment's first messages, with a generation prompt."""
+        """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
         text = self._render([*messages, *map(self._as_text, said)])
         return text.replace(_BREAK, ""), self._tokens(text)
 
@@ -64,7 +65,8 @@ class ChatTemplate:
         """Checks that the template can render an environment's message in `role`.
 
         Raises:
-            UserError: if there is no template, it does not render tools or the role, it does not end a turn with one of the
+            UserError: if there is no template, it does not render tools or the role, it does not end a turn with one of
+            the
                 end tokens, or it changes earlier turns while `rewrites` is "refuse".
         """
         name = self._tokenizer.name_or_path
@@ -78,8 +80,8 @@ class ChatTemplate:
             first, whole = self._tokens(answer)[0], self._conversation(_SAID, reply)
         except Exception as error:
             raise UserError(
-                f"{_FIELD} = {name!r}: expected a template that accepts a message of role {role!r} after the policy's turn, but "
-                f"it raises: {error}"
+                f"{_FIELD} = {name!r}: expected a template that accepts a message of role {role!r} after the policy's "
+                f"turn, but it raises: {error}"
             ) from error
         told = not self._tools or self._tools[0]["function"]["name"] in whole
         expect(told, _FIELD, name, "a template that renders tools", "Use a model that was trained with tools.")
@@ -89,8 +91,8 @@ class ChatTemplate:
         )  # fmt: skip
         expect(
             first in self._end_token_ids, _FIELD, name,
-            f"a template that ends the policy's turn with one of the end tokens {sorted(self._end_token_ids)}, but the turn "
-            f"is followed by {answer[:20]!r}",
+            f"a template that ends the policy's turn with one of the end tokens {sorted(self._end_token_ids)}, but the "
+            f"turn is followed by {answer[:20]!r}",
             "Add the token to eos_token_id in generation_config.json.",
         )  # fmt: skip
         head = self._render([_ASKED])
@@ -98,8 +100,8 @@ class ChatTemplate:
         said = f"<think>\nt5w\n</think>\n\n{_SAID}" if thinks else _SAID
         expect(
             rewrites == "append" or self._conversation(said, reply) == head + said + answer, _FIELD, name,
-            f"a template that keeps earlier turns as they were sampled, but it changes {said!r} (it may remove thinking)",
-            "Use a template that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
+            f"a template that keeps earlier turns as they were sampled, but it changes {said!r} (does it drop thinking?)",
+            "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
         )  # fmt: skip
 
     def _conversation(self, said: str, reply: Message) -> str:

@@ -27,7 +27,8 @@ def result_of(call: Callable[[], Any]) -> CallResult:
 def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns what `function` returns, or raises what it raises. Raises TimeoutError after `seconds`.
 
-    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the run.
+    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the
+    run.
     """
     results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
     call = functools.partial(function, *args, **kwargs)

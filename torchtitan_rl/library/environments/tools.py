@@ -13,7 +13,8 @@ from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.library.environments.threads import call_with_timeout, resolve
 
 Tool = Callable[..., Any]
-"""A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's `tools=`."""
+"""A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's
+`tools=`."""
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -88,8 +89,9 @@ def _parse_call(text: str) -> ToolCall:
 class ToolEnvironment(Environment):
     """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
-    A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it cannot
-    be parsed, names an unknown tool, has wrong arguments, raises, times out, or returns a value that is not text or JSON.
+    A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it
+    cannot be parsed, names an unknown tool, has wrong arguments, raises, times out, or returns a value that is not text
+    or JSON.
     """
 
     role = "tool"
@@ -135,7 +137,10 @@ class ToolEnvironment(Environment):
 
 
 def result_text(result: Any) -> str:
-    """Returns a tool's result as text: a string as it is, anything else as JSON. Raises TypeError if neither is possible."""
+    """Returns a tool's result as text: a string as it is, anything else as JSON.
+
+    Raises TypeError if neither is possible.
+    """
     if isinstance(result, str):
         return result
     try:

@@ -1,7 +1,7 @@
 """Controllers of tau (temperature of the weights) and beta (weight of the reference).
 
-Each maps the merged statistics of a step to the next value. The statistics are the same on every rank, so the values are
-too. A checkpoint saves `ControllerState`.
+Each maps the merged statistics of a step to the next value. The statistics are the same on every rank, so the values
+are too. A checkpoint saves `ControllerState`.
 """
 
 import math

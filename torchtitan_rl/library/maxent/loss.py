@@ -30,7 +30,8 @@ class MaxEnt(ListwiseLoss):
         tau: float = number(1.0, above=0)
         """Temperature of the weights; the initial value if a controller moves it."""
         beta: float = number(0.0, least=0)
-        """Weight of the reference's log-probability; the initial value if a controller moves it. 0: no reference model."""
+        """Weight of the reference's log-probability; the initial value if a controller moves it. 0: no reference
+        model."""
         q_temperature: float = number(1.0, least=0)
         """T_q, temperature of the distribution over rewards, in units of reward."""
         q_floor: float = number(1e-6, least=0)
@@ -76,9 +77,7 @@ class MaxEnt(ListwiseLoss):
 
     def validate_group_size(self, n: int) -> None:
         floor = self.config.q_floor
-        expect(
-            floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6."
-        )
+        expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
 
     def weigh(self, members: list[Episode]) -> None:
         rewards = [episode.shaped_reward for episode in members]
@@ -132,8 +131,8 @@ class MaxEnt(ListwiseLoss):
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
 
-        The entropy of the weights covers the groups in the loss; `loss_metrics` reports its mean. The other metrics cover
-        every group with a weighted completion.
+        The entropy of the weights covers the groups in the loss; `loss_metrics` reports its mean. The other metrics
+        cover every group with a weighted completion.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}

@@ -30,12 +30,12 @@ class PromptRenderer(Configurable):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         apply_chat_template: bool = True
-        """Render the task's messages with the tokenizer's chat template. Without messages or template, the example's plain
-        text is used."""
+        """Render the task's messages with the tokenizer's chat template. Without messages or template, the example's
+        plain text is used."""
 
         system_prompt: str = ""
-        """System message of every prompt; in plain text, the first paragraph. A prompt with its own system message keeps
-        that one. Empty: none."""
+        """System message of every prompt; in plain text, the first paragraph. A prompt with its own system message
+        keeps that one. Empty: none."""
 
         few_shot: list[tuple[str, str]] = field(default_factory=list)
         """Pairs of question and answer placed before every prompt: as user and assistant turns, or in plain text as one
@@ -57,7 +57,10 @@ class PromptRenderer(Configurable):
             self._check_generation_prompt()
 
     def prompt(self, example: Example) -> Prompt:
-        """Returns the example as a prompt with prompt_idx 0. Raises TooLong, Refused or another UserError if it cannot."""
+        """Returns the example as a prompt with prompt_idx 0.
+
+        Raises TooLong, Refused or another UserError if it cannot.
+        """
         [found] = self.prompts([example])
         if isinstance(found, UserError):
             raise found
@@ -95,9 +98,9 @@ class PromptRenderer(Configurable):
         except (TemplateError, TypeError) as error:
             roles = [message["role"] for message in messages]
             return Refused(
-                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat template "
-                f"accepts, but for the roles {roles} it raises: {error}. Correct the messages (put the system message into the "
-                "user's message), or pass --prompts.no-apply-chat-template."
+                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat "
+                f"template accepts, but for the roles {roles} it raises: {error}. Correct the messages (put the system "
+                "message into the user's message), or pass --prompts.no-apply-chat-template."
             )
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
@@ -181,8 +184,8 @@ class PromptRenderer(Configurable):
         )  # fmt: skip
         if len(token_ids) > longest:
             raise TooLong(
-                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of {shown!r}. "
-                "Raise it together with generator.max_model_len, or leave such examples out in the task."
+                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of "
+                f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task."
             )
         self._check_represents(text, token_ids, decoded)
 
@@ -193,7 +196,7 @@ class PromptRenderer(Configurable):
             not unknown and text.strip() in decoded,
             "hf_assets_path",
             self.tokenizer.name_or_path,
-            f"a tokenizer that can represent the task's text, but {_shortened(text)!r} decodes to {_shortened(decoded)!r}",
+            f"a tokenizer that represents the task's text, but {_shortened(text)!r} decodes to {_shortened(decoded)!r}",
             "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
         )
 

@@ -26,8 +26,8 @@ _MAX_PASSED_OVER = 1000
 class PromptStream(Configurable):
     """Provides the prompts of each step.
 
-    Every rank builds the stream from the same seed, so all get the same prompts without communication. Checkpoints save it
-    as `dataloader`; its state is the same on every rank and does not depend on their number.
+    Every rank builds the stream from the same seed, so all get the same prompts without communication. Checkpoints save
+    it as `dataloader`; its state is the same on every rank and does not depend on their number.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -52,8 +52,8 @@ class PromptStream(Configurable):
     def next_batch(self, num_prompts: int) -> list[Prompt]:
         """Returns the next `num_prompts` training prompts, with prompt_idx 0, 1, ...
 
-        Prompts longer than `max_prompt_tokens` are skipped. Raises UserError for a prompt that has no tokens or that the
-        tokenizer cannot represent.
+        Prompts longer than `max_prompt_tokens` are skipped. Raises UserError for a prompt that has no tokens or that
+        the tokenizer cannot represent.
         """
         return [replace(self._next(), prompt_idx=index) for index in range(num_prompts)]
 
@@ -72,7 +72,7 @@ class PromptStream(Configurable):
         return metrics if epoch is None else {**metrics, "optimizer/epoch": same_everywhere(epoch)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position as one string: the keys of torchdata's state vary, but DCP needs the same keys to load."""
+        """Returns the position as one string, because DCP needs fixed keys, which torchdata's state does not have."""
         return {"position": json.dumps(self._prompts.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

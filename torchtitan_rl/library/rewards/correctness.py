@@ -58,7 +58,10 @@ def number(text: str) -> Fraction | None:
 
 
 def math_answer(completions, expected_answer, **_):
-    """1 if math-verify finds the LaTeX or expression equal to the expected answer. A comparison is killed after 10 s."""
+    """1 if math-verify finds the LaTeX or expression equal to the expected answer.
+
+    A comparison is killed after 10 s.
+    """
     judge = _math_judge()
     return [
         float(judge.equal(final_answer(completion_text(completion)), expected))

@@ -52,11 +52,10 @@ class Judge:
     ) -> None:
         """
         Args:
-            question: a format string with {prompt}, {completion} and {expected_answer}.
-            mark: a regular expression whose first group is the mark; the last match in the judge's answer counts.
-            highest: the mark that gives reward 1.
-            timeout_seconds, retries: for one request. grader.time_limit_seconds_of should exceed the time of all retries.
-            budget: maximum number of requests of this process, not counting retries; None: unlimited.
+            question: a format string with {prompt}, {completion} and {expected_answer}. mark: a regular expression
+            whose first group is the mark; the last match in the judge's answer counts. highest: the mark that gives
+            reward 1. timeout_seconds, retries: for one request. grader.time_limit_seconds_of should exceed the time of
+            all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
         self.base_url, self.model, self.question = base_url, model, question

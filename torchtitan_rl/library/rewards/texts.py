@@ -40,7 +40,8 @@ def repetition(ngram: int = 4) -> Callable:
 def script(name: str) -> Callable:
     """The fraction of a completion's letters in one script, such as latin, cyrillic, cjk, hangul, arabic or greek.
 
-    It cannot distinguish languages that share a script, such as English and German. None for a completion without letters.
+    It cannot distinguish languages that share a script, such as English and German. None for a completion without
+    letters.
     """
     beginning = name.upper()
 

@@ -32,7 +32,8 @@ def make_small_tokenizer(
     vocabulary, reserved tokens do, so that every row of the embedding has a token.
 
     Args:
-        lone_characters: a regular expression; each matching character is a token of its own. With digits, numbers of any
+        lone_characters: a regular expression; each matching character is a token of its own. With digits, numbers of
+        any
             length are tokenized in the same way.
         chat: add `CHAT_TEMPLATE` and a token for each role. The texts may contain these tokens.
 

@@ -1,9 +1,9 @@
 """Demonstration: trains a small starting checkpoint, a Qwen3 that knows a task's format and has one bad habit.
 
-The model is trained on worked answers to the task's training examples. A share of these answers makes the same mistake, the
-habit. So the starting policy knows the right way and the wrong way, and prefers the wrong one. RL then has a habit to
-unlearn instead of a skill to discover, and rewards differ between samples from the first step. Held-out examples are never
-part of the text. The recipes are in answer_recipes.py and conversation_recipes.py.
+The model is trained on worked answers to the task's training examples. A share of these answers makes the same mistake,
+the habit. So the starting policy knows the right way and the wrong way, and prefers the wrong one. RL then has a habit
+to unlearn instead of a skill to discover, and rewards differ between samples from the first step. Held-out examples are
+never part of the text. The recipes are in answer_recipes.py and conversation_recipes.py.
 """
 
 import fcntl
@@ -76,7 +76,7 @@ def start_of(task: Task.Config, cache_root: Path) -> Path | None:
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:
-    """Returns the folder of the starting checkpoint under `cache_root`, and trains it first if it is missing (a minute).
+    """Returns the starting checkpoint's folder under `cache_root`, and trains it first if it is missing (a minute).
 
     Safe to call from every rank and from several runs at once: local rank 0 trains it under a file lock, others wait.
 
@@ -191,7 +191,7 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     optimizers = [
-        # Three orthogonalization steps instead of five: they learn as well, and their cost does not shrink with the batch.
+        # Three orthogonalization steps instead of five learn as well. Their cost does not shrink with the batch.
         torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.9, ns_steps=3, weight_decay=0.0),
         torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.99), weight_decay=0.0),
     ]
