@@ -46,12 +46,12 @@ class Conversations(Configurable):
         """Maximum length of one message from an environment. A longer message counts as a failure."""
 
         on_failure: Literal["raise", "none"] = "raise"
-        """What to do when an environment raises, times out or returns an invalid value. raise: stop the run. none: end
+        """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
         the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
         baseline and counted in the metrics."""
 
         rewrites: Literal["refuse", "append"] = "refuse"
-        """What to do if the chat template changes earlier turns of the policy, for example by removing their thinking.
+        """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
         refuse: report an error before training. append: keep every turn as it was sampled."""
 
         wait_for_answers: bool = False

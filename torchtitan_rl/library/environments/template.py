@@ -100,7 +100,7 @@ class ChatTemplate:
         said = f"<think>\nt5w\n</think>\n\n{_SAID}" if thinks else _SAID
         expect(
             rewrites == "append" or self._conversation(said, reply) == head + said + answer, _FIELD, name,
-            f"a template that keeps earlier turns as they were sampled, but it changes {said!r} (does it drop thinking?)",
+            f"a template that keeps earlier turns as they were sampled, but it changes {said!r} (dropped thinking?)",
             "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
         )  # fmt: skip
 

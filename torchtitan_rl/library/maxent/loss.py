@@ -41,7 +41,7 @@ class MaxEnt(ListwiseLoss):
         normalize_policy: bool = False
         """Divide s_i by the completion's length."""
         neutral: Literal["skip", "uniform"] = "skip"
-        """What to do with a group whose rewards are all equal. skip: leave it out of the loss. uniform: pull the policy
+        """Handling of a group whose rewards are all equal. skip: leave it out of the loss. uniform: pull the policy
         towards the uniform distribution over its completions."""
         clip_coef: float = number(0.0, least=0)
         """Weight of the additional clip loss."""

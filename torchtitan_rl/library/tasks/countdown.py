@@ -118,8 +118,8 @@ class Countdown(Task):
     def _example(self, numbers: list[int], target: int, expression: str) -> Example:
         question = (
             f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and "
-            "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, for "
-            "example <answer>(1 + 2) * 3</answer>."
+            "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
+            "for example <answer>(1 + 2) * 3</answer>."
         )
         return Example(
             text=question + "\n",
