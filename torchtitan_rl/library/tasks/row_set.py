@@ -191,7 +191,7 @@ def _messages(given: list[Any]) -> list[dict[str, str]]:
         if not _is_text(message.get("content")):
             raise RowError("a message whose content is not text")
     if not given or given[-1]["role"] in ("assistant", "system"):
-        raise RowError("messages do not end with a user turn for the policy to answer")
+        raise RowError("messages do not end with the user's turn")
     return [{"role": message["role"], "content": message["content"]} for message in given]
 
 

@@ -184,7 +184,7 @@ def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_th
         *[("hard", f"{i} * 2?") for i in range(2)],
     ]
     assert set(task.members()) >= {e.task for e in task.held_out_examples(99)} | {task.train_example(0, seed=0).task}
-    with pytest.raises(UserError, match="task.held_out_path = .*Name all in held_out_paths"):
+    with pytest.raises(UserError, match="task.held_out_path = .*Name all tables in held_out_paths"):
         build(sums(6), held_out_paths=paths, held_out_path=paths["easy"])
     with pytest.raises(UserError, match="task.held_out_paths = 'sampled': expected a name"):
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
