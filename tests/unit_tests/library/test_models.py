@@ -107,7 +107,10 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. See docs/models.md"),
+        (
+            {"architectures": ["GemmaForCausalLM"]},
+            "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. See docs/models.md",
+        ),
         ({"mlp_bias": True}, "has mlp_bias True"),
         ({"attention_bias": True}, "has attention_bias True"),
         ({"hidden_act": "gelu"}, "has hidden_act 'gelu'"),

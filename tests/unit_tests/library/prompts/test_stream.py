@@ -193,7 +193,7 @@ def test_plain_text_begins_with_the_system_prompt_and_the_examples(tokenizer):
 def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_remedy(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     with pytest.raises(
-        UserError, match="chat_template.*expected a generation prompt.*--prompts.no-apply-chat-template"
+        UserError, match="chat_template.*expected a template that opens the assistant.*--prompts.no-apply-chat-template"
     ):
         stream(tokenizer)
     assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None

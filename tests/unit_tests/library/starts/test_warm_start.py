@@ -155,7 +155,9 @@ def test_a_second_run_says_that_it_waits(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"hf_assets_path is empty, .* cannot be written to .*/file: .*--hf-assets-path"):
+    with pytest.raises(
+        UserError, match=r"hf_assets_path is empty, .* cannot be written to .*/file: .*--hf-assets-path"
+    ):
         ensure_checkpoint(TASK, TINY, tmp_path / "file")
 
 
