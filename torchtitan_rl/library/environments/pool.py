@@ -63,11 +63,11 @@ class EnvironmentSession:
     def reset(self) -> Prompt:
         """Resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
-        said = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
-        if not said:
+        opening_messages = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
+        if not opening_messages:
             return prompt
-        text, token_ids = self._template.prompt(prompt.messages, said)
-        return replace(prompt, messages=[*prompt.messages, *said], text=text, token_ids=token_ids)
+        text, token_ids = self._template.prompt(prompt.messages, opening_messages)
+        return replace(prompt, messages=[*prompt.messages, *opening_messages], text=text, token_ids=token_ids)
 
     def step(self) -> Answer:
         """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
@@ -148,10 +148,10 @@ class EnvironmentPool:
         first: dict[int, Prompt] = {}  # {prompt_idx: the prompt of the whole group}
         reset_results: dict[int, ResetResult] = {}
         for place, (prompt, error) in self._collect(wait=True, all=True):
-            asked = self._sessions[place].conversation.prompt
-            if error is None and first.setdefault(asked.prompt_idx, prompt).messages != prompt.messages:
+            original = self._sessions[place].conversation.prompt
+            if error is None and first.setdefault(original.prompt_idx, prompt).messages != prompt.messages:
                 error = ValueError("reset returned other messages than for another sample of the same prompt")
-            reset_results[place] = ResetResult(asked, None if error is None else self._failed(place, error))
+            reset_results[place] = ResetResult(original, None if error is None else self._failed(place, error))
         prompts = {place: first.get(one.prompt.prompt_idx, one.prompt) for place, one in reset_results.items()}
         return {place: result._replace(prompt=prompts[place]) for place, result in reset_results.items()}
 
@@ -192,10 +192,10 @@ class EnvironmentPool:
         """
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
-        told = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
+        reason = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
         session = self._sessions[place]
         self.close(place, "env_error")
-        described = f"{session.name} failed: {told}."
+        described = f"{session.name} failed: {reason}."
         if self._on_failure == "raise":
             raise ConversationError(
                 f"{described} Correct it, or set conversations.on_failure none to continue without a reward for such "
@@ -204,7 +204,7 @@ class EnvironmentPool:
         if not self._has_warned:
             logger.warning(f"{described} Such samples get no reward; the metric conversations/env_errors counts them.")
         self._has_warned = True
-        return told
+        return reason
 
     def _call(self, place: int, function: Callable[[], Any]) -> None:
         session = self._sessions[place]

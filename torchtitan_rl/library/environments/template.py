@@ -12,10 +12,10 @@ from torchtitan_rl.core.generator.environment import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SAID = "x7q"
+_POLICY_TEXT = "x7q"
 """A placeholder for the policy's turn. In the rendered text, everything after it belongs to the environment's
 answer."""
-_ASKED: Message = {"role": "user", "content": "q"}
+_QUESTION: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
 _BREAK = "\ufdd0"
 """Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
@@ -47,9 +47,9 @@ class ChatTemplate:
         self._tools = tools
         self._options = options
 
-    def prompt(self, messages: Sequence[Message], said: Sequence[Message]) -> tuple[str, list[int]]:
+    def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
-        text = self._render([*messages, *map(self._as_text, said)])
+        text = self._render([*messages, *map(self._as_text, first_messages)])
         return text.replace(_BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
@@ -77,14 +77,14 @@ class ChatTemplate:
         reply: Message = {"role": role, "content": "r3z"} | ({"name": "tool"} if role == "tool" else {})
         try:
             answer = self._answer_text([reply])
-            first, whole = self._tokens(answer)[0], self._conversation(_SAID, reply)
+            first, whole = self._tokens(answer)[0], self._conversation(_POLICY_TEXT, reply)
         except Exception as error:
             raise UserError(
                 f"{_FIELD} = {name!r}: expected a template that accepts a message of role {role!r} after the policy's "
                 f"turn, but it raises: {error}"
             ) from error
-        told = not self._tools or self._tools[0]["function"]["name"] in whole
-        expect(told, _FIELD, name, "a template that renders tools", "Use a model that was trained with tools.")
+        shows_tools = not self._tools or self._tools[0]["function"]["name"] in whole
+        expect(shows_tools, _FIELD, name, "a template that renders tools", "Use a model that was trained with tools.")
         expect(
             "r3z" in answer, _FIELD, name, f"a template that renders messages of role {role!r}",
             "Use a model that supports this role.",
@@ -95,20 +95,22 @@ class ChatTemplate:
             f"turn is followed by {answer[:20]!r}",
             "Add the token to eos_token_id in generation_config.json.",
         )  # fmt: skip
-        head = self._render([_ASKED])
+        head = self._render([_QUESTION])
         thinks = "<think>" in str(self._tokenizer.chat_template) and "</think>" not in head
-        said = f"<think>\nt5w\n</think>\n\n{_SAID}" if thinks else _SAID
+        turn = f"<think>\nt5w\n</think>\n\n{_POLICY_TEXT}" if thinks else _POLICY_TEXT
         expect(
-            rewrites == "append" or self._conversation(said, reply) == head + said + answer, _FIELD, name,
-            f"a template that keeps earlier turns as they were sampled, but it changes {said!r} (dropped thinking?)",
+            rewrites == "append" or self._conversation(turn, reply) == head + turn + answer, _FIELD, name,
+            f"a template that keeps earlier turns as they were sampled, but it changes {turn!r} (dropped thinking?)",
             "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
         )  # fmt: skip
 
-    def _conversation(self, said: str, reply: Message) -> str:
-        return self._render([_ASKED, {"role": "assistant", "content": said}, reply])
+    def _conversation(self, turn: str, reply: Message) -> str:
+        return self._render([_QUESTION, {"role": "assistant", "content": turn}, reply])
 
     def _answer_text(self, messages: Sequence[Message]) -> str:
-        _, found, answer = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *messages]).partition(_SAID)
+        _, found, answer = self._render(
+            [_QUESTION, {"role": "assistant", "content": _POLICY_TEXT}, *messages]
+        ).partition(_POLICY_TEXT)
         if not found:
             raise ValueError("the template leaves out the policy's turn")
         return answer

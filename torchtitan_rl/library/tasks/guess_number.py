@@ -90,12 +90,12 @@ class HigherLower(Environment):
     def step(self, message: Message) -> Turn:
         guess = _number(message["content"])
         if guess == str(self._secret):
-            return Turn(messages=[_said("right")], reward=1.0, done=True)
-        told = "write a number" if guess is None else "higher" if int(guess) < self._secret else "lower"
-        return Turn(messages=[_said(told)], reward=-self._guess_cost)
+            return Turn(messages=[_user_message("right")], reward=1.0, done=True)
+        reply = "write a number" if guess is None else "higher" if int(guess) < self._secret else "lower"
+        return Turn(messages=[_user_message(reply)], reward=-self._guess_cost)
 
 
-def _said(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return {"role": "user", "content": text}
 
 

@@ -83,11 +83,11 @@ class RowSet:
 
         Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)".
         """
-        told = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
+        parts = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
         for beginning, rows in (("left out", self.left_out), ("kept", self.noted)):
             each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in rows.items()]
-            told += [f"{beginning}: {', '.join(each)}"] * bool(each)
-        return "; ".join(told)
+            parts += [f"{beginning}: {', '.join(each)}"] * bool(each)
+        return "; ".join(parts)
 
     def _columns(self) -> list[str]:
         """Returns the names of all columns of any row, in order of first appearance."""
