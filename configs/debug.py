@@ -55,9 +55,7 @@ def debug_bf16() -> RunConfig:
     config = debug()
     config.generator.dtype = "bfloat16"
     config.trainer.mixed_precision_param = "bfloat16"
-    config.weight_sync.max_diff = (
-        0.5  # single tokens differ by tenths: 8 bits, and two orders of summation
-    )
+    config.weight_sync.max_diff = 0.5  # single tokens differ by tenths: 8 bits, and two orders of summation
     config.trainer.logprob_gate.max_diff = None
     return config
 
