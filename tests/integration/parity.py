@@ -37,7 +37,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).

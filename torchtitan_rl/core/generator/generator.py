@@ -20,7 +20,7 @@ from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.core.generator.engine_stats import EngineStats
-from torchtitan_rl.core.generator.rollout import Environments, roll_out
+from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.generator.weight_proof import WeightProof
@@ -69,7 +69,7 @@ class Generator(Configurable):
         tokenizer: "PreTrainedTokenizerBase",
         sampling: SamplingConfig,
         seed: int,
-        environments: Environments | None = None,
+        environments: EnvironmentFactory | None = None,
     ) -> None:
         """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
 
@@ -169,9 +169,9 @@ class Generator(Configurable):
         )  # fmt: skip
         self.stats.begin()
         with closing(engine), output_of("tools and environments"):
-            host = self.environments.host(conversations) if self.environments and self.rank_in_replica == 0 else None
+            pool = self.environments.start(conversations) if self.environments and self.rank_in_replica == 0 else None
             waits = self.environments is not None and self.environments.wait_for_answers
-            ended = roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
+            ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
             for place, group in self._as_they_end(groups, ended):
                 whole[place] = group
                 if finished is not None:
