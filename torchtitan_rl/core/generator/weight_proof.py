@@ -18,7 +18,7 @@ from torchtitan_rl.core.device import ON_CPU
 if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
 
-CHECK_ONE_IN = 4 if ON_CPU else 1
+CHECK_ONE_IN = 8 if ON_CPU else 1
 """The first push checks every tensor; later ones check each tensor once in so many pushes, by turns."""
 
 READ_BACK_ONE_IN = 64
