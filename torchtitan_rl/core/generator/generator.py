@@ -243,9 +243,10 @@ class Generator(Configurable):
         self.policy_version = policy_version
 
     def weight_proof(self) -> WeightProof:
-        """Of this rank's part of the engine."""
+        """A proof for this rank's part of the engine, whose buffers are right now."""
         degree = self.config.tensor_parallel_degree
-        return self.llm.apply_model(partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree))[0]
+        proof = partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree, dtype=self.dtype)
+        return self.llm.apply_model(proof)[0]
 
     def num_cached_blocks(self) -> int:
         """Blocks of the KV cache that a prompt's prefix could be read from."""
