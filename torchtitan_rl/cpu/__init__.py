@@ -1,1 +1,64 @@
-""""""
+"""What a CPU computes in other ways than torch, torchtitan and vLLM choose there: faster, with the same results.
+
+docs/cpu.md lists every adaptation with its gain. `TORCHTITAN_RL_CPU=stock` turns all of them off.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from torchtitan_rl.core.device import ON_CPU, DeviceHooks, install_hooks
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.cpu.products import override_products
+from torchtitan_rl.cpu.rms_norm import use_cpu_norms
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+SWITCH = "TORCHTITAN_RL_CPU"
+MODES = ("fast", "stock")
+
+
+def mode() -> Literal["fast", "stock"]:
+    """The value of TORCHTITAN_RL_CPU, by default "fast". Raises UserError for any value but "fast" and "stock"."""
+    given = os.environ.get(SWITCH, "fast")
+    expect(given in MODES, SWITCH, given, "fast or stock", "Leave it out for fast.")
+    return given
+
+
+def install() -> None:
+    """Install the adaptations before a policy or an engine is built. Does nothing on a GPU or in stock mode.
+
+    Raises:
+        UserError: for an unknown mode.
+    """
+    if mode() == "fast" and ON_CPU:
+        override_products()
+        install_hooks(DeviceHooks(_adapt_model, _engine_options, _adapt_engine))
+
+
+def _adapt_model(model: nn.Module, compiled: bool) -> None:
+    if not compiled:
+        use_cpu_norms(model)
+
+
+def _engine_options(dtype: str) -> dict[str, Any]:
+    from torchtitan_rl.cpu.engine import BLOCK_TOKENS, NORM_PRIORITY, register_norms
+
+    register_norms()
+    options = {
+        "block_size": BLOCK_TOKENS,
+        "ir_op_priority": NORM_PRIORITY,
+        "scheduler_cls": "torchtitan_rl.cpu.scheduler.CPUScheduler",
+    }
+    return options | ({"hf_overrides": {}} if dtype == "bfloat16" else {})  # _adapt_engine gives it another head
+
+
+def _adapt_engine(llm: "LLM", dtype: str) -> None:
+    from torchtitan_rl.cpu.engine import use_wide_head
+    from torchtitan_rl.cpu.sampler import draw_by_one_number
+
+    llm.collective_rpc(draw_by_one_number)
+    if dtype == "bfloat16":
+        llm.apply_model(use_wide_head)

@@ -9,9 +9,8 @@ import torch
 
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 
-SIDE = 1024 if ON_CPU else 8192
+SIDE, COPY_BYTES = (1024, 2**27) if ON_CPU else (8192, 2**30)
 """Rows and columns of the product: large enough for the peak, small enough for three of them in a tenth of a second."""
-COPY_BYTES = 2**27 if ON_CPU else 2**30
 
 
 class Speeds(NamedTuple):
@@ -39,17 +38,13 @@ def measured_speeds() -> Speeds:
 
 
 def _least_seconds(function: Callable[[], object]) -> float:
+    wait = torch.get_device_module(DEVICE_TYPE).synchronize
     function()
     seconds = []
     for _ in range(3):
-        _wait_for_device()
+        wait()
         begin = time.perf_counter()
         function()
-        _wait_for_device()
+        wait()
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
-
-
-def _wait_for_device() -> None:
-    if not ON_CPU:
-        torch.cuda.synchronize()
