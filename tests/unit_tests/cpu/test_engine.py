@@ -10,23 +10,26 @@ from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl import cpu
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.engine_options import CPU_BLOCK
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
-from torchtitan_rl.cpu.engine import HEAD_ROWS, PROVIDER, use_wide_head
+from torchtitan_rl.cpu.engine import BLOCK_TOKENS, HEAD_ROWS, PROVIDER, use_wide_head
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="a GPU's engine is vLLM's own")
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
-LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK + 9, stop_token_ids=[7])
+LONG = SamplingConfig(n=3, max_tokens=BLOCK_TOKENS + 9, stop_token_ids=[7])
 """Into a second block of the cache, with some that end before."""
 
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as given:
+        given.setenv(cpu.SWITCH, "fast")
+        cpu.install()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     folder = tmp_path_factory.mktemp("tiny")
@@ -55,7 +58,7 @@ def test_the_short_way_through_a_step_samples_what_vllms_own_does(generator, sch
     short, steps = said(flat(generator.generate(PROMPTS))), []
     monkeypatch.setattr(scheduler, "_one_token_each", lambda ids, at_edge: steps.append(ids))  # none: vLLM's schedule
     assert said(flat(generator.generate(PROMPTS))) == short
-    assert len(steps) > CPU_BLOCK
+    assert len(steps) > BLOCK_TOKENS
     assert {reason for _, _, reason in short} == {"stop", "length"}
 
 
