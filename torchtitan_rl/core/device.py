@@ -52,10 +52,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class DeviceHooks:
-    """Where a device may be given other code than torch, torchtitan and vLLM choose. By default it is given none."""
+    """How a device may be given another engine than vLLM chooses for it. By default it is given none."""
 
-    adapt_model: Callable[[nn.Module, bool], None] = lambda model, compiled: None
-    """Called with a policy that has no weights yet, and whether it will be compiled."""
     engine_options: Callable[[str], dict[str, Any]] = lambda dtype: {}
     """More keyword arguments of `vllm.LLM` for an engine of this dtype; they win over the core's."""
     adapt_engine: Callable[["LLM", str], None] = lambda llm, dtype: None
@@ -66,7 +64,7 @@ hooks = DeviceHooks()
 
 
 def install_hooks(new: DeviceHooks) -> None:
-    """Use these from now on, in every policy and engine that is built."""
+    """Use these in every engine that is built from now on."""
     global hooks
     hooks = new
 

@@ -6,12 +6,9 @@ docs/cpu.md lists every adaptation with its gain. `TORCHTITAN_RL_CPU=stock` turn
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
-
 from torchtitan_rl.core.device import ON_CPU, DeviceHooks, install_hooks
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.cpu.products import override_products
-from torchtitan_rl.cpu.rms_norm import use_cpu_norms
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -35,12 +32,7 @@ def install() -> None:
     """
     if mode() == "fast" and ON_CPU:
         override_products()
-        install_hooks(DeviceHooks(_adapt_model, _engine_options, _adapt_engine))
-
-
-def _adapt_model(model: nn.Module, compiled: bool) -> None:
-    if not compiled:
-        use_cpu_norms(model)
+        install_hooks(DeviceHooks(_engine_options, _adapt_engine))
 
 
 def _engine_options(dtype: str) -> dict[str, Any]:
@@ -57,8 +49,6 @@ def _engine_options(dtype: str) -> dict[str, Any]:
 
 def _adapt_engine(llm: "LLM", dtype: str) -> None:
     from torchtitan_rl.cpu.engine import use_wide_head
-    from torchtitan_rl.cpu.sampler import draw_by_one_number
 
-    llm.collective_rpc(draw_by_one_number)
     if dtype == "bfloat16":
         llm.apply_model(use_wide_head)

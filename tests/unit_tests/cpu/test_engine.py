@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -110,31 +109,6 @@ def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler,
     assert not scheduler._by_prompt
     monkeypatch.undo()
     assert said(flat(generator.generate(PROMPTS))) == expected
-
-
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    from torchtitan_rl.cpu.sampler import _draw
-
-    torch.manual_seed(0)
-    logits = torch.tensor([0.0, 2.0, -3.0, -torch.inf, 1.0])  # [V]
-    tokens, logprobs = _draw(logits.repeat(200_000, 1), {}, None, None)  # [T], [T, V]
-    torch.testing.assert_close(logprobs[0], logits.log_softmax(0))
-    found = np.bincount(tokens, minlength=5) / len(tokens)
-    np.testing.assert_allclose(found, logits.softmax(0), atol=4e-3)
-    assert found[3] == 0
-
-
-def test_a_row_with_a_seed_draws_the_same_in_any_batch() -> None:
-    from torchtitan_rl.cpu.sampler import _draw
-
-    def seeded() -> torch.Generator:
-        return torch.Generator().manual_seed(5)
-
-    logits = torch.zeros(4, 100_000)  # [T, V]
-    among, _ = _draw(logits, {2: seeded()}, None, None)
-    alone, _ = _draw(logits[:1], {0: seeded()}, None, None)
-    assert among[2] == alone[0]
-    assert len(set(among.tolist())) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

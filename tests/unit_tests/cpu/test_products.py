@@ -44,6 +44,6 @@ def operands() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("layout", list(operands()))
 def test_operands_of_any_layout_are_multiplied(layout):
     a = operands()[layout]
-    other = torch.randn(37, 24)
-    torch.testing.assert_close(a.T @ other, (a.double().T @ other.double()).float(), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(other.T @ a, (other.double().T @ a.double()).float(), rtol=1e-4, atol=1e-3)
+    left, right = torch.randn(24, 37), torch.randn(20, 24)
+    for x, y in ((a, right), (left, a), (a.T, left.T), (right.T, a.T)):
+        torch.testing.assert_close(x @ y, (x.double() @ y.double()).float(), rtol=1e-4, atol=1e-3)

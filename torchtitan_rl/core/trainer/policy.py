@@ -15,7 +15,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
-from torchtitan_rl.core import device
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import attention_config, attention_layout, describe_attention
@@ -52,7 +51,6 @@ def build_policy(
     config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
-    device.hooks.adapt_model(model, compile_config.enable)
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(

@@ -14,7 +14,6 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer import policy
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt
