@@ -50,6 +50,7 @@ if ON_CPU:
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where PyTorch's GPU allocator reads its settings from; the first that is set wins."""
 
+
 @dataclass(frozen=True)
 class DeviceHooks:
     """How a device may be given another engine than vLLM chooses for it. By default it is given none."""
@@ -67,6 +68,16 @@ def install_hooks(new: DeviceHooks) -> None:
     """Use these in every engine that is built from now on."""
     global hooks
     hooks = new
+
+
+def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
+    """Give an engine the tokenizer that the run has loaded, which finds stop texts (SamplingConfig.stop), and its statistics.
+
+    Args:
+        stats: called in place of vLLM's Prometheus histograms (see generator/engine_stats.py).
+    """
+    llm.llm_engine.output_processor.tokenizer = tokenizer
+    llm.llm_engine.logger_manager = stats
 
 
 def adapt_fsdp(model: nn.Module) -> None:

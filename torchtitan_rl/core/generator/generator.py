@@ -116,9 +116,8 @@ class Generator(Configurable):
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
         device.hooks.adapt_engine(self.llm, config.dtype)
-        # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
-        self.llm.llm_engine.output_processor.tokenizer = tokenizer
-        self.stats = self.llm.llm_engine.logger_manager = EngineStats()
+        self.stats = EngineStats()
+        device.replace_engine_parts(self.llm, tokenizer, self.stats)
 
     @property
     def dtype(self) -> torch.dtype:
