@@ -45,9 +45,6 @@ NAMES = [
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
     Private("torch:ops.mkldnn._linear_pointwise", "cpu/products.py", "oneDNN's float32 product", only_cpu=True),
-    Private("torch:ops._C.rms_norm", "cpu/engine.py", "vLLM's compiled RMSNorm", only_cpu=True),
-    Private("torch:ops._C.fused_add_rms_norm", "cpu/engine.py", "the same with an addition", only_cpu=True),
-    Private("vllm.ir.ops:rms_norm.register_impl", "cpu/engine.py", "offers that kernel to vLLM", True),
     Private("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "cpu/engine.py, core/generator/weight_proof.py", "replaced for the float32 head; wrapped to look at a matrix before it is packed"),
     Private(f"{SCHEDULER}._handle_blocked_waiting_request", SHARED, "completions wait for their prompt's first one", True),
     Private(f"{SCHEDULER}._get_local_prefix_cache_hit", SHARED, "a prompt is copied from its first completion", True),
@@ -102,8 +99,6 @@ def imported() -> set[str]:
 def test_the_installed_versions_have_it(private: Private):
     if private.only_cpu and torch.cuda.is_available():
         pytest.skip("a GPU build has no such kernel")
-    import vllm._custom_ops  # noqa: F401  (loads vLLM's kernels)
-
     assert is_there(private), (
         f"{private.name} is not where it was: the installed version has moved it. torchtitan_rl/{private.files} uses it "
         f"({private.reason})."

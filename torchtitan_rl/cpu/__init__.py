@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.device import ON_CPU, DeviceHooks, install_hooks
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.cpu.engine import BLOCK_TOKENS, use_wide_head
 from torchtitan_rl.cpu.products import override_products
 
 if TYPE_CHECKING:
@@ -36,19 +37,10 @@ def install() -> None:
 
 
 def _engine_options(dtype: str) -> dict[str, Any]:
-    from torchtitan_rl.cpu.engine import BLOCK_TOKENS, NORM_PRIORITY, register_norms
-
-    register_norms()
-    options = {
-        "block_size": BLOCK_TOKENS,
-        "ir_op_priority": NORM_PRIORITY,
-        "scheduler_cls": "torchtitan_rl.cpu.scheduler.CPUScheduler",
-    }
+    options = {"block_size": BLOCK_TOKENS, "scheduler_cls": "torchtitan_rl.cpu.scheduler.CPUScheduler"}
     return options | ({"hf_overrides": {}} if dtype == "bfloat16" else {})  # _adapt_engine gives it another head
 
 
 def _adapt_engine(llm: "LLM", dtype: str) -> None:
-    from torchtitan_rl.cpu.engine import use_wide_head
-
     if dtype == "bfloat16":
         llm.apply_model(use_wide_head)

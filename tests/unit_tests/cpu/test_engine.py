@@ -15,7 +15,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
-from torchtitan_rl.cpu.engine import BLOCK_TOKENS, HEAD_ROWS, PROVIDER, use_wide_head
+from torchtitan_rl.cpu.engine import BLOCK_TOKENS, HEAD_ROWS, use_wide_head
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="a GPU's engine is vLLM's own")
 
@@ -109,20 +109,6 @@ def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler,
     assert not scheduler._by_prompt
     monkeypatch.undo()
     assert said(flat(generator.generate(PROMPTS))) == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_engine_s_norms_are_the_compiled_ones_and_compute_what_its_own_do(generator, dtype: torch.dtype) -> None:
-    from vllm.ir import ops
-
-    assert ops.rms_norm.get_priority()[0] == ops.fused_add_rms_norm.get_priority()[0] == PROVIDER
-    fused = torch.randn(6, 24).to(dtype)  # as a projection to queries, keys and values in one
-    queries, weight = fused[:, :16].view(6, 2, 8), torch.rand(8).to(dtype)  # [6, 2, 8] of rows with gaps, [8]
-    ours, native = (ops.rms_norm.impls[name].func_impl_fn(queries, weight, 1e-6) for name in (PROVIDER, "native"))
-    torch.testing.assert_close(ours, native)
-    x, residual, weight = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype), torch.rand(8).to(dtype)
-    native = ops.fused_add_rms_norm.impls["native"].func_impl_fn(x, residual, weight, 1e-6)
-    torch.testing.assert_close(ops.fused_add_rms_norm.impls[PROVIDER].func_impl_fn(x, residual, weight, 1e-6), native)
 
 
 def test_a_wide_head_multiplies_bfloat16_weights_without_rounding_the_logits() -> None:

@@ -28,7 +28,7 @@ def installed(monkeypatch):
 def test_stock_leaves_everything_as_torch_and_vllm_have_it(installed):
     assert installed("stock") == []
     assert device.hooks == device.DeviceHooks()
-    assert not {"scheduler_cls", "ir_op_priority", "block_size"} & engine_options("float32", 1).keys()
+    assert not {"scheduler_cls", "block_size"} & engine_options("float32", 1).keys()
     assert engine_options("bfloat16", 1)["hf_overrides"] == {"head_dtype": "float32"}
 
 
