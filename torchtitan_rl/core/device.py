@@ -43,6 +43,8 @@ if ON_CPU:
         )
     torch._utils._get_available_device_type = lambda: "cpu"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB a rank
+    # vLLM compiles the function that counts ranks of sampled tokens, which needs a C++ compiler. Nothing else is compiled here.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 

@@ -222,6 +222,7 @@ def test_no_temperature_divides_a_tile_of_logits(monkeypatch, temperature):
 
 def test_compiled_chunks_give_the_same(monkeypatch):
     """Traced whole, with the in-place steps made functional, as any compiler gets them; generated code takes half a minute."""
+    monkeypatch.setattr(torch._dynamo.config, "disable", False)  # as on a GPU
     for name in ("_statistics", "_gradient", "_logprob_gradient"):
         traced = torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         monkeypatch.setattr(logprobs, f"_compiled{name}", traced)
