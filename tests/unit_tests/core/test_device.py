@@ -123,3 +123,10 @@ def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda rank: SimpleNamespace(total_memory=rank * GIB))
     assert device.gpu_memory_bytes() == 3 * GIB
+
+
+@pytest.mark.skipif(not device.ON_CPU, reason="a GPU's machine has compilers")
+def test_a_cpu_needs_no_compiler():
+    import torch._dynamo
+
+    assert torch._dynamo.config.disable
