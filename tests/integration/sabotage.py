@@ -25,6 +25,7 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
 from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
+from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
@@ -225,6 +226,7 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
+    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:

@@ -7,9 +7,11 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torchtitan.models.common import (
     ComplexRoPE,
     CosSinRoPE,
@@ -22,18 +24,10 @@ from torchtitan.models.common import (
 )
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3 import Llama3Model, Llama3TransformerBlock, parallelize_llama
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.models.qwen3 import (
-    _EMBEDDING_INIT,
-    _EMBEDDING_SKIP_INIT,
-    _LINEAR_INIT,
-    _NORM_INIT,
-    Qwen3Model,
-    Qwen3TransformerBlock,
-    model_registry,
-    parallelize_qwen3,
-)
+from torchtitan.models.qwen3 import Qwen3Model, Qwen3TransformerBlock, model_registry, parallelize_qwen3
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
@@ -42,6 +36,9 @@ from torchtitan_rl.core.errors import UserError, expect
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+_LINEAR_INIT = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
+_NORM_INIT = {"weight": nn.init.ones_}
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 """The published dense Qwen3 sizes that torchtitan supports."""
@@ -218,7 +215,7 @@ def _spec(
         attention.qkv_linear.wqkv.bias = family.qkv_bias
         return _block(family, attention, dim=dim, hidden_dim=intermediate_size, eps=rms_norm_eps)
 
-    embedding_init = _EMBEDDING_SKIP_INIT if tie_word_embeddings else _EMBEDDING_INIT
+    embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
     return ModelSpec(
         name=family.name,
         flavor=f"{num_hidden_layers}x{dim}",
