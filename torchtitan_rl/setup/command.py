@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.execv(sys.executable, [sys.executable, "-m", *module])
+    return os.execv(sys.executable, [sys.executable, "-m", *module])
 
 
 def launcher(arguments: Sequence[str]) -> list[str]:
