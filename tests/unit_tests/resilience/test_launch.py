@@ -25,7 +25,7 @@ def test_a_node_that_waits_says_that_it_does_not_know_node_0():
 def test_programs_of_the_environment_are_found_behind_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr(launch.sysconfig, "get_path", lambda _: str(tmp_path))
-    (tmp_path / "ninja").touch(mode=0o755)
+    (tmp_path / "own-ninja").touch(mode=0o755)
     launch.find_installed_programs()
-    assert shutil.which("ninja") == str(tmp_path / "ninja")
+    assert shutil.which("own-ninja") == str(tmp_path / "own-ninja")
     assert os.environ["PATH"] == f"/usr/bin:{tmp_path}"
