@@ -1,2 +1,0 @@
-"""Placeholder until merged."""
-from torchtitan_rl.core.device import check_environment  # noqa: F401
