@@ -1,7 +1,8 @@
 """Entry point of every rank: `torchrun -m torchtitan_rl.train --config NAME [--dotted.overrides]`.
 
-Exit codes: 0 done, or stopped by a signal and saved (the launcher makes 128 + N or 75 of it); 2 wrong input, with a message; 3 training stopped itself (NaN, or trainer and sampler disagree), with a
-message and the last checkpoint kept; 1 anything unforeseen, with a traceback.
+Exit codes: 0 if the run is done, or was stopped by a signal and saved (the launcher then exits with 128 + N or 75); 1 after an
+unforeseen error, with a traceback; 2 for wrong input, with a message; 3 if training stopped itself (NaN, or trainer and sampler
+disagree), with a message. The last checkpoint is kept.
 """
 
 import logging
@@ -27,15 +28,26 @@ from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.controller import Controller
+    from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.services import Services
+    from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.core.trainer.trainer import Trainer
+    from torchtitan_rl.library.environments.conversations import Conversations
+    from torchtitan_rl.library.prompts.stream import PromptStream
+    from torchtitan_rl.observability.recorder import Recorder
     from torchtitan_rl.resilience.checkpoint_folder import Resume
+    from torchtitan_rl.resilience.checkpointer import Checkpointer
     from torchtitan_rl.setup.run_config import RunConfig
 
 WRONG_INPUT, STOPPED = 2, 3
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the training that the command line names, as one of torchrun's ranks or, without torchrun, as the only one."""
+    """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**single, "MASTER_PORT": str(_free_port())}.items():
         os.environ.setdefault(name, value)
@@ -43,18 +55,18 @@ def main(args: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a step to finish: an end, not a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
     limit_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.setup.registry import parse_args
 
-        # Exits for --help, --list-configs and unknown options; nothing after it may.
+        # Only parse_args may exit: for --help, --list-configs and unknown options.
         name, config = parse_args(sys.argv[1:] if args is None else args)
         try:
             _train(name, config, output)
-        except SystemExit as request:  # a reward function's, say: the run is not done
+        except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
     except UserError as error:
         output.fail(f"error: {error}", WRONG_INPUT)
@@ -62,8 +74,8 @@ def main(args: Sequence[str] | None = None) -> None:
         output.fail(f"stopped: {error}", STOPPED)
     except SystemExit:
         raise
-    except BaseException as error:  # torch's CheckpointException and a reward's KeyboardInterrupt are no Exceptions
-        output.fail(_last_words(error), 1)
+    except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
+        output.fail(_error_message(error), 1)
     output.end(0)
 
 
@@ -73,18 +85,18 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _last_words(error: BaseException) -> str:
-    """What the terminal gets of an unforeseen error: its traceback, or one line when it only tells that another rank is gone."""
+def _error_message(error: BaseException) -> str:
+    """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
     from torchtitan_rl.core import comm
 
     if not comm.lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
-    logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
+    logging.getLogger(__name__).info("lost another rank", exc_info=True)  # with the traceback, in the rank's log
     return "this rank lost the connection to another one and ends"
 
 
 def _users_line(error: BaseException) -> list[str]:
-    """Where the traceback was last in a file of the user's own: a config, a task or a reward function; [] for nowhere."""
+    """The last line of the traceback in the user's code, such as a config, a task or a reward function; [] if there is none."""
     not_theirs = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
     told = [trace for e in (error, error.__cause__) if e for trace in traceback.extract_tb(e.__traceback__)]
     frames = [frame for frame in told if not frame.filename.startswith(not_theirs)]
@@ -96,15 +108,17 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
+    from torchtitan_rl.setup.environment import check_environment
     from torchtitan_rl.setup.memory import memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
 
-    board = StatusFile(int(os.environ["RANK"]))
-    board.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
-    for listener in (board, Terminal(slowest=heartbeat_text), BoundedOutput()):
+    check_environment()
+    status_file = StatusFile(int(os.environ["RANK"]))
+    status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
+    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput()):
         events.listen(listener)
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
@@ -116,7 +130,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         comm.init_process_group(config.comm)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
-    board.update(run_folder=str(folder.path))
+    status_file.update(run_folder=str(folder.path))
     resume = prepare_resume(config, folder.path)
     folder.describe(name, config)
     controller = build_run(config, folder.path, resume=resume)
@@ -128,41 +142,30 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         else:
             stopped = controller.run()
     except BaseException:
-        controller.services.observer.close()  # what was measured so far says why
+        controller.services.observer.close()  # the metrics recorded so far help to find the cause
         raise
-    board.update(outcome=str(stopped) if stopped else "done")
+    status_file.update(outcome=str(stopped) if stopped else "done")
     _close(controller)
 
 
 def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" = None) -> "Controller":
-    """Every part of a run, wired together, with the start or the checkpoint of `resume` loaded. Collective.
+    """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
 
     Args:
         config: validated, with its start prepared.
     """
-    import torch.distributed as dist
-    from torchtitan.distributed import ParallelDims
     from torchtitan.distributed.utils import set_spmd_backend
     from transformers import AutoTokenizer
 
-    from torchtitan_rl.core import comm
+    from torchtitan_rl import cpu
     from torchtitan_rl.core.controller import Controller
-    from torchtitan_rl.core.device import engine_start_note
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.core.generator.sampling import end_token_ids
-    from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
-    from torchtitan_rl.observability.observer import RunObserver
-    from torchtitan_rl.resilience.rank_output import failure_marker
-    from torchtitan_rl.resilience.stop_signal import StopSignal
-    from torchtitan_rl.setup.memory import footprint_of
-    from torchtitan_rl.setup.resume import config_fields
-    from torchtitan_rl.setup.run_folder import RunFolderCheck
-    from torchtitan_rl.setup.secrets import without_secrets
     from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
-    world_size, parallelism = dist.get_world_size(), config.trainer.parallelism
-    set_spmd_backend(parallelism.spmd_backend)
+    cpu.install()
+    set_spmd_backend(config.trainer.parallelism.spmd_backend)
     task = config.task.build()
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
@@ -170,7 +173,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     grader = config.grader.build(task=task)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
-    evaluates = config.evaluation.every or config.eval_only  # else one prompt, for the weight sync's probe
+    evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
     held_out = prompts.held_out(config.evaluation.num_prompts if evaluates else 1)
     environments = config.conversations.build(
         members=task.members(),
@@ -179,53 +182,17 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         template_options={"enable_thinking": config.prompts.enable_thinking},
     )
     environments.check(held_out)
-    with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
-        trainer = config.trainer.build(
-            model_spec=config.model_spec,
-            hf_assets_path=config.hf_assets_path,
-            parallel_dims=ParallelDims.from_config(parallelism, world_size),
-            algorithm=algorithm,
-            num_steps=config.num_steps,
-            max_model_len=config.generator.max_model_len,
-            temperature=config.sampling.temperature,
-            dump_folder=str(run_folder),
-        )
-    with phase("start the vLLM engine" + engine_start_note()):
-        generator = config.generator.build(
-            hf_assets_path=config.hf_assets_path,
-            tokenizer=tokenizer,
-            sampling=config.sampling,
-            seed=config.seed,
-            environments=environments,
-        )
-    recorder = config.metrics.build(
-        run_folder=run_folder,
-        run_name=run_folder.name,
-        run_config=without_secrets(config.to_dict()),
-        total_steps=config.num_steps,
-        rank=dist.get_rank(),
-        gather=comm.gather if world_size > 1 else None,
-        decode=tokenizer.decode,
-        at_end=write_report,
-    )
+    trainer = _build_trainer(config, algorithm, run_folder)
+    generator = _build_generator(config, tokenizer, environments)
+    recorder = _build_recorder(config, tokenizer, run_folder)
     state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation)
-    checkpointer = config.checkpoint.build(
-        trainer=trainer,
-        prompts=prompts,
-        run_state=state,
-        run_folder=run_folder,
-        config_fields=config_fields(config),
-        check_folder=RunFolderCheck(run_folder),
-    )
-    generator.sleep()  # a resumed optimizer state needs the memory that the engine holds until the first sync
+    checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
+    generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
             checkpointer.load(resume.checkpoint)
     checkpointer.check_room()
     trainer.check_loaded()
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    footprint = footprint_of(config, parameters=parameters, world_size=world_size)
-    observer = RunObserver(recorder, algorithm=algorithm, prompts=prompts, footprint=footprint, run_folder=run_folder)
     return Controller(
         config,
         trainer=trainer,
@@ -235,33 +202,128 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         evaluation=evaluation,
         state=state,
         held_out=held_out,
-        services=Services(
-            prompts=prompts,
-            observer=observer,
-            checkpoints=checkpointer,
-            stop=StopSignal(failure_marker=failure_marker(run_folder)),
-            run_folder=run_folder,
+        services=_build_services(config, trainer, prompts, recorder, checkpointer, run_folder),
+    )
+
+
+def _build_trainer(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) -> "Trainer":
+    import torch.distributed as dist
+    from torchtitan.distributed import ParallelDims
+
+    from torchtitan_rl.core.events import phase
+
+    with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+        return config.trainer.build(
+            model_spec=config.model_spec,
+            hf_assets_path=config.hf_assets_path,
+            parallel_dims=ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size()),
+            algorithm=algorithm,
+            num_steps=config.num_steps,
+            max_model_len=config.generator.max_model_len,
+            temperature=config.sampling.temperature,
+            dump_folder=str(run_folder),
+        )
+
+
+def _build_generator(
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations"
+) -> "Generator":
+    from torchtitan_rl.core.device import engine_start_note
+    from torchtitan_rl.core.events import phase
+
+    with phase("start the vLLM engine" + engine_start_note()):
+        return config.generator.build(
+            hf_assets_path=config.hf_assets_path,
+            tokenizer=tokenizer,
+            sampling=config.sampling,
+            seed=config.seed,
+            environments=environments,
+        )
+
+
+def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
+    import torch.distributed as dist
+
+    from torchtitan_rl.core import comm
+    from torchtitan_rl.setup.secrets import without_secrets
+
+    return config.metrics.build(
+        run_folder=run_folder,
+        run_name=run_folder.name,
+        run_config=without_secrets(config.to_dict()),
+        total_steps=config.num_steps,
+        rank=dist.get_rank(),
+        gather=comm.gather if dist.get_world_size() > 1 else None,
+        decode=tokenizer.decode,
+        at_end=write_report,
+    )
+
+
+def _build_checkpointer(
+    config: "RunConfig", trainer: "Trainer", prompts: "PromptStream", state: "RunState", run_folder: Path
+) -> "Checkpointer":
+    from torchtitan_rl.setup.resume import config_fields
+    from torchtitan_rl.setup.run_folder import RunFolderCheck
+
+    return config.checkpoint.build(
+        trainer=trainer,
+        prompts=prompts,
+        run_state=state,
+        run_folder=run_folder,
+        config_fields=config_fields(config),
+        check_folder=RunFolderCheck(run_folder),
+    )
+
+
+def _build_services(
+    config: "RunConfig",
+    trainer: "Trainer",
+    prompts: "PromptStream",
+    recorder: "Recorder",
+    checkpointer: "Checkpointer",
+    run_folder: Path,
+) -> "Services":
+    """The controller's services. From here on a signal lets the step finish."""
+    import torch.distributed as dist
+
+    from torchtitan_rl.core.services import Services
+    from torchtitan_rl.observability.observer import RunObserver
+    from torchtitan_rl.resilience.rank_output import failure_marker
+    from torchtitan_rl.resilience.stop_signal import StopSignal
+    from torchtitan_rl.setup.memory import footprint_of
+
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    footprint = footprint_of(config, parameters=parameters, world_size=dist.get_world_size())
+    return Services(
+        prompts=prompts,
+        observer=RunObserver(
+            recorder, algorithm=trainer.algorithm, prompts=prompts, footprint=footprint, run_folder=run_folder
         ),
+        checkpoints=checkpointer,
+        stop=StopSignal(failure_marker=failure_marker(run_folder)),
+        run_folder=run_folder,
     )
 
 
 def write_report(run_folder: Path) -> None:
-    """Write report.html into a run's folder at its end, if it can be."""
+    """Write report.html to a run's folder at its end. Logs a warning if that fails."""
     path = run_folder / "report.html"
     try:
-        from torchtitan_rl import report  # not needed before the run's end
+        from torchtitan_rl import report  # only needed at the end of the run
 
         report.write_report([run_folder], path)
         events.progress(f"report: {path}")
     except Exception as error:
         logging.getLogger(__name__).warning(
             f"the report could not be written ({error}); python -m torchtitan_rl.report tries again",
-            exc_info=None if isinstance(error, OSError) else error,  # a full disk, a deleted folder
+            exc_info=None
+            if isinstance(error, OSError)
+            else error,  # a full disk or a deleted folder needs no traceback
         )
 
 
 def _close(controller: "Controller") -> None:
-    """End a finished run: from here on, with its last checkpoint saved, no failing teardown may make it look failed."""
+    """Close a finished run. Its last checkpoint is saved, so an error in the teardown must not make it look failed."""
     try:
         controller.close()
     except Exception:

@@ -93,7 +93,9 @@ class Run:
         """Where each rank says that it is, by rank; {} before the launcher watches."""
         if self._watch is None:
             marked = processes_with(f"{MARK}={id_of(self.log)}").values()
-            self._watch = next((environment[WATCH_VARIABLE] for environment in marked if WATCH_VARIABLE in environment), None)
+            self._watch = next(
+                (environment[WATCH_VARIABLE] for environment in marked if WATCH_VARIABLE in environment), None
+            )
         return {status.rank: status for status in read_statuses(self._watch)} if self._watch else {}
 
     def wait_in(self, phase: str, rank: int = 0, timeout_s: float = 240) -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import suppress
@@ -262,9 +263,15 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
+def find_installed_programs() -> None:
+    """Append the environment's programs to PATH: FlashInfer compiles only if it finds ninja there."""
+    os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), sysconfig.get_path("scripts")]))
+
+
 def main() -> None:
     """Launch torchrun's command line and exit with the job's exit code."""
     open_streams()
+    find_installed_programs()
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
     # wait for from running, and small operations take six times as long. PASSIVE lets them sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
