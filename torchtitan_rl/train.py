@@ -182,8 +182,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         template_options={"enable_thinking": config.prompts.enable_thinking},
     )
     environments.check(held_out)
-    trainer = _build_trainer(config, algorithm, run_folder)
-    generator = _build_generator(config, tokenizer, environments)
+    trainer, generator = _build_policy_and_engine(config, algorithm, tokenizer, environments, run_folder)
     recorder = _build_recorder(config, tokenizer, run_folder)
     state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation)
     checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
@@ -206,14 +205,21 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     )
 
 
-def _build_trainer(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) -> "Trainer":
+def _build_policy_and_engine(
+    config: "RunConfig",
+    algorithm: "Algorithm",
+    tokenizer: "PreTrainedTokenizerBase",
+    environments: "Conversations",
+    run_folder: Path,
+) -> "tuple[Trainer, Generator]":
     import torch.distributed as dist
     from torchtitan.distributed import ParallelDims
 
+    from torchtitan_rl.core.device import engine_start_note
     from torchtitan_rl.core.events import phase
 
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
-        return config.trainer.build(
+        trainer = config.trainer.build(
             model_spec=config.model_spec,
             hf_assets_path=config.hf_assets_path,
             parallel_dims=ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size()),
@@ -223,22 +229,15 @@ def _build_trainer(config: "RunConfig", algorithm: "Algorithm", run_folder: Path
             temperature=config.sampling.temperature,
             dump_folder=str(run_folder),
         )
-
-
-def _build_generator(
-    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations"
-) -> "Generator":
-    from torchtitan_rl.core.device import engine_start_note
-    from torchtitan_rl.core.events import phase
-
     with phase("start the vLLM engine" + engine_start_note()):
-        return config.generator.build(
+        generator = config.generator.build(
             hf_assets_path=config.hf_assets_path,
             tokenizer=tokenizer,
             sampling=config.sampling,
             seed=config.seed,
             environments=environments,
         )
+    return trainer, generator
 
 
 def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
