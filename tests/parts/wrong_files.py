@@ -18,6 +18,7 @@ from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.folder import _lock
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start import check_tokenizer, prepare_start
@@ -73,7 +74,7 @@ def _config_file(text: str) -> Cause:
 
 
 def _grader(**settings: Any) -> Cause:
-    return lambda _: Grader.Config(**settings).build(task=SumDigits.Config().build())
+    return lambda _: build_grader(Grader.Config(**settings), SumDigits.Config().build())
 
 
 def _no_start(_: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from tests.parts.grading import TaskOf, logged, score
 from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.core.grading.reward import load_reward
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.setup.build_grader import build_grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MODULES = ("my_rewards", "my_task", "my_config")
@@ -42,7 +43,7 @@ def test_the_reward_functions_score_and_log(files, messages):
         on_failure_of={"judge": "none"},
         time_limit_seconds_of={"judge": 10},
     )
-    grader = config.build(task=SumDigits.Config().build())
+    grader = build_grader(config, SumDigits.Config().build())
     first, second = score(grader, "[ANSWER] 46", "", messages=messages)
     assert first.reward_breakdown == {"correct": 1.0, "format": 0.2, "brevity": 1 - 11 / 64, "judge": 1.0}
     assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
@@ -63,7 +64,7 @@ def test_the_task_gives_prompts_and_rewards(files):
     assert two_epochs[:7] != two_epochs[7:]
     [held_out] = stream.held_out(1)
     assert held_out.text == "Spell anchor backwards.\n"
-    scored = score(Grader.Config().build(task=task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
+    scored = score(build_grader(Grader.Config(), task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
     assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
 
 
@@ -76,7 +77,7 @@ def test_every_keyword_of_the_table_is_handed_over(files):
         seen.update(keywords)
         return [0.0]
 
-    score(Grader.Config().build(task=TaskOf(curious)), "x")
+    score(build_grader(Grader.Config(), TaskOf(curious)), "x")
     assert set(named) == set(seen)
 
 
@@ -98,4 +99,4 @@ def test_the_command_lines_are_understood(files, monkeypatch, block):
     task = config.task.build()
     own = {function.__name__ for function in task.reward_functions()}
     named = {load_reward(reference)[0] for reference in config.grader.rewards}
-    assert set(config.grader.build(task=task).reward_names) == own | named
+    assert set(build_grader(config.grader, task).reward_names) == own | named

@@ -24,6 +24,7 @@ from torchtitan_rl.library.rewards import (
     script,
     tags,
 )
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 def of(function, *texts, expected="46"):
@@ -83,7 +84,7 @@ def test_each_has_its_name_where_it_is_referred_to():
     config = Grader.Config(
         rewards=[f"{place}:numeric", f"short={place}:length(target=10)", f'{place}:tags(["a", "b"])']
     )
-    assert config.build(task=TaskOf()).reward_names == ["numeric", "short", "tags"]
+    assert build_grader(config, TaskOf()).reward_names == ["numeric", "short", "tags"]
 
 
 @pytest.fixture
