@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from torchtitan_rl.observability import Recorder, collector
+from torchtitan_rl.observability import Recorder, collector, record_metric
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ class Ranks:
     def record(self, rank, *args, **kwargs):
         """record_metric as called on `rank`."""
         collector.activate(self.recorders[rank]._collector)
-        collector.record_metric(*args, **kwargs)
+        record_metric(*args, **kwargs)
 
     def flush(self, step):
         """Flushes all ranks; returns what rank 0 does."""

@@ -279,8 +279,7 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert "1/3" in steps[0]
     assert "reward   6.500" in steps[0]
     assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
-    assert len(output) == 7
-    assert output[-1].startswith("report: ")
+    assert len(output) == 6
 
 
 def test_the_step_line_names_the_largest_loss_from_a_tenth_of_the_step_on():

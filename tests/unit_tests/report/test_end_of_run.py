@@ -4,6 +4,7 @@ import pytest
 
 from torchtitan_rl.observability import Recorder, record_metric
 from torchtitan_rl.report import page
+from torchtitan_rl.train import write_report
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def finished(tmp_path):
             run_config={},
             total_steps=2,
             rank=rank,
+            at_end=write_report,
         )
         for step in (1, 2):
             record_metric("reward/mean", float(step))

@@ -93,7 +93,7 @@ def test_a_start_has_time_and_the_limit_ends_the_job(dog, tmp_path):
 
 def test_a_clock_that_is_set_ends_no_job_and_makes_nobody_late(dog, tmp_path, monkeypatch):
     board = Board(0, str(tmp_path))
-    board.enter("step 3: gather")
+    board.moved("step 3: gather")
     monkeypatch.setattr(time, "time", lambda: 1e10)
     board.update(limit_s=100.0)
     assert (dog.look(time.monotonic()), dog.said, heartbeat_text()) == ("", [], "")
@@ -140,12 +140,12 @@ def test_a_board_writes_where_a_rank_is_in_microseconds(tmp_path, monkeypatch):
     board = Board(1, str(tmp_path))
     board.update(run_folder="/run")
     for phase in ("start the vLLM engine", "step 7: generate", "step 7: grade"):
-        board.enter(phase)
+        board.moved(phase)
     (found,) = places(tmp_path)
     assert (found.phase, found.changes, found.run_folder, found.all_here) == ("step 7: grade", 70_001, "/run", False)
     began = time.process_time()
     for _ in range(1000):
-        board.enter("step 7: grade")
+        board.moved("step 7: grade")
     assert time.process_time() - began < 0.5
     place_file(tmp_path, 1).write_text("{torn")
     assert places(tmp_path) == []

@@ -119,7 +119,7 @@ def test_building_twice_gives_independent_algorithms():
     config = Algorithm.Config(
         old_logprobs="sampler", mismatch=NoCorrection.Config(), aggregation=SeqMeanTokenMean.Config()
     )
-    first, second = config.build(), config.build()
+    first, second = config.build(max_completion_tokens=16), config.build(max_completion_tokens=16)
     assert first.config == second.config
     assert first.policy_loss is not second.policy_loss
 

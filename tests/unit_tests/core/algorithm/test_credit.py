@@ -35,7 +35,7 @@ def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5], finish_reason=["stop", "length", "stop"]))
     assert [episode.left_out for episode in episodes] == [None, "truncated", None]
     assert [episode.advantage for episode in episodes] == [0.5, -0.5, 0.0]
-    assert normalizers_of(algorithm, episodes, 8).num_sequences == 2
+    assert normalizers_of(algorithm, episodes).num_sequences == 2
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_default_cache_is_a_fifth_of_the_longest_completion():
 def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_gave():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), truncation=Truncation.Config(mode="penalty", cache_tokens=8)
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(12)]))
     assert [episode.reward for episode in episodes] == [1.0, 1.0]
     assert [episode.shaped_reward for episode in episodes] == [1.0, 0.5]
@@ -140,8 +140,8 @@ def test_seed_grpo_divides_the_whole_groups_advantages():
 
 def test_seed_grpo_at_its_extremes():
     config = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0))
-    agree = episodes_of(config.build(), group(0, [1.0, 0.0], answer=["4", "4"]))
-    disagree = episodes_of(config.build(), group(0, [1.0, 0.0], answer=["4", "5"]))
+    agree = episodes_of(config.build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 0.0], answer=["4", "4"]))
+    disagree = episodes_of(config.build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 0.0], answer=["4", "5"]))
     assert agree[0].advantage == 0.5
     assert disagree[0].advantage == pytest.approx(0.25, abs=1e-15)
 
@@ -161,7 +161,7 @@ def test_only_sampled_tokens_have_a_length_and_a_likelihood():
         advantage=GroupMean.Config(),
         seed_grpo=SeedGrpo.Config(alpha=1.0),
         truncation=Truncation.Config(mode="penalty", cache_tokens=8),
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
     lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))

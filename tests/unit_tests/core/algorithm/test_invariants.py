@@ -174,13 +174,13 @@ def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> 
     log_policy = torch.log_softmax(logits, 0)
     logprobs = [(log_policy[arm].item(),) for arm in arms]
     episodes = episodes_of(algorithm, group(0, [ARM_REWARDS[arm] for arm in arms], logprobs=logprobs))
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     return run_loss(algorithm, episodes, [log_policy[arm : arm + 1] for arm in arms], batch).loss
 
 
 @pytest.mark.parametrize("loss", [Reinforce.Config(), Clip.Config(), Cispo.Config(), Gspo.Config()])
 def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build(max_completion_tokens=1)
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     arms = [0, 1, 1, 2]
     bandit_step(algorithm, logits, arms).backward()
@@ -208,7 +208,7 @@ def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {"kl", "icepop"}])
 def test_the_best_arm_wins(name):
-    algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
+    algorithm = ALGORITHMS[name].build(max_completion_tokens=1)
     torch.manual_seed(0)
     logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([logits], lr=0.5)
@@ -221,9 +221,9 @@ def test_the_best_arm_wins(name):
 
 
 def test_an_entropy_bonus_raises_the_entropy():
-    algorithm = Algorithm.Config(entropy_coef=0.5).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = Algorithm.Config(entropy_coef=0.5).build(max_completion_tokens=1)
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 1))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
     log_policy = torch.log_softmax(logits, 0)
     entropy = -(log_policy.exp() * log_policy).sum()

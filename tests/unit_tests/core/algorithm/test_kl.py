@@ -65,7 +65,7 @@ def test_k3_pulls_to_the_reference_however_far_away_it_is(log_ratio, expected, d
 def test_in_the_reward_only_sampled_tokens_count():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     scored = group(0, [1.0, 0.0], logprobs=[(-1.0, 0.0, -1.0), (-2.0,)], loss_mask=[(1, 0, 1), (1,)])
     episodes = episodes_of(algorithm, scored, reference=[[-3.0, -50.0, -1.0], [-2.0]])
     assert [episode.shaped_reward for episode in episodes] == [0.0, 0.0]
@@ -100,10 +100,10 @@ def test_a_reference_equal_to_the_policy_gives_no_divergence_at_all(estimator):
 def test_in_the_loss_it_is_added_through_the_aggregation():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.1, estimator="k2")
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     reference = [[-2.0, -1.0], [-4.0]]
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]), reference=reference)
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 4), reference=reference)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
     values = policy_like(episodes)
     loss, metrics = run_loss(algorithm, episodes, values, batch)
     # policy part: mean over sequences of -A = -(0.5 - 0.5) / 2 = 0. k2: (0.5 + 0) / 2 and 2; their mean 1.125
@@ -126,7 +126,7 @@ def test_a_group_without_preference_gets_no_kl_term_on_its_own():
 def test_in_the_reward_it_is_subtracted_before_the_advantage():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     scored = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]), group(1, [1.0, 1.0])
     # sum of k1: (-1 + 3) + 0 = 2 and 0, so the rewards become 0 and 0 - 0
     reference = [[-3.0, -1.0], [-2.0], [-5.0, -5.0], [-1.0, -1.0]]

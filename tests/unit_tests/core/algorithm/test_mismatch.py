@@ -53,9 +53,9 @@ def test_a_sequence_weight_does_not_depend_on_the_length(config):
 def test_the_weight_multiplies_the_loss_and_has_no_gradient():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), loss=Reinforce.Config(), mismatch=TokenTruncate.Config()
-    ).build()
+    ).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 4))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [
         torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (-1 + math.log(1.5), -1 + math.log(3))
     ]
@@ -72,7 +72,7 @@ def test_the_weight_multiplies_the_loss_and_has_no_gradient():
 def test_the_statistics_are_logged_without_a_correction():
     algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 4))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([-1.5, -2.0], [-1.0, 0.0])]
     logprobs = spread_logprobs(batch, episodes, values)
     metrics = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).metrics
@@ -93,7 +93,7 @@ def test_the_statistics_are_logged_without_a_correction():
 def test_old_from_the_sampler_makes_the_ratio_against_the_sampler():
     algorithm = Algorithm.Config(old_logprobs="sampler").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes, 4))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [torch.tensor([-1 + math.log(1.1)], dtype=torch.float64, requires_grad=True) for _ in range(2)]
     logprobs = spread_logprobs(batch, episodes, values)
     metrics = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).metrics

@@ -205,7 +205,7 @@ def test_more_mini_batches_than_groups_and_several_passes(build):
 
 def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
     trainer = build()
-    trainer.restore_settings()
+    trainer.check_loaded()
     for group in trainer.optimizer.optimizers[0].param_groups:
         group["lr"] = 1e-2  # large against float32's rounding of the weights
     before = weights(trainer)
@@ -219,7 +219,7 @@ def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
     [group] = trainer.optimizer.optimizers[0].param_groups
     own = {key: value for key, value in group.items() if key != "params"}
     group.update(lr=9.0, weight_decay=9.0, betas=(0.0, 0.0), eps=9.0)  # as a checkpoint of another run leaves them
-    trainer.restore_settings()
+    trainer.check_loaded()
     assert {key: value for key, value in group.items() if key != "params"} == own
 
 

@@ -107,8 +107,15 @@ def test_the_chat_template_is_told_whether_to_think(tokenizer):
 
 def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
     class WithTools(SumDigits):
-        def tool_schemas(self):
-            return [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+        def tools(self):
+            def add(a: int):
+                """Add.
+
+                Args:
+                    a: A number.
+                """
+
+            return [add]
 
     tokenizer.chat_template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHAT_TEMPLATE
     with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))

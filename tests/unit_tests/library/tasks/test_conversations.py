@@ -8,6 +8,7 @@ import pytest
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.template import ChatTemplate
+from torchtitan_rl.library.environments.tools import tool_schemas
 from torchtitan_rl.library.starts import conversations as starts
 from torchtitan_rl.library.tasks import Calculator, GuessNumber
 from torchtitan_rl.library.tasks.calculator import multiply
@@ -65,7 +66,7 @@ def test_the_game_tells_higher_from_lower_and_pays_for_the_number():
 def test_a_start_learns_the_very_text_that_a_run_renders(task, recipe, role):
     """What lies between two turns in the text is the template's answer to the first one."""
     made = chat_tokenizer()
-    template = ChatTemplate(made, end_token_ids=[made.eos_token_id], tools=task.tool_schemas())
+    template = ChatTemplate(made, end_token_ids=[made.eos_token_id], tools=tool_schemas(task.tools()) or None)
     template.check(role, "refuse")
     heard = 0
     for index in range(20):

@@ -312,7 +312,7 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
     for rank, recorder in enumerate(world.recorders):
         collector.activate(recorder._collector)
         monkeypatch.setattr(module, "_rank_and_size", lambda rank=rank: (rank, count))
-        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT)
+        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={})
         record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()

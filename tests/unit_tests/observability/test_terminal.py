@@ -1,15 +1,12 @@
 """Phases outside steps are visible, and timed ones recorded."""
 
 import io
-import sys
 import threading
 import time
 
 import pytest
 
-from torchtitan_rl.observability import heartbeat, phase, progress, record_metric, timed
-
-progress_module = sys.modules["torchtitan_rl.core.events"]  # the package's `progress` is the function
+from torchtitan_rl.observability import collector, heartbeat, phase, progress, record_metric, terminal, timed
 
 
 def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
@@ -20,9 +17,9 @@ def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
 
 
 def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys, monkeypatch):
-    assert (progress_module.HEARTBEAT_SECONDS, progress_module.LONGEST_SILENCE_SECONDS) == (8.0, 120.0)
-    monkeypatch.setattr(progress_module, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(progress_module, "LONGEST_SILENCE_SECONDS", 0.3)
+    assert (terminal.HEARTBEAT_SECONDS, terminal.LONGEST_SILENCE_SECONDS) == (8.0, 120.0)
+    monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(terminal, "LONGEST_SILENCE_SECONDS", 0.3)
     with phase("slow"):
         time.sleep(1.2)  # lines at 0.1, 0.2, 0.4, 0.7 and 1.0 s
     lines = capsys.readouterr().out.splitlines()
@@ -35,7 +32,7 @@ def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys
 
 
 def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(progress_module, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
     with heartbeat("step 1"), timed("train"):
         pass
     assert capsys.readouterr().out == ""
@@ -76,8 +73,6 @@ def test_only_rank_0_prints(capsys, monkeypatch):
 
 
 def test_timed_sums_a_rank_s_calls_and_keeps_the_slowest_rank(ranks):
-    from torchtitan_rl.observability import collector
-
     world = ranks(2)
     for rank, seconds in ((0, (0.01,)), (1, (0.05, 0.05))):
         collector.activate(world.recorders[rank]._collector)
