@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -58,27 +59,46 @@ class WorkerPool:
         self._closing = threading.Event()
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
-        """Call one of the functions, by its place; the result, or what it raised.
+        """Call one of the functions, by its place. The future has its result, or what it raised.
 
         Args:
             seconds: longest time of the call itself, after which it raises TimeoutError; 0 for no limit.
         """
-        return self._threads.submit(self._call, function, args, seconds)
+        return self.submit_all([(function, seconds)], *args)[0]
+
+    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
+        """Call several functions with the same arguments, one after another in one worker: (place, seconds) as for `submit`.
+
+        The arguments are sent once. After a call that was killed, the rest goes on in a fresh worker.
+        """
+        futures = [Future() for _ in calls]
+        self._threads.submit(self._run, deque(zip(calls, futures, strict=True)), args)
+        return futures
 
     def close(self) -> None:
         """Kill what still runs, and the fork server."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._fork_server.close()
 
-    def _call(self, function: int, args: tuple, seconds: float) -> Any:
+    def _run(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
         """On one of the pool's threads, each of which has a worker of its own."""
-        call = pickle.dumps((function, args))
-        worker = getattr(self._mine, "worker", None) or self._fork_server.start()
-        self._mine.worker = None  # until it has answered
-        pid, connection = worker
+        while calls:
+            try:
+                self._answer(calls, args)
+            except Exception as error:
+                calls.popleft()[1].set_exception(error)
+
+    def _answer(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
+        """Set the results of the calls and take them off. Raises why the worker of the first that is left was ended."""
+        data = pickle.dumps(([function for (function, _), _ in calls], args))
+        pid, connection = getattr(self._mine, "worker", None) or self._fork_server.start()
+        self._mine.worker = None  # until it has answered all
         try:
-            connection.send_bytes(call)
-            ok, value = _heard(connection, seconds)
+            connection.send_bytes(data)
+            while calls:
+                ok, value = _heard(connection, calls[0][0][1])
+                _, future = calls.popleft()
+                (future.set_result if ok else future.set_exception)(value)
         except TimeoutError:
             self._fork_server.kill(pid)
             raise
@@ -86,10 +106,7 @@ class WorkerPool:
             how = _describe(self._fork_server.kill(pid))
             evidence = self._oom_detector.out_of_memory(pid)
             raise WorkerDied(f"its process was ended: {how}{evidence and f': {evidence}'}") from error
-        self._mine.worker = worker
-        if ok:
-            return value
-        raise value
+        self._mine.worker = pid, connection
 
 
 def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
@@ -191,19 +208,20 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
     sys.stdout, sys.stderr = (_Sent(name, line, sending) for name in ("stdout", "stderr"))
     while True:
         try:
-            function, args = line.recv()
+            places, args = line.recv()
         except EOFError:
             return
-        try:
-            answer = (True, functions[function](*args))
-        except BaseException as error:  # an exit, too, is an answer
-            answer = (False, error)
-        if os.getpid() != pid:  # else it would answer as well
-            os.write(2, FORKED)
-            os._exit(1)
-        data = _pickled(answer)
-        with sending:
-            line.send_bytes(data)
+        for place in places:
+            try:
+                answer = (True, functions[place](*args))
+            except BaseException as error:  # an exit, too, is an answer
+                answer = (False, error)
+            if os.getpid() != pid:  # else it would answer as well
+                os.write(2, FORKED)
+                os._exit(1)
+            data = _pickled(answer)
+            with sending:
+                line.send_bytes(data)
 
 
 class _Sent(io.TextIOBase):

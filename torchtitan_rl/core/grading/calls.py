@@ -17,8 +17,11 @@ _CANCEL_SECONDS = 5.0
 class Workers(Protocol):
     """Processes that call functions. `resilience.workers.WorkerPool` is one."""
 
-    def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
-        """Call one of the functions, by its place. After `seconds` (0: never) the call is killed and raises TimeoutError."""
+    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
+        """Call functions with the same arguments, one after another: (place, seconds).
+
+        A call that takes longer than `seconds` (0: no limit) is killed, and its future raises TimeoutError.
+        """
 
     def close(self) -> None:
         """End the processes."""

@@ -80,12 +80,14 @@ class Grader(Configurable):
         """
         Args:
             scorers: for each of the task's members, by name. `setup.build_grader` makes them of the config and the task.
-            start_workers: called once, with the function that workers run. They know all that this process knows by then.
+            start_workers: called once, with what workers run. They know all that this process knows by then.
         """
         self._scorers = scorers
         self.reward_names = list(dict.fromkeys(r.name for one in scorers.values() for r in one.rewards))
         self._in_process = set(config.in_process)
-        self._workers = start_workers([self._run], config.workers, whose=WHOSE)
+        functions = {(name, i): scorer.run for name, one in scorers.items() for i, scorer in enumerate(one.all)}
+        self._places = {key: place for place, key in enumerate(functions)}
+        self._workers = start_workers(list(functions.values()), config.workers, whose=WHOSE)
         self._metrics = RewardMetrics()
         self._warned: set[str] = set()
         self._failed_steps = 0
@@ -113,10 +115,16 @@ class Grader(Configurable):
 
     def calls(self, group: Group[Completion], state: TrainerState) -> list[RewardCall]:
         """The calls that score a group: its task's rewards, in order, and the judgement. Those for workers have begun."""
-        calls = [RewardCall(scorer, group, state) for scorer in self._scorers[group.prompt.task].all if group.samples]
-        for place, call in enumerate(calls):
-            if not call.scorer.is_async and call.scorer.name not in self._in_process:
-                call.future = self._workers.submit(0, place, group, state, seconds=call.scorer.time_limit_seconds)
+        task = group.prompt.task
+        calls = [RewardCall(scorer, group, state) for scorer in self._scorers[task].all if group.samples]
+        away = {
+            self._places[task, i]: call
+            for i, call in enumerate(calls)
+            if not call.scorer.is_async and call.scorer.name not in self._in_process
+        }
+        limits = [(place, call.scorer.time_limit_seconds) for place, call in away.items()]
+        for call, future in zip(away.values(), self._workers.submit_all(limits, group, state), strict=True):
+            call.future = future
         return calls
 
     def combine(self, group: Group[Completion], results: list[RewardResult]) -> Group[ScoredCompletion]:
@@ -140,10 +148,6 @@ class Grader(Configurable):
             logger.warning(shown)
             if self._failed_steps == MOST_FAILED_STEPS:
                 raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
-
-    def _run(self, place: int, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """In a worker: run the group's scorer at `place`."""
-        return self._scorers[group.prompt.task].all[place].run(group, state)
 
     def _report(self, scorer: Reward | Judgement, result: RewardResult, group: Group[Completion]) -> None:
         """Count what a call logged and took, and say what failed. Raises RewardError where its policy says so."""

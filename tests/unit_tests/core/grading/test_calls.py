@@ -203,7 +203,7 @@ def test_whatever_a_function_raises_is_its_own_failure(build, error, in_process)
         raise error
 
     [scored] = score(build(raises, in_process=in_process, on_failure="none"), "a")
-    assert scored.extra["error/raises"].startswith(f"{error.__name__}: (")
+    assert scored.extra["error/raises"].startswith(f"{error.__name__}: ")
 
 
 def test_a_function_that_forks_and_returns_twice_answers_once(build, capfd):

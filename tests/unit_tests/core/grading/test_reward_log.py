@@ -151,7 +151,7 @@ def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
     scored = score(grader(fails_late, on_failure="none"), "a")
     assert scored[0].extra["fails_late/seen"] == "a"
     assert scored[0].extra["error/fails_late"].startswith("RuntimeError: later (")
-    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 124)")
+    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 149)")
 
 
 def test_tensors_are_shown_as_numbers():
