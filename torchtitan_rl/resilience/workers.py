@@ -255,8 +255,9 @@ def _pickled(answer: tuple[bool, Any]) -> bytes:
 
 def _end(pid: int, others: set[int]) -> int:
     """Kill a worker's process group, and then whatever else became the fork server's child without being a worker."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # it has just been forked, and is no group's leader yet
         os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     while strays := [child for child in processes.children(os.getpid()) if child not in others]:
         for stray in strays:
