@@ -189,7 +189,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a weight that is NaN", "expected a finite number. 0 only watches a function", _grader(weights={"correct": float("nan")})),
         row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected 0 or more seconds",
             _grader(time_limit_seconds=-1)),
-        row("grader.workers 5000", "grader.workers = 5000: expected between 0 and 1024", _grader(workers=5000)),
+        row("grader.workers 5000", "grader.workers = 5000: expected between 1 and 1024", _grader(workers=5000)),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected between task.min_integers, 2, and 1000",
             lambda _: SumDigits.Config(max_integers=1000000).build()),
     ]  # fmt: skip

@@ -192,6 +192,23 @@ def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
     pool.close()
 
 
+def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
+    pool = WorkerPool([lambda: time.sleep(1000)], 1)
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            pool.submit(0, seconds=1e-9).result(timeout=60)
+    pool.close()
+
+
+def test_calls_with_the_same_arguments_each_have_their_own_time_and_end(build):
+    pool = WorkerPool([lambda x: x + 1, lambda x: time.sleep(1000), lambda x: os._exit(3), lambda x: x + 2], 1)
+    first, hangs, dies, last = pool.submit_all([(0, 30), (1, 0.3), (2, 30), (3, 30)], 1)
+    assert (first.result(60), last.result(60)) == (2, 3)
+    assert "longer than 0.3 s" in str(hangs.exception())
+    assert "it exited with code 3" in str(dies.exception())
+    pool.close()
+
+
 class Unusual(BaseException):
     """No Exception."""
 

@@ -152,7 +152,7 @@ def test_a_spent_budget_leaves_the_function_out(server):
     graded = grader(Judge(server[0], "m", budget=2))
     [scored] = graded.score([group("a", "bb", "ccc", "a")])
     assert rewards(scored.samples) == [0.1, 0.2, None, 0.1]
-    assert logged(graded)["extra/judge_left_out"].value == 0.25
+    assert logged(graded)["extra/Judge/left_out"].value == 0.25
 
 
 def test_a_judge_without_a_mark_or_in_time_is_a_failure(server):
