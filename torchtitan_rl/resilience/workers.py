@@ -56,7 +56,6 @@ class WorkerPool:
         self._oom_detector = OomDetector()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker", initializer=print_as, initargs=(whose,))
         self._mine = threading.local()
-        self._closing = threading.Event()
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
         """Call one of the functions, by its place. The future has its result, or what it raised.

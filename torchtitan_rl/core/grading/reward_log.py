@@ -34,10 +34,9 @@ class RewardLog:
         wrong = "no list" if values is None else f"{len(values)} values" * (len(values) != self._group_size)
         if wrong := wrong or _unpicklable(values):
             self.extras.clear()
-            self._closed = True  # half of what a call logs would mislead
-            raise LogError(
-                f"Reward function {self._function!r} called log_extra({column!r}, ...) with {wrong} for "
-                f"{self._group_size} completions. Give one value for each completion, None where there is none."
+            raise self._closed_by(
+                f"log_extra({column!r}, ...) with {wrong} for {self._group_size} completions. Give one value for each "
+                "completion, None where there is none."
             )
         if not self._closed:
             self.extras[str(column)] = values
@@ -47,12 +46,14 @@ class RewardLog:
         try:
             number = float(value)
         except (TypeError, ValueError) as error:
-            self._closed = True
-            raise LogError(
-                f"Reward function {self._function!r} called log_metric({name!r}, {value!r}). Give a number."
-            ) from error
+            raise self._closed_by(f"log_metric({name!r}, {value!r}). Give a number.") from error
         if not self._closed:
             self.metrics.append((str(name), number))
+
+    def _closed_by(self, call: str) -> LogError:
+        """Take nothing more: half of what a call logs would mislead."""
+        self._closed = True
+        return LogError(f"Reward function {self._function!r} called {call}")
 
 
 class RewardMetrics:
