@@ -195,7 +195,7 @@ def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
 def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
     pool = WorkerPool([lambda: time.sleep(1000)], 1)
     for _ in range(20):
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="longer than"):
             pool.submit(0, seconds=1e-9).result(timeout=60)
     pool.close()
 
