@@ -49,7 +49,7 @@ def test_the_reward_functions_score_and_log(files, messages):
     assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
     assert second.reward_breakdown["judge"] is None
     assert second.reward == pytest.approx(-1.0 + 0.1)
-    assert (first.extra, second.extra) == ({"tokens": 11}, {"tokens": 0})
+    assert (first.extra, second.extra) == ({"brevity/tokens": 11}, {"brevity/tokens": 0})
     assert logged(grader) == {"extra/brevity/share_over_64_tokens": (0.0, "mean", 1)}
 
 
@@ -77,7 +77,7 @@ def test_every_keyword_of_the_table_is_handed_over(files):
         seen.update(keywords)
         return [0.0]
 
-    score(build_grader(Grader.Config(), TaskOf(curious)), "x")
+    score(build_grader(Grader.Config(in_process=["curious"]), TaskOf(curious)), "x")
     assert set(named) == set(seen)
 
 

@@ -61,7 +61,7 @@ def test_the_reward_of_the_page_sees_the_column_and_logs(here):
     grader = build_grader(config.grader, task)
     [group] = grader.score([Group(prompt=prompt, samples=[sample])])
     assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
-    assert group.samples[0].extra == {"characters": len(text)}
+    assert group.samples[0].extra == {"short/characters": len(text)}
     minutes = example.columns["minutes"]
     assert grader.drain_metrics()["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
 
