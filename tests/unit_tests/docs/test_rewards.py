@@ -50,7 +50,7 @@ def test_the_reward_functions_score_and_log(files, messages):
     assert second.reward_breakdown["judge"] is None
     assert second.reward == pytest.approx(-1.0 + 0.1)
     assert (first.extra, second.extra) == ({"brevity/tokens": 11}, {"brevity/tokens": 0})
-    assert logged(grader) == {"extra/brevity/share_over_64_tokens": (0.0, "mean", 1)}
+    assert logged(grader) == {"extra/brevity/share_over_64_tokens": (0.0, "mean", 2)}
 
 
 def test_the_task_gives_prompts_and_rewards(files):
