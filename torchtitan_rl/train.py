@@ -162,6 +162,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.core.generator.sampling import end_token_ids
     from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.setup.build_grader import build_grader
     from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
     cpu.install()
@@ -170,7 +171,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
-    grader = config.grader.build(task=task)
+    grader = build_grader(config.grader, task)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync

@@ -61,7 +61,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-class Witness:
+class OomDetector:
     """Detects out-of-memory kills since it was created. Older lines of the kernel's log may be about another process of the same id."""
 
     def __init__(self) -> None:

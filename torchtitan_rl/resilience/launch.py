@@ -43,7 +43,7 @@ class Launcher:
         self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
         self.mark = f"{WATCH_VARIABLE}={self.folder}"
         self.watchdog = Watchdog(self.folder, say)
-        self.witness = death.Witness()
+        self.oom_detector = death.OomDetector()
         self.stop_signal = 0
         """The first signal that asked the job to end; 0 if there was none."""
         self._stop_requested_at = 0.0
@@ -172,7 +172,7 @@ class Launcher:
             name = signal.Signals(self.stop_signal).name
             return 128 + self.stop_signal, f"{name} before the first step: nothing new is saved"
         if agent_code < 0:
-            why = self.witness.explain(self.agent.pid, -agent_code)
+            why = self.oom_detector.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
         pid, code = self._first_death()
         if pid not in self._last_status:  # another program, or nothing was started
@@ -198,7 +198,7 @@ class Launcher:
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
         known = {"phase": status.phase if status else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
-        return f"{who} was {self.witness.explain(pid, -code, **known)}"
+        return f"{who} was {self.oom_detector.explain(pid, -code, **known)}"
 
 
 def _cause_order(code: int) -> int:
