@@ -245,10 +245,10 @@ def test_a_node_that_vanishes_ends_the_other_with_a_reason(tmp_path):
         os.kill(pid, signal.SIGKILL)
     second.process.wait()
     deadline = time.monotonic() + 50
-    while "nothing is heard of rank 1" not in first.log.read_text() and time.monotonic() < deadline:
+    while "no news from rank 1" not in first.log.read_text() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert re.search(
-        r"watchdog: nothing is heard of rank 1 \(.*\) on node .* for 3\d s; the job is ended at 180 s",
+        r"watchdog: no news from rank 1 \(.*\) on node .* for 3\d s; the job is ended at 180 s",
         first.log.read_text(),
     )
     first.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What happens to runs, what is said to it, and the test that does it: the second half of docs/errors.md."""
+"""Faults of runs, the message of each and the test that causes it: the second half of docs/errors.md."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Fault(NamedTuple):
 
 
 def _read(paragraph: str) -> Fault:
-    """What happens; indented what is said; in the last line the exit code and the test."""
+    """Parse a paragraph: the fault, the message (indented), and in the last line the exit code and the test."""
     what, *says, last = (line.strip() for line in paragraph.splitlines())
     code, _, test = last.rpartition(" ")
     return Fault(what, " ".join(says), code, test)
@@ -26,7 +26,7 @@ a rank is killed
   RUN goes on after step-2.
   137 fault_injection/test_kills.py::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits
 
-a rank is killed for want of memory
+a rank is killed because memory ran out
   ...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that its control group allows ...
   Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
   137 fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on
@@ -49,7 +49,7 @@ a reward function of grader.in_process hangs on one rank
   1 fault_injection/test_stalls.py::test_a_reward_that_hangs_is_shown_with_its_stack
 
 a node is lost
-  watchdog: nothing is heard of rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
+  watchdog: no news from rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
   1 fault_injection/test_launcher.py::test_a_node_that_vanishes_ends_the_other_with_a_reason
 
 a rank dies with --max-restarts
@@ -57,18 +57,18 @@ a rank dies with --max-restarts
   0 fault_injection/test_launcher.py::test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what
 
 Ctrl-C, SIGTERM
-  SIGINT: saving a checkpoint after this step; once more stops at once
+  SIGINT: saving a checkpoint after this step; a second signal stops at once
   130, 143 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
 
-a second one
+a second signal
   stopped at once; earlier checkpoints are whole
   130, 143 fault_injection/test_signals.py::test_a_second_request_ends_everything_at_once
 
-one before the first step
+a signal before the first step
   SIGINT before the first step: nothing new is saved
   130, 143, 138 fault_injection/test_signals.py::test_a_request_before_the_first_step_ends_at_once_without_a_traceback
 
-one in the warm start
+a signal in the warm start
   SIGINT before the first step: nothing new is saved
   130 fault_injection/test_signals.py::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start
 
@@ -76,8 +76,8 @@ SIGUSR1 before a time limit
   SIGUSR1: saving a checkpoint after this step
   75 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
 
-the terminal is closed on a run under nohup
-  nothing: it goes on
+the terminal of a run under nohup is closed
+  nothing: the run continues
   0 unit_tests/resilience/test_stop_signal.py::test_under_nohup_the_end_of_the_terminal_is_not_heard
 
 a reward function calls sys.exit(0)
@@ -92,7 +92,7 @@ a reward function prints 5 MB
   reward functions printed 5,000,001 characters here: the first 4,000 are shown
   0 unit_tests/resilience/test_printed.py::test_five_megabytes_are_cut_and_counted
 
-a reward or tool is given up and prints on
+a reward or tool prints after its time limit
   other threads, such as those of calls that timed out, printed 5,000,001 characters here: the first 4,000 are shown
   0 unit_tests/resilience/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
 
@@ -104,7 +104,7 @@ every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row
   3 unit_tests/core/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops
 
-a code of yours raises
+your own code raises
   a traceback, and: The last line of your own code in it: mine.py, line 7
   1 unit_tests/test_train.py::test_a_traceback_ends_with_the_last_line_that_is_the_users_own
 
@@ -121,7 +121,7 @@ the run folder is deleted
   stopped: the run folder RUN has vanished, with all that was saved.
   3 fault_injection/test_false_success.py::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3
 
-the run folder is moved, and another run begun in its place
+the run folder is moved, and another run starts in its place
   stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
   3 unit_tests/setup/test_run_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
 
@@ -188,12 +188,12 @@ FAULTS = [_read(paragraph) for paragraph in PARAGRAPHS.strip().split("\n\n")]
 def section() -> list[str]:
     """Lines of docs/errors.md."""
     lines = [
-        "## What happens to runs",
+        "## Faults of a run",
         "",
-        "What is done to a run (the test that does it is named in [tests/parts/faults.py](../tests/parts/faults.py)), what is",
-        "said, in short, and the exit code. [recovery.md](recovery.md) says what is on the disk then.",
+        "The message, shortened, and the exit code for each fault. [tests/parts/faults.py](../tests/parts/faults.py) names the test",
+        "that causes it. [recovery.md](recovery.md) says what is on the disk then.",
         "",
-        "| what happens | what is said | code |",
+        "| fault | message | code |",
         "|---|---|---|",
     ]
     return [*lines, *(f"| {fault.what} | {fault.says} | {fault.code} |" for fault in FAULTS), ""]

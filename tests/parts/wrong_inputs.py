@@ -1,4 +1,4 @@
-"""Wrong inputs and the message that each gets: the one source of docs/errors.md and of the test that runs them all.
+"""Wrong inputs and their messages: the source of docs/errors.md, and of the test that runs all of them.
 
 python -m tests.parts.wrong_inputs      writes docs/errors.md anew
 """
@@ -18,14 +18,14 @@ TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tens
 
 @dataclass(frozen=True)
 class WrongInput:
-    """One row: what is given and what is said."""
+    """One row: an input and its message."""
 
     given: str
-    """What follows `./run_train.sh --config debug`, or in words."""
+    """The options after `./run_train.sh --config debug`, or a description."""
     says: str
     """A part of the message."""
     cause: Callable[[Path], object] | None = None
-    """What raises it, given an empty folder; None: the command line of `given` does."""
+    """Causes the error, given an empty folder. None: the options in `given` cause it."""
     ranks: int = 1
 
     def run(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class WrongInput:
 
 
 def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
-    """An option of the command line; its message begins with the field and the value."""
+    """A command-line option whose message begins with the field and the value."""
     return WrongInput(f"--{name} {value}", f"{name.replace('-', '_')} = {says}", ranks=ranks)
 
 
@@ -187,15 +187,15 @@ SECTIONS: dict[str, list[WrongInput]] = {
 def page() -> str:
     """docs/errors.md."""
     lines = [
-        "# Wrong inputs, and what is said",
+        "# Wrong inputs and their messages",
         "",
-        "Each is found before the engine starts; most before the run folder is made. The process ends with exit code 2. The",
-        "message names the field, the value, what was expected and the remedy; the beginning of it is shown here. This page is",
-        "written from [tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py), which is also the test.",
+        "Wrong input is found before the engine starts, and mostly before the run folder is created. The exit code is 2. Each message",
+        "names the field, the value, the expected values and the remedy. This page shows a part of it, and is generated from",
+        "[tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py), which a test runs.",
         "",
     ]
     for title, rows in SECTIONS.items():
-        lines += [f"## {title}", "", "| given | said |", "|---|---|"]
+        lines += [f"## {title}", "", "| input | message |", "|---|---|"]
         lines += [
             f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in rows
         ]
@@ -204,12 +204,13 @@ def page() -> str:
         *section(),
         "## Weights that did not arrive",
         "",
-        "Training stops with exit code 3 at the first sync, before anything is sampled: `Weight sync 12 left the engine with other",
-        "weights than the policy's:` and what follows. [tests/integration/sabotage.py](../tests/integration/sabotage.py) does each on a real engine, in",
-        "float32 and bfloat16, on one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py",
-        "--test_name 'sabotage*'`. [weight_sync.md](weight_sync.md) says how they are seen.",
+        "Training stops with exit code 3 at the first sync with the fault, before anything is sampled. The message begins with",
+        "`Weight sync 12 left the engine with other weights than the policy's:`, and the table has the rest.",
+        "[tests/integration/sabotage.py](../tests/integration/sabotage.py) causes each fault in a real engine, in float32 and bfloat16, on",
+        "one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py --test_name 'sabotage*'`.",
+        "[weight_sync.md](weight_sync.md) describes how they are detected.",
         "",
-        "| what is wrong | said |",
+        "| fault | message |",
         "|---|---|",
         *(f"| {what} | {_cell(says)} |" for what, says in SAYS.items()),
         "",

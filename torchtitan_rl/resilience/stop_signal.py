@@ -37,7 +37,9 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self.number:
-            progress(f"{signal.Signals(number).name}: saving a checkpoint after this step; once more stops at once")
+            progress(
+                f"{signal.Signals(number).name}: saving a checkpoint after this step; a second signal stops at once"
+            )
             self.number, self._at = number, now
 
 

@@ -1,4 +1,4 @@
-"""Tools in processes of their own: a call that never returns, or never lets go of the interpreter, is killed."""
+"""Runs tools in worker processes, so that a call that never returns can be killed."""
 
 import functools
 import inspect
@@ -10,13 +10,13 @@ from torchtitan_rl.resilience.workers import WorkerPool
 
 
 def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: float = 10.0) -> list[Callable[..., Any]]:
-    """The same tools, whose calls run in up to `size` processes. One that takes longer than `seconds` is killed.
+    """Wrap tools so that their calls run in up to `size` processes. A call that takes longer than `seconds` is killed.
 
-    Make them once, in the task's `__init__`: the processes are copies of this one as it is then. What a tool changes, it changes
-    in its own process; arguments and results go there and back by pickle.
+    Call this once, in the task's `__init__`: the processes are forked from this one. A tool changes only the state of its own
+    process. Arguments and results must be picklable.
 
     Raises:
-        UserError: for a coroutine function, which its own time limit ends.
+        UserError: for a coroutine function, which has its own time limit.
     """
     for tool in tools:
         expect(
@@ -25,14 +25,14 @@ def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: flo
         )  # fmt: skip
     pool = WorkerPool([functools.partial(_call, tool) for tool in tools], size)
 
-    def away(place: int) -> Callable[..., Any]:
-        @functools.wraps(tools[place])
+    def in_worker(index: int) -> Callable[..., Any]:
+        @functools.wraps(tools[index])
         def call(**arguments: Any) -> Any:
-            return pool.submit(place, arguments, seconds=seconds).result()
+            return pool.submit(index, arguments, seconds=seconds).result()
 
         return call
 
-    return [away(place) for place in range(len(tools))]
+    return [in_worker(index) for index in range(len(tools))]
 
 
 def _call(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:

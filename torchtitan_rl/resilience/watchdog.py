@@ -159,7 +159,7 @@ class Watchdog:
         running = [status for status in statuses if not status.outcome]
         if not running or seconds < SILENT_NODE_S:
             return
-        text = f"nothing is heard of {name_ranks(running)} on node {node} for {seconds:.0f} s"
+        text = f"no news from {name_ranks(running)} on node {node} for {seconds:.0f} s"
         if node not in self._silent:
             self._silent.add(node)
             self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")

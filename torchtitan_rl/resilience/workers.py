@@ -1,12 +1,11 @@
-"""Calls in processes of their own, which really can be killed: native code, endless loops and fork bombs alike.
+"""A pool of worker processes, whose calls can be killed whatever they do: native code, endless loops, fork bombs.
 
     pool = WorkerPool([slow, wild], size=4)
     future = pool.submit(1, argument, seconds=10)   # wild(argument), in a process that already has it
     future.result()                                 # what it returns; TimeoutError once it has been killed
 
-A fork server stands between this process and its workers: a small process, forked before there are threads, that forks each
-worker when it is asked for one. When this process ends, however it ends, the fork server kills every worker with all that the
-worker has started, and ends.
+A fork server forks the workers: a small process that is itself forked before this process has threads. When this process ends,
+however that happens, the fork server kills all workers and the processes that they have started, and ends.
 """
 
 import contextlib
@@ -34,23 +33,23 @@ from torchtitan_rl.resilience.rank_status import FORKED
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 ANSWER = "answer"
-"""What a worker sends besides "stdout" and "stderr": (name, content)."""
+"""The name in a worker's message (name, content) with a result. The other names are "stdout" and "stderr"."""
 
 
 class WorkerDied(RuntimeError):
-    """The process of a call ended before the call did."""
+    """A worker's process ended before its call did."""
 
 
 class WorkerPool:
-    """Up to `size` processes at a time, each with one call; a call that takes too long is killed and its process replaced."""
+    """Up to `size` worker processes with one call each. A call that takes too long is killed and its worker replaced."""
 
     def __init__(self, functions: Sequence[Callable], size: int, *, whose: str | None = None) -> None:
-        """Fork the server, which has `functions` as they are now: they need not be picklable, arguments and results must.
+        """Fork the server, with the `functions` as they are now. Arguments and results must be picklable, the functions need not be.
 
-        Call it from the main thread, and early: the fewer threads there are, the less a fork can go wrong.
+        Call it from the main thread and early, because forking a process with threads is risky.
 
         Args:
-            whose: what workers print counts as its output; None: as that of whatever the main thread is at.
+            whose: the source that the workers' output counts as. None: the main thread's at that time.
         """
         self._fork_server = _ForkServer(functions)
         self._oom_detector = OomDetector()
@@ -58,29 +57,29 @@ class WorkerPool:
         self._mine = threading.local()
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
-        """Call one of the functions, by its place. The future has its result, or what it raised.
+        """Call the function with index `function`. The future gets its result or its exception.
 
         Args:
-            seconds: longest time of the call itself, after which it raises TimeoutError; 0 for no limit.
+            seconds: time limit of the call itself, after which the future gets a TimeoutError; 0 for no limit.
         """
         return self.submit_all([(function, seconds)], *args)[0]
 
     def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
-        """Call several functions with the same arguments, one after another in one worker: (place, seconds) as for `submit`.
+        """Call several functions, given as (index, seconds), with the same arguments, one after another in one worker.
 
-        The arguments are sent once. After a call that was killed, the rest goes on in a fresh worker.
+        The arguments are sent once. After a call that was killed, a new worker runs the rest.
         """
         futures = [Future() for _ in calls]
         self._threads.submit(self._run, deque(zip(calls, futures, strict=True)), args)
         return futures
 
     def close(self) -> None:
-        """Kill what still runs, and the fork server."""
+        """Kill the workers and the fork server."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._fork_server.close()
 
     def _run(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
-        """On one of the pool's threads, each of which has a worker of its own."""
+        """Make the calls, on a thread of the pool. Each thread has its own worker."""
         while calls:
             try:
                 self._answer(calls, args)
@@ -88,10 +87,10 @@ class WorkerPool:
                 calls.popleft()[1].set_exception(error)
 
     def _answer(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
-        """Set the results of the calls and take them off. Raises why the worker of the first that is left was ended."""
+        """Set the results of the calls and remove them. Raises if the worker of the first remaining call was killed or died."""
         data = pickle.dumps(([function for (function, _), _ in calls], args))
         pid, connection = getattr(self._mine, "worker", None) or self._fork_server.start()
-        self._mine.worker = None  # until it has answered all
+        self._mine.worker = None  # until it has returned all results
         try:
             connection.send_bytes(data)
             while calls:
@@ -109,19 +108,19 @@ class WorkerPool:
 
 
 def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
-    """What a worker answers; what it prints until then is printed here. Raises TimeoutError after `seconds`; 0: never."""
+    """Wait for a worker's result, and print what it prints. Raises TimeoutError after `seconds`; 0 for no limit."""
     ends_at = time.monotonic() + (seconds or math.inf)
     while (left := ends_at - time.monotonic()) > 0 and line.poll(left if seconds else None):
         name, content = line.recv()
         if name == ANSWER:
             return content
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a stream that cannot show these characters
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that cannot encode the characters
             getattr(sys, name).write(content)
     raise TimeoutError(f"took longer than {seconds:g} s")
 
 
 class _ForkServer:
-    """This process's side of the fork server."""
+    """Starts the fork server and sends it requests."""
 
     def __init__(self, functions: Sequence[Callable]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,18 +131,18 @@ class _ForkServer:
         theirs.close()
 
     def start(self) -> tuple[int, Connection]:
-        """A new worker: its process id and the line to it."""
+        """Start a worker. Returns its process id and the connection to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             pid = int(self._ask(b"start", [theirs.fileno()]))
         return pid, Connection(ours.detach())
 
     def kill(self, pid: int) -> int:
-        """End a worker and all that it has started; how it ended, as `os.waitpid` says it."""
+        """Kill a worker and the processes that it has started. Returns its wait status."""
         return int(self._ask(b"kill %d" % pid))
 
     def close(self) -> None:
-        """End all of them."""
+        """End the fork server and all workers."""
         self._socket.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
@@ -157,7 +156,7 @@ class _ForkServer:
 
 
 def _run_and_exit(function: Callable, *args: Any) -> NoReturn:
-    """The whole life of a forked process: nothing of its parent's stack may run in it."""
+    """Run `function` in a forked process and end it, so that it never returns into its parent's code."""
     try:
         function(*args)
     finally:
@@ -165,11 +164,11 @@ def _run_and_exit(function: Callable, *args: Any) -> NoReturn:
 
 
 def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None:
-    """Start and kill workers as asked, until the other side is gone."""
+    """Start and kill workers on request, until the pool's process is gone."""
     os.setsid()  # Ctrl-C is for the training process
-    signal.signal(signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD))  # the end of the line ends the loop
-    _control(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should another child hold the line open
-    _control(_PR_SET_CHILD_SUBREAPER, 1)  # what a worker's child leaves behind is the fork server's child, and found
+    signal.signal(signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD))  # closing the connection ends the loop
+    _control(_PR_SET_PDEATHSIG, signal.SIGTERM)  # in case another child keeps the connection open
+    _control(_PR_SET_CHILD_SUBREAPER, 1)  # adopts orphans of workers, so that it can kill them
     _close_sockets(but=line.fileno())
     workers: set[int] = set()
     try:
@@ -195,14 +194,14 @@ def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None
 
 
 def _serve(line: Connection, functions: Sequence[Callable]) -> None:
-    """A worker: answer one call after another."""
+    """Run a worker: make one call after another and send the results."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     import torch
 
-    torch.set_num_threads(1)  # the parent's thread pool did not come along
+    torch.set_num_threads(1)  # the parent's thread pool does not exist here
     sending, pid = threading.Lock(), os.getpid()
     sys.stdout, sys.stderr = (_Sent(name, line, sending) for name in ("stdout", "stderr"))
     while True:
@@ -213,9 +212,9 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
         for place in places:
             try:
                 answer = (True, functions[place](*args))
-            except BaseException as error:  # an exit, too, is an answer
+            except BaseException as error:  # also SystemExit
                 answer = (False, error)
-            if os.getpid() != pid:  # else it would answer as well
+            if os.getpid() != pid:  # a fork of the call, which would also send a result
                 os.write(2, FORKED)
                 os._exit(1)
             data = _pickled(answer)
@@ -224,14 +223,14 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
 
 
 class _Sent(io.TextIOBase):
-    """A worker's stream: its text goes to the process that asked for the call, which bounds what all of them print together."""
+    """A worker's stream, which sends its text to the pool's process. That process limits the output of all workers together."""
 
     def __init__(self, name: str, line: Connection, sending: threading.Lock) -> None:
         self._name, self._line, self._sending = name, line, sending
         self._stream, self._pid = getattr(sys, name), os.getpid()
 
     def write(self, text: str) -> int:
-        if os.getpid() != self._pid:  # a child that a call has forked: the line is not its own
+        if os.getpid() != self._pid:  # a child that a call has forked must not use the connection
             return self._stream.write(text)
         with self._sending:
             self._line.send((self._name, str(text)))
@@ -242,7 +241,7 @@ class _Sent(io.TextIOBase):
 
 
 def _pickled(answer: tuple[bool, Any]) -> bytes:
-    """The answer, or that it cannot be sent."""
+    """The pickled result, or an error if it cannot be pickled."""
     try:
         pickle.loads(data := pickle.dumps((ANSWER, answer)))
         return data
@@ -253,8 +252,8 @@ def _pickled(answer: tuple[bool, Any]) -> bytes:
 
 
 def _end(pid: int, others: set[int]) -> int:
-    """Kill a worker's process group, and then whatever else became the fork server's child without being a worker."""
-    with contextlib.suppress(ProcessLookupError):  # it has just been forked, and is no group's leader yet
+    """Kill a worker's process group, and then all other children of the fork server that are not workers."""
+    with contextlib.suppress(ProcessLookupError):  # it was just forked and does not lead a group yet
         os.killpg(pid, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -267,7 +266,7 @@ def _end(pid: int, others: set[int]) -> int:
 
 
 def _close_sockets(*, but: int) -> None:
-    """Let go of the sockets and GPUs of the process that this one is a copy of: its peers must see them close when it ends."""
+    """Close the inherited sockets and GPUs, so that they close for their peers when the parent process ends."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
             target = os.readlink(entry)

@@ -1,4 +1,4 @@
-"""The run's grader, from its config: reward functions found by their references, workers started, settings checked."""
+"""Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -12,7 +12,7 @@ from torchtitan_rl.resilience.workers import WorkerPool
 
 
 def build_grader(config: Grader.Config, task: Task) -> Grader:
-    """The grader of `task`, with its worker processes. Call it before there are threads, and close the grader.
+    """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
@@ -25,7 +25,7 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
 def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> Scorers:
     """The rewards and the judgement of one task.
 
-    Raises UserError for no reward, for two of one name, and for a keyword that nobody gives.
+    Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
     functions = [*((_name(function), function) for function in task.reward_functions()), *extra]
     names = [name for name, _ in functions]
@@ -61,7 +61,7 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, Rewar
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:
-    """Raise UserError for settings of a function that does not exist."""
+    """Raise UserError for settings of unknown reward functions."""
     settings: dict[str, Collection[str]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,

@@ -20,11 +20,11 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_count
 
 READERS = {"samples": "torchtitan_rl.observability.samples", "report": "torchtitan_rl.report"}
-"""Command: the module that is run for it."""
+"""The module to run, by command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Become the program that the command names. Returns an exit code only where there is none: 0 for --help, 2 for an error."""
+    """Replace this process by the command's program. Returns only for --help, with 0, and for errors, with 2."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip())
@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def launcher(arguments: Sequence[str]) -> list[str]:
-    """The launcher's module and arguments for this node; sets what its ranks read from the environment.
+    """The launcher's module and arguments for this node. Sets the environment variables that ranks read.
 
     Raises:
-        UserError: where several nodes are asked for without NODE_RANK or MASTER_ADDR, or a GPU run lacks a compiler.
+        UserError: if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
     """
     environment = os.environ
     gpus = 0

