@@ -23,6 +23,7 @@ from torchtitan_rl.resilience.rank_status import (
     name_ranks,
     read_statuses,
     stacks_file_path,
+    status_file_path,
     stragglers,
 )
 
@@ -105,7 +106,7 @@ class Watchdog:
 
     def _report(self, slow: list[RankStatus], running: list[RankStatus], now: float) -> None:
         self.say(f"watchdog: {describe_stragglers(running, now)}; the job is ended at {_limit(slow[0]):.0f} s")
-        for status in [status for status in slow if (self.folder / f"rank_{status.rank}.json").exists()][:4]:
+        for status in [status for status in slow if status_file_path(self.folder, status.rank).exists()][:4]:
             self.say(_process_report(status, self.folder))
 
     def _remote_ranks(self, local: list[RankStatus], now: float) -> list[RankStatus]:
