@@ -1,6 +1,6 @@
 """What happens in a run, told to whoever listens: numbers, phases with their seconds, lines for people.
 
-The core calls these functions and knows no listener. `train.py` adds them: the metrics, the terminal, the watchdog's board.
+The core calls these functions and knows no listener. `train.py` adds them: the metrics, the terminal, the rank's status file.
 Without listeners numbers are dropped and phases are silent; `progress` prints in any case.
 """
 
