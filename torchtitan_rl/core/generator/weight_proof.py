@@ -29,7 +29,7 @@ class _Part(NamedTuple):
 
     layer: nn.Module
     parameter: str
-    names: Tensor  # [k], their numbers in HeldWeights.shapes
+    names: list[int]  # [k], their numbers in HeldWeights.shapes
     weights: Tensor  # [k, rows], 0 for the rows of other tensors and for padding
     first_column: int
     packed_columns: int  # of the copy that products are computed with; 0: there is none
@@ -58,19 +58,17 @@ class WeightProof:
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Find this rank's share of each tensor from its size here and as a whole."""
-        # An embedding keeps its matrix beside the packed copy. Other layers drop it.
         packed = parameter == "weight" and hasattr(layer, "cpu_linear")
+        num_kept = packed + (len(getattr(layer, parameter)) > 0)  # an embedding keeps its matrix beside the packed copy
         numbers, weights = [self._names.index(name) for name in sizes], []
         for number, (name, size) in zip(numbers, sizes.items(), strict=True):
             whole_height, whole_width = self._held.shapes[name]
             first_row, row_copies = share_of(size, whole_height, self._tp_rank, self._tp_size)
             first_column, column_copies = share_of(width, whole_width, self._tp_rank, self._tp_size)
-            places = torch.arange(first_row, first_row + size)  # [size]
+            places = torch.arange(first_row, first_row + size, device=self._held.device)  # [size]
             weights.append(place_weights(places) * (places < whole_height))
-            self._copies[number] += (packed + (len(getattr(layer, parameter)) > 0)) * min(row_copies, column_copies)
-        device, all_weights = self._held.device, torch.block_diag(*weights)  # [k, rows]
-        names = torch.tensor(numbers, device=device)
-        return _Part(layer, parameter, names, all_weights.to(device), first_column, width if packed else 0)
+            self._copies[number] += num_kept * min(row_copies, column_copies)
+        return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
 
     @torch.no_grad()
     def faults(self, sent: Collection[str], *, in_full: bool) -> list[str]:
@@ -83,17 +81,16 @@ class WeightProof:
         wrong = {}
         if in_full:
             wrong = {name: OTHER_VALUES for name, other in zip(self._names, self._differs(), strict=True) if other}
-            constants = ((name, self._model.get_buffer(name), kept) for name, kept in self._constants.items())
-            wrong |= {name: CHANGED for name, buffer, kept in constants if not torch.equal(buffer, kept)}
+            constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
+            wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
         copies = zip(self._names, self._copies.tolist(), strict=True)
         wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}
         return [f"{name} {fault}" for name, fault in wrong.items()]
 
     def _differs(self) -> list[bool]:
-        """Of each name, whether any engine has other values of it than the policy; the same on all ranks."""
-        sums = self._copies.new_zeros(
-            1 + dist.get_world_size() // self._tp_size, len(self._names)
-        )  # [policy + engines, names]
+        """For each name, whether any engine has other values than the policy; the same on all ranks."""
+        num_engines = dist.get_world_size() // self._tp_size
+        sums = self._copies.new_zeros(1 + num_engines, len(self._names))  # [policy and engines, names]
         sums[0] = self._held.checksums(self._dtype)
         for part in self._parts:
             for matrix, first_column in part.matrices(self._dtype):

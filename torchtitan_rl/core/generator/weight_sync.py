@@ -51,9 +51,7 @@ class WeightSync(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        check_interval: int = number(
-            50, least=0, remedy="0 probes the first push alone."
-        )
+        check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
         """Pushes between two probes; 0 probes only the first."""
 
         max_diff: float | None = number(None, least=0, remedy="Leave it out for the dtype's own.")
