@@ -41,7 +41,7 @@ class WeightSyncError(TrainingStopped):
 
 
 class WeightSync(Configurable):
-    """Pushes weights, proves each push (see weight_proof.py) and probes, now and then, that both sides compute the same.
+    """Pushes weights, proves that they arrived (see weight_proof.py) and probes, now and then, that both sides compute the same.
 
     The proof sees every tensor and no rounding. The probe sees what the proof cannot: another model, another prefix of the
     vocabulary, a rotary base. Ways to be silently wrong that do not arise: the engine's own layer-wise reload is used,
