@@ -29,7 +29,8 @@ def test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits(
     ended = run.end(60)
     assert ended.code == code
     ended.says(
-        f"{number.name}: saving a checkpoint after this step; a second signal stops at once", r"stopped after step \d; start"
+        f"{number.name}: saving a checkpoint after this step; a second signal stops at once",
+        r"stopped after step \d; start",
     )
     ended.never_says("Traceback", "killed")
     assert steps_of(tmp_path / "run")

@@ -147,7 +147,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     found = []
     most_diff = BOUNDS[generator.config.dtype][1]
     growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
-    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build()
+    sync, held = WeightSync.Config(check_interval=1, max_diff=most_diff).build(), HeldWeights(model, adapter)
 
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
         tokens, layout, labels, _ = packed([list(ids)], multiple)
@@ -164,7 +164,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         sync.push(
             weights,
             generator,
-            held=HeldWeights(model, adapter),
+            held=held,
             policy_version=version,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=trainer_logprobs,

@@ -29,6 +29,7 @@ from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.core.generator.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES  # noqa: E402
 from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
@@ -63,7 +64,6 @@ class Pair:
         self.generator = Generator.Config(
             tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False
         ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=4), seed=0)
-        self.sync = WeightSync.Config(check_interval=0, max_diff=1.0).build()
         self.held = HeldWeights(self.model, self.adapter)
         self.probe = np.array(SEQUENCES[0])
 
@@ -80,7 +80,8 @@ class Pair:
             return score(self.model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().numpy()
 
     def push(self, weights: Weights) -> None:
-        self.sync.push(
+        """Push as a run does at first: proven in full."""
+        WeightSync.Config(check_interval=0, max_diff=1.0).build().push(
             weights,
             self.generator,
             held=self.held,
@@ -115,23 +116,20 @@ def without(name: str) -> Callable[[Weights], Weights]:
     return lambda weights: ((other, tensor) for other, tensor in weights if other != name)
 
 
-SENT = "was sent with other values than the policy holds"
-ARRIVED = "did not arrive: the engine computes with other values than the policy holds"
-
 SAYS = {
-    "stale all": f"{EMBEDDING} {SENT}",
-    "one behind": f"{EMBEDDING} {SENT}",
-    "one tensor skipped": f"{DOWN} was not sent",
-    "one tensor x 1.01": f"{DOWN} {SENT}",
-    "one stale element": f"{DOWN} {SENT}",
-    "one stale row": f"{DOWN} {SENT}",
-    "a stale block of 16 x 16": f"{DOWN} {SENT}",
-    "stale embedding, new tied head": f"{EMBEDDING} {SENT}",
-    "tied head missing": "lm_head.weight was not sent",
-    "one tensor changed by the engine's loader": f"{DOWN} {ARRIVED}",
-    "wrong tensor-parallel shard in the engine": f"{DOWN} {ARRIVED}",
-    "changed just before it was packed": f"{DOWN} {ARRIVED}",
-    "rotary cache x 1.05": f"{ROTARY} is a buffer of the engine that has changed since its start",
+    "stale all": f"{EMBEDDING} {OTHER_VALUES}",
+    "one behind": f"{EMBEDDING} {OTHER_VALUES}",
+    "one tensor skipped": f"{DOWN} {NOT_SENT}",
+    "one tensor x 1.01": f"{DOWN} {OTHER_VALUES}",
+    "one stale element": f"{DOWN} {OTHER_VALUES}",
+    "one stale row": f"{DOWN} {OTHER_VALUES}",
+    "a stale block of 16 x 16": f"{DOWN} {OTHER_VALUES}",
+    "stale embedding, new tied head": f"{EMBEDDING} {OTHER_VALUES}",
+    "tied head missing": f"lm_head.weight {NOT_SENT}",
+    "one tensor changed by the engine's loader": f"{DOWN} {OTHER_VALUES}",
+    "wrong tensor-parallel shard in the engine": f"{DOWN} {OTHER_VALUES}",
+    "changed just before it was packed": f"{DOWN} {OTHER_VALUES}",
+    "rotary cache x 1.05": f"{ROTARY} {CHANGED}",
     "prefix cache kept": "the prefix cache kept 1 blocks of the old weights",
 }
 """What is wrong, and what the error says."""
@@ -157,15 +155,20 @@ def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
         yield "wrong tensor-parallel shard in the engine", other_shard
     if device.ON_CPU:
         yield "changed just before it was packed", change_before_packing(pair)
-    rotary = pair.sync._proof._model.get_buffer(ROTARY)
+    rotary = module(pair, ROTARY.rpartition(".")[0]).cos_sin_cache
     kept = rotary.clone()
-    yield "rotary cache x 1.05", lambda weights: (rotary.mul_(1.05), weights)[1]
+
+    def with_other_rotary(weights: Weights) -> Weights:
+        yield from weights
+        rotary.mul_(1.05)
+
+    yield "rotary cache x 1.05", with_other_rotary
     rotary.copy_(kept)
     yield "prefix cache kept", keep_cache(pair)
 
 
 def change_before_packing(pair: Pair) -> Callable[[Weights], Weights]:
-    """Change one element of DOWN after the proof has summed it."""
+    """Change one element of DOWN right before it is packed."""
     from vllm.model_executor.layers import utils
 
     pack = utils.dispatch_cpu_unquantized_gemm
@@ -183,24 +186,29 @@ def change_before_packing(pair: Pair) -> Callable[[Weights], Weights]:
     return sabotaged
 
 
+def module(pair: Pair, name: str) -> torch.nn.Module:
+    """A module of the engine."""
+    return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
+
+
 def loader_of(pair: Pair) -> torch.nn.Module:
     """The engine's layer of DOWN."""
-    return next(parameter.layer for parameter in pair.sync._proof.parameters if DOWN in parameter.rows)
+    return module(pair, DOWN.rpartition(".")[0])
 
 
 def patched_loader(pair: Pair, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
     def sabotaged(weights: Weights) -> Weights:
         method = loader_of(pair).quant_method
-        look_and_pack = method.process_weights_after_loading
+        pack = method.process_weights_after_loading
 
         def load_otherwise(layer: torch.nn.Module) -> None:
             if layer is loader_of(pair):
                 layer.weight.data.copy_(change(layer.weight.data))
-            look_and_pack(layer)
+            pack(layer)
 
         method.process_weights_after_loading = load_otherwise
         yield from weights
-        method.process_weights_after_loading = look_and_pack
+        method.process_weights_after_loading = pack
 
     return sabotaged
 
@@ -239,7 +247,6 @@ def main() -> None:
         pair.push(pair.weights())
         pair.update()
         fill_cache(pair)
-        pair.sync._proof._turn = -1  # so that the next push is the first
         try:
             pair.push(how(pair.weights()))
             said = "nothing"

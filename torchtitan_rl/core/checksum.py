@@ -1,61 +1,45 @@
-"""A checksum of every bit of a matrix that adds up over its parts, whoever holds them and in whatever order."""
-
-import functools
+"""A checksum of every bit of a matrix. The checksums of its parts add up to the checksum of the whole, in any order."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchtitan_rl.core.device import ON_CPU
 
-COLUMNS = 512
-"""Columns per block. 2^31 (bits) x 2^13 (weights) x 2^9 (columns) = 2^53, so a row's sum is exact in float64."""
+BLOCK = 2**17 if ON_CPU else 2**24
+"""Elements summed at a time. Their products take 8 bytes each: 1 MB on a CPU, 128 MB on a GPU."""
 
-ROWS = 2**9 if ON_CPU else 2**15
-"""Rows per block, which bounds the float64 copy: 2 MB on a CPU, 128 MB on a GPU."""
-
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-Share = tuple[slice, slice]
-"""(rows, columns) of a part of a whole tensor."""
+INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
-def checksums(matrix: Tensor, weights: Tensor, first_column: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: torch.dtype | None = None) -> Tensor:
     """One checksum for each row of `weights`, [k] int64, on the matrix's device and without waiting for it.
 
     A checksum is the sum over all elements of (bits as an integer) x (weight of the row) x (weight of the column), modulo
-    2^64. Nothing is rounded, so the checksums of disjoint parts add up to that of the whole.
+    2^64. On a CPU zeros of either sign and denormal numbers count as 0, because an engine's packed matrix is read back by
+    a product, which does not keep them.
 
     Args:
-        matrix: [rows, columns] or a vector [rows], a part of a larger one; it may be strided.
-        weights: [k, rows] int64, `row_weights` of each row's place in the whole, or 0 to leave the row out.
-        first_column: the place of the first column in the whole.
-        dtype: cast to this first, block by block.
+        matrix: [rows, columns], or a vector [rows]; part of a larger one.
+        weights: [k, rows] int64, `place_weights` of each row's place in the whole. A row of weight 0 does not count.
+        first_column: place of the first column in the whole.
+        dtype: each block is cast to this first.
     """
-    matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix  # [rows, columns]
-    width, begin = matrix.shape[1], 0
-    total = weights.new_zeros(len(weights))  # [k]
-    while begin < width:
-        block, within = divmod(first_column + begin, COLUMNS)
-        end = min(begin + COLUMNS - within, width)
-        columns, factor = _column_weights(block, within, end - begin, matrix.device)
-        for row in range(0, len(matrix), ROWS):
-            part = matrix[row : row + ROWS, begin:end].to(dtype or matrix.dtype)  # [<= ROWS, <= COLUMNS]
-            sums = (part.view(INTEGERS[part.element_size()]).double() @ columns).long()  # [<= ROWS]
-            total += (weights[:, row : row + ROWS] * sums).sum(1) * factor  # [k]
-        begin = end
+    matrix = matrix[:, None].flatten(1)  # [rows, columns]; a vector has one column
+    width = matrix.shape[1]
+    columns = place_weights(-1 - torch.arange(first_column, first_column + width, device=matrix.device))  # [columns]
+    total, height = weights.new_zeros(len(weights)), max(1, BLOCK // max(1, width))  # [k]
+    for begin in range(0, len(matrix), height):
+        block = matrix[begin : begin + height].to(dtype or matrix.dtype)  # [<= height, columns]
+        if ON_CPU:
+            block = F.hardshrink(block, torch.finfo(block.dtype).tiny)
+        sums = (block.view(INTEGERS[block.element_size()]) * columns).sum(1)  # [<= height] int64
+        total += (weights[:, begin : begin + height] * sums).sum(1)
     return total
 
 
-def row_weights(rows: Tensor) -> Tensor:
-    """Odd pseudo-random numbers for these places in the whole, [n] int64 for [n] int64."""
-    mixed = (rows + 1) * -7046029254386353131  # 2^64 / golden ratio, as a signed integer
+def place_weights(places: Tensor) -> Tensor:
+    """An odd pseudo-random number for each place, [n] int64 for [n] int64. Columns have negative places."""
+    mixed = (places + 1) * -7046029254386353131  # 2^64 / golden ratio, as a signed integer
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) | 1
-
-
-@functools.lru_cache(256)
-def _column_weights(block: int, within: int, size: int, device: torch.device) -> tuple[Tensor, int]:
-    """(odd weights below 2^13 of the columns, distinct within a block, [size] float64; the odd factor of their block)."""
-    order = torch.randperm(2**12, generator=torch.Generator().manual_seed(block))[within : within + size]
-    factor = int(row_weights(torch.tensor(-2 - block)))
-    return (2 * order + 1).to(device, torch.float64), factor

@@ -29,6 +29,8 @@ from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Pr
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from torchtitan_rl.core.trainer.held_weights import HeldWeights
+
 
 class Generator(Configurable):
     """Samples completions from the policy's last synced weights.
@@ -241,11 +243,10 @@ class Generator(Configurable):
             )
         self.policy_version = policy_version
 
-    def weight_proof(self) -> WeightProof:
-        """A proof for this rank's part of the engine, whose buffers are right now."""
+    def weight_proof(self, held: "HeldWeights") -> WeightProof:
+        """A proof that this rank's part of the engine has the weights in `held`; the engine's constants are right now."""
         degree = self.config.tensor_parallel_degree
-        proof = partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree, dtype=self.dtype)
-        return self.llm.apply_model(proof)[0]
+        return self.llm.apply_model(partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype))[0]
 
     def num_cached_blocks(self) -> int:
         """Blocks of the KV cache that a prompt's prefix could be read from."""

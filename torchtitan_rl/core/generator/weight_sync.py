@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.weight_proof import WeightProof
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
 
 Weights = Iterable[tuple[str, Tensor]]
+
+PROVE_EVERY = 16 if ON_CPU else 1
+"""Pushes from one full proof to the next; the first is proven in full. A CPU must read packed matrices back, which takes longer
+than the push itself."""
 
 MAX_DIFF = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """What a probed token's log-probability may differ by when nothing is known of this run. About 1e-6 is seen in float32;
@@ -36,7 +41,7 @@ class WeightSyncError(TrainingStopped):
 
 
 class WeightSync(Configurable):
-    """Pushes weights, proves each push (see weight_proof.py) and probes, now and then, that both sides compute the same.
+    """Pushes weights, proves that they arrived (see weight_proof.py) and probes, now and then, that both sides compute the same.
 
     The proof sees every tensor and no rounding. The probe sees what the proof cannot: another model, another prefix of the
     vocabulary, a rotary base. Ways to be silently wrong that do not arise: the engine's own layer-wise reload is used,
@@ -46,8 +51,8 @@ class WeightSync(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        check_interval: int = number(50, least=0, remedy="0 probes the first push alone; every push is proven.")
-        """Pushes between two probes; 0 probes only the first. Every push is proven in any case."""
+        check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
+        """Pushes between two probes; 0 probes only the first."""
 
         max_diff: float | None = number(None, least=0, remedy="Leave it out for the dtype's own.")
         """Largest allowed difference of a probed token's log-probability; None: 1e-4 with a float32 engine and 0.5 with a
@@ -74,7 +79,7 @@ class WeightSync(Configurable):
         Args:
             weights: (Hugging Face name, full tensor in the generator's dtype), all of them, tied ones under both names.
                 Consumed lazily, so it may gather one block at a time.
-            held: reads the policy's own shards.
+            held: reads the policy's own shards; the same at every push.
             policy_version: recorded on every completion sampled from here on.
             probe: token ids [L] that both sides score when a check is due.
             trainer_logprobs: the policy's log-probability of probe[1:], [L - 1].
@@ -84,18 +89,18 @@ class WeightSync(Configurable):
                 the probe differs.
         """
         if self._proof is None:
-            self._proof = generator.weight_proof()
-        sizes: list[int] = []  # bytes of each
-        generator.load_weights(_counted(self._proof.watch(weights, held), sizes), policy_version=policy_version)
-        self._check_arrival(generator)
+            self._proof = generator.weight_proof(held)
+        sizes: dict[str, int] = {}  # bytes of each tensor that was sent
+        generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
+        self._check_arrival(generator, sizes)
         interval = self.config.check_interval
         if self._num_pushes == 0 or (interval and self._num_pushes % interval == 0):
             self._check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
         self._num_pushes += 1
-        return sum(sizes)
+        return sum(sizes.values())
 
-    def _check_arrival(self, generator: Generator) -> None:
-        faults = self._proof.faults()
+    def _check_arrival(self, generator: Generator, sent: Collection[str]) -> None:
+        faults = self._proof.faults(sent, in_full=self._num_pushes % PROVE_EVERY == 0)
         if cached := generator.num_cached_blocks():
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
         if not comm.largest(len(faults)):
@@ -125,7 +130,7 @@ class WeightSync(Configurable):
         self._probes.append(diff)
 
 
-def _counted(weights: Weights, sizes: list[int]) -> Iterator[tuple[str, Tensor]]:
+def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights:
-        sizes.append(tensor.nbytes)
+        sizes[name] = tensor.nbytes
         yield name, tensor

@@ -1,7 +1,6 @@
 """The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
 
 import os
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.engine_stats import tail_seconds
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_proof import CHECK_ONE_IN, READ_BACK_ONE_IN, share_of
-from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError
+from torchtitan_rl.core.generator.weight_proof import CHANGED, OTHER_VALUES, share_of
+from torchtitan_rl.core.generator.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
@@ -118,40 +117,44 @@ def test_a_changed_policy_arrives_whole(pair):
 
 
 def begin_anew(pair) -> None:
-    """Let the next push be proven as a run's first one is: all of it."""
-    pair.weight_sync._proof._turn = -1
+    """Let the next push be a run's first, which is proven in full."""
+    pair.weight_sync = WeightSync.Config(check_interval=1).build()
+
+
+def module(pair, name: str) -> torch.nn.Module:
+    """A module of the engine."""
+    return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
 
 
 def test_other_weights_than_the_policys_are_named(pair):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
     begin_anew(pair)
-    says = "model.embed_tokens.weight was sent with other values than the policy holds"
-    with pytest.raises(WeightSyncError, match=says):
+    with pytest.raises(WeightSyncError, match=f"policy's: model.embed_tokens.weight {OTHER_VALUES}; .* and .* more"):
         pair.sync(old)
 
 
-def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair):
-    layer = next(p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.up_proj" in name for name in p.rows))
+def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, monkeypatch):
+    layer = module(pair, "model.layers.1.mlp.gate_up_proj")
     pack = layer.quant_method.process_weights_after_loading
 
     def change_and_pack(layer) -> None:
         layer.weight.data[len(layer.weight) // 2 :] *= 1.01  # the lower half is up_proj's
         pack(layer)
 
-    layer.quant_method.process_weights_after_loading = change_and_pack
+    monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", change_and_pack)
     begin_anew(pair)
-    says = "policy's: model.layers.1.mlp.up_proj.weight did not arrive: the engine computes with other values [^;]*$"
-    with pytest.raises(WeightSyncError, match=says):
+    with pytest.raises(WeightSyncError, match=f"policy's: model.layers.1.mlp.up_proj.weight {OTHER_VALUES}. Nothing"):
         pair.sync()
-    layer.quant_method.process_weights_after_loading = pack
 
 
-def test_a_tensor_that_is_left_out_is_named(pair):
+def test_a_tensor_that_is_left_out_is_named_at_every_push(pair):
     pair.change()
     without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
-    with pytest.raises(WeightSyncError, match="policy's: lm_head.weight was not sent. Nothing was sampled"):
-        pair.sync(without_head)
+    for _ in range(2):
+        with pytest.raises(WeightSyncError, match="policy's: lm_head.weight was not sent. Nothing was sampled"):
+            pair.sync(without_head)
+        pair.sync()
 
 
 def test_a_push_of_nothing_is_named(pair):
@@ -160,66 +163,69 @@ def test_a_push_of_nothing_is_named(pair):
 
 
 @pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine packs nothing")
-def test_a_packed_copy_that_stays_old_is_named_when_its_turn_comes(pair, monkeypatch):
-    layer = next(
-        p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.down_proj" in name for name in p.rows)
-    )
-    pack, old, faults = layer.quant_method.process_weights_after_loading, layer.cpu_linear, []
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj", "lm_head"])
+def test_a_packed_copy_that_stays_old_is_named(pair, monkeypatch, name):
+    layer = module(pair, name)
+    pack, old = layer.quant_method.process_weights_after_loading, layer.cpu_linear
 
     def pack_but_keep_the_old(layer) -> None:
         pack(layer)
         layer.cpu_linear = old
 
     pair.change()
-    layer.quant_method.process_weights_after_loading = pack_but_keep_the_old
-    monkeypatch.setattr(pair.weight_sync, "_check_probe", lambda *args: None)  # which would see it at once
-    for _ in range(READ_BACK_ONE_IN):
-        with suppress_but_keep(WeightSyncError, faults):
-            pair.sync()
-    layer.quant_method.process_weights_after_loading = pack
-    assert [str(fault).split("policy's: ")[1] for fault in faults] == [
-        "model.layers.1.mlp.down_proj.weight did not arrive: the engine computes with other values than the policy holds. "
-        "Nothing was sampled with them."
-    ]
+    monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", pack_but_keep_the_old)
+    begin_anew(pair)
+    with pytest.raises(WeightSyncError, match=f"policy's: {name}.weight {OTHER_VALUES}. Nothing"):
+        pair.sync()
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.gate_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
-def test_two_rows_in_each_others_place_are_named_at_the_first_push(pair, name):
+def test_two_rows_in_each_others_place_are_named(pair, name):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
     matrix = dict(swapped)[name]
     matrix[[3, 40]] = matrix[[40, 3]]
     begin_anew(pair)
-    with pytest.raises(WeightSyncError, match=f"policy's: {name} was sent with other values [^;]*$"):
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
         pair.sync(swapped)
 
 
-def test_one_wrong_element_is_named_when_its_tensors_turn_comes(pair):
+def test_one_wrong_element_is_named_at_the_next_full_proof(pair, monkeypatch):
     name, faults = "model.layers.0.mlp.up_proj.weight", []
-    for _ in range(CHECK_ONE_IN):
+    begin_anew(pair)
+    pair.sync()
+    monkeypatch.setattr(pair.weight_sync, "_check_probe", lambda *args: None)
+    for push in range(1, PROVE_EVERY + 1):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
         dict(wrong)[name][5, 11] += 1e-6
-        with suppress_but_keep(WeightSyncError, faults):
+        try:
             pair.sync(wrong)
-    assert len(faults) == 1
-    assert f"{name} was sent with other values" in str(faults[0])
+        except WeightSyncError as error:
+            faults.append((push, str(error)))
+    assert [push for push, _ in faults] == [PROVE_EVERY]
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in faults[0][1]
 
 
-def test_a_buffer_that_changes_is_named(pair):
+def test_one_of_two_names_of_a_tied_tensor_that_ends_wrong_is_named(pair):
+    pair.change()
+    weights = [(n, t * 1.01 if n == "lm_head.weight" else t) for n, t in pair.weights()]
+    begin_anew(pair)
+    with pytest.raises(WeightSyncError, match=f"lm_head.weight {OTHER_VALUES}"):
+        pair.sync(weights)
+
+
+def test_a_rotary_cache_that_changes_is_named(pair):
     name = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
-    rotary = pair.weight_sync._proof._model.get_buffer(name)
+    rotary = module(pair, name.rpartition(".")[0]).cos_sin_cache
+
+    def change_during(weights):
+        yield from weights
+        rotary[7, 3] += 1e-3
+
     kept = rotary.clone()
-    rotary[7, 3] += 1e-3
-    with pytest.raises(WeightSyncError, match=f"policy's: {name} is a buffer of the engine that has changed"):
-        pair.sync()
+    begin_anew(pair)
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} {CHANGED}"):
+        pair.sync(change_during(pair.weights()))
     rotary.copy_(kept)
-
-
-@contextmanager
-def suppress_but_keep(error: type[Exception], kept: list[Exception]):
-    try:
-        yield
-    except error as raised:
-        kept.append(raised)
 
 
 def test_a_probe_far_over_the_runs_own_noise_is_an_error():
@@ -235,14 +241,15 @@ def test_a_probe_far_over_the_runs_own_noise_is_an_error():
 @pytest.mark.parametrize(
     ("size", "full", "degree", "expected"),
     [
-        (128, 128, 2, [(0, 128), (0, 128)]),  # replicated
-        (64, 128, 2, [(0, 64), (64, 128)]),
-        (64, 128, 4, [(0, 64), (0, 64), (64, 128), (64, 128)]),  # 2 key heads on 4 ranks
-        (64, 100, 2, [(0, 64), (64, 100)]),  # a vocabulary padded to 128
+        (128, 128, 2, [(0, 2), (0, 2)]),  # replicated
+        (64, 128, 2, [(0, 1), (64, 1)]),
+        (64, 128, 4, [(0, 2), (0, 2), (64, 2), (64, 2)]),  # 2 key heads on 4 ranks
+        (64, 100, 2, [(0, 1), (64, 1)]),  # a vocabulary padded to 128
+        (64, 5, 1, [(0, 1)]),
     ],
 )
 def test_a_ranks_share_by_the_shapes_alone(size, full, degree, expected):
-    assert [share_of(size, full, rank, degree) for rank in range(degree)] == [slice(*one) for one in expected]
+    assert [share_of(size, full, rank, degree) for rank in range(degree)] == expected
 
 
 def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
