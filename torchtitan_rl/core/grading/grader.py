@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
@@ -24,8 +24,11 @@ from torchtitan_rl.core.grading.reward import (
     load_reward,
 )
 from torchtitan_rl.core.grading.reward_log import LogNames, MetricSums
-from torchtitan_rl.core.task import RewardFunction, Task
+from torchtitan_rl.core.services import RewardFunction
 from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion
+
+if TYPE_CHECKING:
+    from torchtitan_rl.library.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Grader(Configurable):
         """Reward functions, by name, that stay in the training process in spite of `workers`: they hold a model on the GPU,
         or share memory with something there."""
 
-    def __init__(self, config: Config, *, task: Task) -> None:
+    def __init__(self, config: Config, *, task: "Task") -> None:
         extra = [load_reward(reference) for reference in config.rewards]
         self._members = {name: _member(config, one, extra) for name, one in task.members().items()}
         self.reward_names = list(dict.fromkeys(r.name for member in self._members.values() for r in member.rewards))
@@ -219,7 +222,7 @@ class Grader(Configurable):
             logger.warning(message)
 
 
-def _member(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> _Member:
+def _member(config: Grader.Config, task: "Task", extra: Sequence[tuple[str, RewardFunction]]) -> _Member:
     """The rewards and the judgement of one task. Raises UserError for none, two of one name or a keyword that nobody gives."""
     functions = [*((function_name(function), function) for function in task.reward_functions()), *extra]
     names = [name for name, _ in functions]

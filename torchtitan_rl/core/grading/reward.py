@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
 from torchtitan_rl.core.grading.time_limit import Expired, call_with_time_limit
-from torchtitan_rl.core.task import RESERVED_COLUMNS, RewardFunction, Task
+from torchtitan_rl.core.services import RESERVED_COLUMNS, AnswerJudge, RewardFunction
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import Completion, Group
 from torchtitan_rl.library.references import load_function
@@ -171,7 +171,7 @@ class Reward:
 class Judgement:
     """The task's own view of a group, under the same rules as a reward function: (answer, correct) a completion."""
 
-    task: Task
+    task: AnswerJudge
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
     name: str = "judgement"

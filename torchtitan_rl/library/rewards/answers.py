@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from torchtitan_rl.library.answers import as_number, last_boxed, last_number, last_tagged
 from torchtitan_rl.library.math_answers import MathJudge
-from torchtitan_rl.library.tasks import completion_text
+from torchtitan_rl.library.task import completion_text
 
 _MARKS = (re.compile(r"####[ \t]*(.+)"), re.compile(r"answer(?: is|:)[ \t]*(.+)", re.IGNORECASE))
 

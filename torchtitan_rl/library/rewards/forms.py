@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from torchtitan_rl.library.answers import last_boxed
-from torchtitan_rl.library.tasks import completion_text
+from torchtitan_rl.library.task import completion_text
 
 
 def boxed(completions, **_):

@@ -1,6 +1,6 @@
 """Tasks: what the policy is asked and how its answers are judged."""
 
-from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.tasks.calculator import Calculator
 from torchtitan_rl.library.tasks.guess_number import GuessNumber
 from torchtitan_rl.library.tasks.rows import Rows
