@@ -1,1 +1,1 @@
-"""The registry: every public function in a module here returns a `RunConfig` and is a `--config` name."""
+"""The config registry: every public function in these modules returns a `RunConfig`, and its name is a `--config`."""

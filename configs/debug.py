@@ -1,4 +1,4 @@
-"""Runs for any machine, GPU or not, without a download: a 2.4M-parameter Qwen3 that the first run makes itself."""
+"""Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
 
 from torchtitan.components.optimizer import LRSchedulersContainer
 
@@ -16,10 +16,10 @@ from torchtitan_rl.setup.config import RunConfig
 
 
 def debug() -> RunConfig:
-    """Adds two integers on one CPU process, in about 2 minutes with its own warm start; needs nothing.
+    """Learns to add two integers on one CPU process, in about 2 minutes including its warm start; needs no files.
 
-    The policy starts with a habit, the forgotten carry, that reinforcement learning removes. Everything is float32, on a
-    GPU too, and the run stops should trainer and sampler differ by 1e-3 on any token.
+    The starting policy has a habit, forgetting the carry, which RL removes. Everything is float32, also on a GPU, and
+    the run stops if trainer and sampler differ by 1e-3 in the log-probability of any token.
     """
     config = RunConfig(
         model_spec=small_qwen3(vocab_size=320),
@@ -35,7 +35,7 @@ def debug() -> RunConfig:
             lr_scheduler=LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.9),
             mixed_precision_param="float32",
             max_tokens_per_microbatch=8192,
-            # In float32 they agree to 1e-5 on all but the oddest tokens (1.4e-4 once in 6,400 completions).
+            # In float32 they agree to 1e-5 on almost all tokens; the maximum over 6,400 completions was 1.4e-4.
             logprob_gate=LogprobGate.Config(max_diff=1e-3),
         ),
         evaluation=Evaluation.Config(
@@ -51,22 +51,22 @@ def debug() -> RunConfig:
 
 
 def debug_bf16() -> RunConfig:
-    """debug in bfloat16, as larger models are trained; the output heads alone stay in float32."""
+    """debug in bfloat16, as used for larger models; only the output heads stay in float32."""
     config = debug()
     config.generator.dtype = "bfloat16"
     config.trainer.mixed_precision_param = "bfloat16"
-    config.weight_sync.max_diff = 0.5  # single tokens differ by tenths: two orders of summation in 8 bits
+    config.weight_sync.max_diff = 0.5  # single tokens differ by tenths: 8 bits, and two orders of summation
     config.trainer.logprob_gate.max_diff = None
     return config
 
 
 def debug_fsdp2() -> RunConfig:
-    """debug with the policy sharded over every process: NGPU=2 or more."""
+    """debug with the policy sharded over all processes (FSDP): NGPU=2 or more."""
     return debug()
 
 
 def debug_tp2() -> RunConfig:
-    """debug with tensor parallelism of 2 in trainer and generator: NGPU=2."""
+    """debug with tensor parallel degree 2 in trainer and generator: NGPU=2."""
     config = debug()
     config.trainer.parallelism.tensor_parallel_degree = 2
     config.generator.tensor_parallel_degree = 2
@@ -74,7 +74,7 @@ def debug_tp2() -> RunConfig:
 
 
 def debug_fsdp2_tp2() -> RunConfig:
-    """debug with FSDP 2 x TP 2 in the trainer and engines on 2 ranks each: NGPU=4."""
+    """debug with FSDP 2 x TP 2 in the trainer and 2 ranks per engine: NGPU=4."""
     config = debug_tp2()
     config.trainer.parallelism.data_parallel_shard_degree = 2
     return config

@@ -1,7 +1,7 @@
-"""debug with each objective: what a paper's method is, as a composition of small pieces. docs/algorithms.md has the equations.
+"""debug with other algorithms, each composed of small parts. docs/algorithms.md has the equations.
 
-All start from debug's checkpoint and differ from it in `algorithm`, and where the method needs it in the number of optimizer
-steps a batch.
+All start from debug's checkpoint. They differ from debug in `algorithm` and, where the method needs several optimizer
+steps per batch, in `num_minibatches`.
 """
 
 from configs.debug import debug
@@ -32,7 +32,7 @@ def _debug_with(algorithm: Algorithm.Config, *, num_minibatches: int = 1) -> Run
 
 
 def debug_dapo() -> RunConfig:
-    """DAPO: clip-higher, token mean, soft length penalty, groups without preference replaced; 2 optimizer steps a batch."""
+    """DAPO: clip-higher, token mean, soft length penalty, dynamic sampling; 2 optimizer steps per batch."""
     return _debug_with(
         Algorithm.Config(
             advantage=Grpo.Config(),
@@ -46,17 +46,17 @@ def debug_dapo() -> RunConfig:
 
 
 def debug_dr_grpo() -> RunConfig:
-    """Dr.GRPO: advantages without the division by the std, losses summed over tokens with a constant divisor."""
+    """Dr.GRPO: advantages are not divided by the std, and the loss is a token sum with a constant divisor."""
     return _debug_with(Algorithm.Config(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config()))
 
 
 def debug_rloo() -> RunConfig:
-    """RLOO: each completion against the mean of the others in its group."""
+    """RLOO: the baseline of a completion is the mean reward of the others in its group."""
     return _debug_with(Algorithm.Config(advantage=Rloo.Config()))
 
 
 def debug_gspo() -> RunConfig:
-    """GSPO: one ratio a sequence, clipped tightly; 4 optimizer steps a batch, so that the ratio leaves 1."""
+    """GSPO: one ratio per sequence, clipped tightly; 4 optimizer steps per batch, so that the ratio differs from 1."""
     return _debug_with(
         Algorithm.Config(advantage=Grpo.Config(), loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config()),
         num_minibatches=4,
@@ -64,22 +64,22 @@ def debug_gspo() -> RunConfig:
 
 
 def debug_cispo() -> RunConfig:
-    """CISPO: the clipped ratio is a weight without gradient, so that no token drops out; 4 optimizer steps a batch."""
+    """CISPO: the clipped ratio is a weight without gradient, so no token drops out; 4 optimizer steps per batch."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), loss=Cispo.Config()), num_minibatches=4)
 
 
 def debug_maxent() -> RunConfig:
-    """MaxEnt-GRPO: the policy's distribution over each group is pulled to reward-tempered weights of controlled entropy."""
+    """MaxEnt-GRPO: the loss pulls the policy's distribution over a group towards weights with a controlled entropy."""
     return _debug_with(
         Algorithm.Config(loss=MaxEnt.Config(tau=0.5, beta=0.05, tau_controller=TauController.Config(target=1.5)))
     )
 
 
 def debug_seed_grpo() -> RunConfig:
-    """SEED-GRPO: advantages scaled down where a group's answers disagree most."""
+    """SEED-GRPO: advantages are scaled down in groups whose answers disagree."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), seed_grpo=SeedGrpo.Config()))
 
 
 def debug_kl() -> RunConfig:
-    """GRPO with a k3 penalty towards the frozen start, which is sharded like the policy."""
+    """GRPO with a k3 KL penalty towards the frozen starting policy, which is sharded like the policy."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), kl=KL.Config(coef=0.02)))

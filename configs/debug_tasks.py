@@ -1,4 +1,7 @@
-"""debug on other work: a generated task and a file of rows, each with a small start of its own that has a habit to unlearn."""
+"""debug on other tasks: generated ones and a file of rows.
+
+Each trains a small starting policy with a habit to unlearn.
+"""
 
 from configs.debug import debug
 from torchtitan_rl.library.tasks import Rows, Task
@@ -17,13 +20,13 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
 
 
 def debug_spell_backward() -> RunConfig:
-    """Spells words backwards (reasoning_gym), from a start that often leaves the first two letters as they are."""
+    """Spells words backwards (reasoning_gym). The starting policy often leaves the first two letters in order."""
     return _debug_on(
         ReasoningGym.Config(
             tasks=[("spell_backward", 1.0)],
             settings=[("spell_backward.max_word_len", "6")],
             instruction="",
-            warm_start="torchtitan_rl.library.starts.sums:spell_backward",
+            warm_start="torchtitan_rl.library.starts.answer_recipes:spell_backward",
         ),
         max_prompt_tokens=64,
         max_tokens=32,
@@ -31,7 +34,7 @@ def debug_spell_backward() -> RunConfig:
 
 
 def debug_chain_sum() -> RunConfig:
-    """Adds and subtracts three or four digits (reasoning_gym), from a start that often forgets the last one."""
+    """Adds and subtracts three or four digits (reasoning_gym). The starting policy often forgets the last one."""
     return _debug_on(
         ReasoningGym.Config(
             tasks=[("chain_sum", 1.0)],
@@ -41,7 +44,7 @@ def debug_chain_sum() -> RunConfig:
                 ("chain_sum.max_digits", "1"),
             ],
             instruction="",
-            warm_start="torchtitan_rl.library.starts.sums:chain_sum",
+            warm_start="torchtitan_rl.library.starts.answer_recipes:chain_sum",
         ),
         max_prompt_tokens=48,
         max_tokens=48,
@@ -49,15 +52,15 @@ def debug_chain_sum() -> RunConfig:
 
 
 def debug_rows() -> RunConfig:
-    """Adds minutes to a time of day, from the chat messages of a JSON Lines file: .venv/bin/python scripts/make_arrivals.py.
+    """Adds minutes to a time of day. Create its JSON Lines file first: .venv/bin/python scripts/make_arrivals.py.
 
-    The start forgets to carry a full hour. This is the smallest example of a run on a file of one's own.
+    The starting policy does not carry a full hour. This is the smallest example of a run on your own file.
     """
     return _debug_on(
         Rows.Config(
             path="outputs/data/arrivals.jsonl",
             answer_kind="tag",
-            warm_start="torchtitan_rl.library.starts.sums:arrivals",
+            warm_start="torchtitan_rl.library.starts.answer_recipes:arrivals",
         ),
         max_prompt_tokens=96,
         max_tokens=48,

@@ -1,17 +1,17 @@
 """Qwen3 on GPUs. Download a checkpoint folder first and pass it: --hf-assets-path /models/Qwen3-0.6B.
 
-How the numbers were chosen (docs/gpu.md says what has been measured where):
+How the settings were chosen (docs/gpu.md lists the measurements):
 
-- Memory is computed by torchtitan_rl/setup/memory.py and stated with each config: GiB on each GPU while the engine is awake,
-  and at the peak of an update. The trainer holds 12 bytes a parameter over the FSDP and TP ranks (float32 weights and two
-  moments), 16 during an update; the engine takes 40 % of the GPU for its bfloat16 weights and KV cache and gives it back
-  while the trainer works. A run that cannot fit is refused before it starts.
-- Activations are kept where there is room and recomputed elsewhere ("full").
-- Tensor parallelism only where a model needs it: one engine a GPU decodes fastest while the weights leave room for the KV
-  cache. From 8B on, two ranks share an engine.
-- Learning rates are full fine-tuning's usual 1e-6 for GRPO, a little higher for the smallest models.
-- bfloat16 rounds differently in two implementations: single tokens differ by tenths in log-probability, so the sync probe
-  allows 0.5 and token-wise truncated importance sampling corrects what is left.
+- Memory: each config states the GiB per GPU while the engine is awake and at the peak of an update, as computed by
+  torchtitan_rl/setup/memory.py. The trainer holds 12 bytes per parameter (float32 weights and two moments), 16 during
+  an update, divided over the FSDP and TP ranks. The engine takes 40 % of the GPU for bfloat16 weights and KV cache, and
+  frees it while the trainer works. setup/memory.py checks at the start whether a run fits.
+- Activation checkpointing: "none" where memory allows, else "full". - Tensor parallelism: only where a model needs it.
+One engine per GPU decodes fastest as long as the weights leave room for
+  the KV cache. From 8B on, two ranks share an engine.
+- Learning rate: 1e-6, usual for full fine-tuning with GRPO; a little higher for the smallest models. - bfloat16: the
+two implementations round differently, and log-probabilities of single tokens differ by tenths. So the sync
+  probe allows 0.5, and token-level truncated importance sampling corrects the difference.
 """
 
 from typing import Literal
@@ -66,19 +66,18 @@ def _qwen3(
 
 
 def qwen3() -> RunConfig:
-    """Any dense Qwen3, Qwen2.5 or Llama 3: the model is read from the config.json of --hf-assets-path FOLDER.
+    """Any dense Qwen3, Qwen2.5 or Llama 3; the model is read from the config.json of --hf-assets-path FOLDER.
 
-    The settings are those of 0.6B to 1.7B on one 80 GB GPU or more; a larger model wants a lower learning rate, and from 8B on
-    --generator.tensor-parallel-degree 2. A warning before the start gives the computed memory if it is more than the
-    GPU's.
+    The settings suit 0.6B to 1.7B on one 80 GB GPU or more. A larger model needs a lower learning rate and, from 8B on,
+    --generator.tensor-parallel-degree 2. The run reports at the start if it does not fit into memory.
     """
     return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_0_6b() -> RunConfig:
-    """Qwen3-0.6B; one 80 GB GPU: 41 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder.
+    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). On one: 41 GiB awake, 33 in an update. Needs the checkpoint folder.
 
-    One 24 GiB GPU with --trainer.activation-checkpoint full: 19 awake, 14 in an update.
+    One 24 GiB GPU suffices with --trainer.activation-checkpoint full: 19 GiB awake, 14 in an update.
     """
     return _qwen3(
         "0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512, activation_checkpoint="none"
@@ -86,22 +85,28 @@ def qwen3_0_6b() -> RunConfig:
 
 
 def qwen3_1_7b() -> RunConfig:
-    """Qwen3-1.7B; one 80 GB GPU: 53 GiB awake, 33 in an update; or more (FSDP). Needs the checkpoint folder."""
+    """Qwen3-1.7B on one or more 80 GB GPUs (FSDP).
+
+    On one: 53 GiB awake, 33 in an update. Needs the checkpoint folder.
+    """
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_4b() -> RunConfig:
-    """Qwen3-4B; 2 or more 80 GB GPUs (FSDP): 57 GiB awake, 40 in an update on 2. Needs the checkpoint folder."""
+    """Qwen3-4B on 2 or more 80 GB GPUs (FSDP). On 2: 57 GiB awake, 40 in an update. Needs the checkpoint folder."""
     return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
 
 
 def qwen3_8b() -> RunConfig:
-    """Qwen3-8B; 4 or more 80 GB GPUs (FSDP, engines on 2 ranks each): 58 GiB awake, 46 in an update on 4. Needs the checkpoint folder."""
+    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 46 in an update.
+
+    Needs the checkpoint folder.
+    """
     return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
 
 
 def qwen3_14b() -> RunConfig:
-    """Qwen3-14B; 8 or more 80 GB GPUs (FSDP x TP 2, engines on 2 ranks each): 56 GiB awake, 39 in an update on 8.
+    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 56 GiB awake, 39 in an update.
 
     Needs the checkpoint folder.
     """

@@ -1,14 +1,14 @@
-"""Qwen3 on tasks that people know, on one 80 GB GPU (up to 1.7B) or on eight (8B). None of these has been run on a GPU yet.
+"""Qwen3 on well-known tasks, on one 80 GB GPU (up to 1.7B) or on eight (8B). None of these has been run on a GPU yet.
 
 The data comes from the Hugging Face hub, or from a local copy: --task.path FOLDER, with files such as train.jsonl and
-test.jsonl. The model is --hf-assets-path's.
+test.jsonl. --hf-assets-path names the model.
 """
 
 from configs.qwen3 import qwen3, qwen3_8b
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
-from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.setup.config import RunConfig
 
@@ -28,7 +28,7 @@ def _reasoning_gym() -> ReasoningGym.Config:
 
 
 def qwen3_rows() -> RunConfig:
-    """A Qwen3 of up to 1.7B on your own rows, on one 80 GB GPU: --task.path data.jsonl (prompt or messages, and perhaps answer)."""
+    """A Qwen3 of up to 1.7B on your own rows, on one 80 GB GPU. --task.path data.jsonl; see docs/data.md."""
     return _on(Rows.Config(answer_kind="tag"), qwen3(), max_tokens=1024)
 
 
@@ -63,10 +63,10 @@ def qwen3_countdown_8gpu() -> RunConfig:
 
 
 def qwen3_reasoning_gym() -> RunConfig:
-    """A Qwen3 of up to 1.7B on a mix of five reasoning_gym tasks, on one 80 GB GPU; --task.tasks NAME WEIGHT ... for others."""
+    """A Qwen3 of up to 1.7B on five reasoning_gym tasks (--task.tasks NAME WEIGHT ...), on one 80 GB GPU."""
     return _on(_reasoning_gym(), qwen3(), max_tokens=1024)
 
 
 def qwen3_reasoning_gym_8gpu() -> RunConfig:
-    """Qwen3-8B on a mix of five reasoning_gym tasks, on 8 GPUs of 80 GB; --task.tasks NAME WEIGHT ... for others."""
+    """Qwen3-8B on five reasoning_gym tasks (--task.tasks NAME WEIGHT ...), on 8 GPUs of 80 GB."""
     return _on(_reasoning_gym(), qwen3_8b(), max_tokens=2048)

@@ -1,11 +1,12 @@
-"""How long a step of a config takes and whether it fits, before anything is started.
+"""Estimate the time of a config's step and its memory, without starting a run.
 
     .venv/bin/python scripts/estimate.py --config qwen3_8b --gpus 8 --gpu H100
     .venv/bin/python scripts/estimate.py --config debug --gpus 1 --gpu here --prompt-tokens 13 --completion-tokens 26
 
-The least time of each part is that of torchtitan_rl/observability/metrics/efficiency.py; what is expected is that over the share of it that a
-machine reaches (--decode-share, --train-share, --sync-share: a run's efficiency/* metrics). Completions of one length are
-assumed, no tail of long ones, and communication between GPUs hidden behind the work; rewards and prefill are not counted.
+The lower bound of each part comes from torchtitan_rl/observability/metrics/efficiency.py. The expected time is the
+bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
+as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
+leaves out rewards and prefill.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from torchtitan_rl.setup.memory import memory_need  # noqa: E402
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30
-# Dense matrix peaks without sparsity (float32 outside of the tensor cores), memory rate, GiB; the makers' data sheets.
+# From the data sheets: dense peak FLOP/s (float32 without tensor cores, bfloat16), memory bytes/s; GiB.
 GPUS = {
     "A100": (Speeds(19.5e12, 312e12, 2.04e12), 80),
     "H100": (Speeds(67e12, 989e12, 3.35e12), 80),
@@ -37,8 +38,8 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--gpu", choices=[*GPUS, "here"], default="H100")
-    parser.add_argument("--prompt-tokens", type=int, help="default: half the longest prompt")
-    parser.add_argument("--completion-tokens", type=int, help="default: the longest completion")
+    parser.add_argument("--prompt-tokens", type=int, help="default: half of prompts.max_prompt_tokens")
+    parser.add_argument("--completion-tokens", type=int, help="default: sampling.max_tokens")
     parser.add_argument("--decode-share", type=float, default=0.3)
     parser.add_argument("--train-share", type=float, default=0.4)
     parser.add_argument("--sync-share", type=float, default=0.3)

@@ -1,10 +1,10 @@
-"""Evaluate a model or a run's checkpoint as training would have: accuracy, mean@n, pass@k, their intervals, and failures.
+"""Evaluate a model or a run's checkpoint as in training: accuracy, mean@n, pass@k, confidence intervals, and failures.
 
     .venv/bin/python scripts/evaluate.py outputs/debug-20261120-130000 [--step 40]
     .venv/bin/python scripts/evaluate.py /models/Qwen3-0.6B --config qwen3 --evaluation.num-prompts 500
 
-A run is evaluated with its own command line, a model with the config that is named; further options are overrides of the
-config, as of run_train.sh. Relative paths in a run's options, and in those added to them, start where the run was started.
+A run is evaluated with the options it was started with, a model with the given --config. Further options override the
+config, as with run_train.sh. For a run, relative paths in options are relative to the folder the run was started from.
 The results are printed and written to OUTPUT/evaluation/step-0.json.
 """
 
@@ -35,23 +35,23 @@ NOT_OF_AN_EVALUATION = {"--dump-folder", "--hf-assets-path", "--checkpoint.load-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_or_run", help="a run's folder, a Hugging Face folder, or a name on the hub")
-    parser.add_argument("--step", type=int, help="of a run: which checkpoint; default the last")
-    parser.add_argument("--output", help="folder for the results; default a new one under outputs/")
+    parser.add_argument("--step", type=int, help="for a run: the checkpoint's step; default: the last")
+    parser.add_argument("--output", help="folder for the results; default: a new one under outputs/")
     parser.add_argument(
-        "--nproc", type=int, default=torch.cuda.device_count() or 1, help="ranks; default the GPUs, or 1"
+        "--nproc", type=int, default=torch.cuda.device_count() or 1, help="number of ranks; default: one per GPU, or 1"
     )
     args, overrides = parser.parse_known_args()
     output = Path.cwd() / (args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}")
     run = Path(args.model_or_run)
-    if not run.exists() and run.parent != Path() and run.parent.is_dir():  # else it may be a name on the hub
-        parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model's, or a name on the hub")
+    if not run.exists() and run.parent != Path() and run.parent.is_dir():  # otherwise it may be a name on the hub
+        parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model folder, or a name on the hub")
     with tempfile.TemporaryDirectory() as folder:
         model, command, caller = args.model_or_run, [], str(Path.cwd())
         if (run / "environment.json").is_file():
             model, (command, caller) = f"{folder}/model", command_of(run)
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
                 parser.error(
-                    f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: give it again"
+                    f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"
                 )
             try:
                 export(run, Path(model), args.step, "float32")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def command_of(run: Path) -> tuple[list[str], str]:
-    """The options that the run was started with, but for where it started and wrote; and the folder that it was called from."""
+    """Returns the run's options without its start and output folders, and the folder that it was called from."""
     described = json.loads((run / "config.json").read_text())
     _, *options = described["command"]
     kept, skip = [], False
@@ -78,7 +78,7 @@ def command_of(run: Path) -> tuple[list[str], str]:
 
 
 def hidden_options(options: list[str]) -> set[str]:
-    """Those in whose values a secret was not written down."""
+    """Returns the options whose values were replaced because they contain a secret."""
     found, name = set(), ""
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else name

@@ -1,4 +1,4 @@
-"""Export a run's checkpoint to a Hugging Face folder that transformers and vLLM load. Needs no GPU, and memory for one file.
+"""Export a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
 .venv/bin/python scripts/export_hf.py --run outputs/debug-20261120-130000 --output exported/ [--step 100]
 """
@@ -26,14 +26,14 @@ from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E
 from torchtitan_rl.setup.resume import examine  # noqa: E402
 
 SHARD_BYTES = 4 * 2**30
-"""The largest file, unless one tensor is larger, and what is in memory at once."""
+"""Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--step", type=int, help="which checkpoint; default the last")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     args = parser.parse_args()
     try:
@@ -43,12 +43,16 @@ def main() -> None:
 
 
 def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
-    """Write checkpoint `step` (None: the last) of `run`. Raises UserError for what is not there or in the way."""
-    expect((run / "config.json").is_file(), "--run", str(run), "a run's folder, with its config.json", "Name one.")
+    """Writes checkpoint `step` (None: the last) of `run` to `output`.
+
+    Raises:
+        UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
+    """
+    expect((run / "config.json").is_file(), "--run", str(run), "a run's folder with a config.json", "Name one.")
     described = json.loads((run / "config.json").read_text())
     start = Path(described["hf_assets_path"])
-    start = start if start.exists() else ROOT / start  # training runs in the checkout, wherever it is called from
-    remedy = "Start where the run was started, or put the folder back."
+    start = start if start.exists() else ROOT / start  # training always runs in the checkout
+    remedy = "Run this in the folder the run was started from, or put the folder back."
     expect(
         (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
     )
@@ -64,11 +68,11 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
 
 
 def find_checkpoint(run: Path, step: int | None) -> Path:
-    """The folder of one checkpoint, verified. Raises UserError, listing what there is, when it is missing or damaged."""
+    """Returns a checkpoint's folder after checking it. Raises UserError if it is missing or damaged."""
     steps = CheckpointFolder(run).steps()
     expect(bool(steps), "--run", str(run), "a run that has saved a checkpoint", f"There is none in {run}/checkpoint.")
     chosen = max(steps) if step is None else step
-    remedy = "Leave it out for the last."
+    remedy = "Leave --step out for the last."
     expect(chosen in steps, "--step", chosen, f"one of {list(steps)}, the checkpoints in {run}/checkpoint", remedy)
     reason = examine(steps[chosen])
     expect(not reason, "--step", chosen, f"a whole checkpoint, but of {steps[chosen]} {reason}", "Name another step.")
@@ -76,7 +80,7 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
 
 
 def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path) -> None:
-    """Files of at most SHARD_BYTES, each written when it is full, and their index; a tied output head is left out."""
+    """Writes files of at most SHARD_BYTES and their index. A tied output head is left out."""
     written: list[tuple[Path, list[str]]] = []
     shard: dict[str, torch.Tensor] = {}
     total = held = 0
@@ -107,7 +111,7 @@ def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, o
 
 
 def copy_assets(source: Path, output: Path, dtype: str) -> None:
-    """Everything of the starting folder but its weights, with the exported dtype in config.json."""
+    """Copies the starting folder's files except its weights, and sets the exported dtype in config.json."""
     for file in source.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
             shutil.copy2(file, output / file.name)

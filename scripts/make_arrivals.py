@@ -1,4 +1,4 @@
-"""Write the data of debug_rows, a file of JSON Lines with chat messages: when does a train arrive?
+"""Write the data of debug_rows: a JSON Lines file with chat messages that ask when a train arrives.
 
 .venv/bin/python scripts/make_arrivals.py [--output outputs/data/arrivals.jsonl] [--num 2000] [--seed 0]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def rows(num: int, seed: int) -> list[dict]:
-    """`num` different rows: a question as messages, its answer, and the minutes as a further column."""
+    """Returns `num` different rows with a question as messages, its answer, and the minutes as an extra column."""
     every = [(hour, minute, takes) for hour in range(6, 22) for minute in range(0, 60, 5) for takes in range(5, 60, 5)]
     return [
         {
@@ -30,7 +30,7 @@ def rows(num: int, seed: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/data/arrivals.jsonl"))
-    parser.add_argument("--num", type=int, default=2000, help="rows, at most 2,112")
+    parser.add_argument("--num", type=int, default=2000, help="number of rows, at most 2,112")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Make a Hugging Face folder with random weights: to try memory, speed and other architectures without a download.
+"""Make a Hugging Face folder with random weights, to try memory, speed and other architectures without a download.
 
-    .venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B
-    .venv/bin/python scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
+    .venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B .venv/bin/python
+    scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
 
-The tokenizer is the small byte-level one of the debug configs, so most of a large vocabulary stands for no text.
+The tokenizer is the small byte-level one of the debug configs, so most entries of a large vocabulary are unused.
 """
 
 import argparse
@@ -35,18 +35,18 @@ SMALL = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
-"""What --set changes."""
+"""The default dimensions with --architecture; --set overrides them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES, help="of a published Qwen3")
+    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES, help="size of a published Qwen3")
     models = sorted(family.model_type for family in FAMILIES.values())
-    parser.add_argument("--architecture", choices=models, help="a small one of this kind instead")
+    parser.add_argument("--architecture", choices=models, help="make a small model of this architecture instead")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"its config.json's entries; default {SMALL}"
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"entries of its config.json; default: {SMALL}"
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder to make; must not exist")
+    parser.add_argument("--output", type=Path, required=True, help="folder to create; must not exist")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -61,17 +61,17 @@ def main() -> None:
 
 
 def entries(assignments: list[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs, whose values are JSON. Example: entries(["hidden_size=72"]) == {"hidden_size": 72}"""
+    """Parses KEY=VALUE pairs with JSON values. Example: entries(["hidden_size=72"]) == {"hidden_size": 72}"""
     return {key: json.loads(value) for key, _, value in (one.partition("=") for one in assignments)}
 
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
-    """A random model of one of transformers' kinds with `SMALL`'s dimensions, but for `settings`."""
+    """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **settings}))
 
 
 def save(model: PreTrainedModel, output: Path) -> None:
-    """Write it with a tokenizer that fits; the folder appears complete or not at all."""
+    """Writes the model with a matching tokenizer. The folder appears only when it is complete."""
     task = SumDigits.Config().build()
     texts = [task.train_example(i, seed=0).text for i in range(500)]
     tokenizer = make_small_tokenizer(texts, vocab_size=min(512, model.config.vocab_size))
@@ -82,7 +82,7 @@ def save(model: PreTrainedModel, output: Path) -> None:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         Path(unfinished).rename(output)
-        Path(unfinished).mkdir()  # for the context manager to remove
+        Path(unfinished).mkdir()  # the context manager removes it
 
 
 if __name__ == "__main__":

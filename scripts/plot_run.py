@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 
 
 def series(run: Path, key: str) -> tuple[list[int], list[float]]:
-    """(steps, values) of one metric, in the steps that have it."""
+    """Returns (steps, values) of one metric, for the steps that have it."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = [(row["step"], row[key]) for row in rows if key in row]
     return [step for step, _ in found], [value for _, value in found]
@@ -22,11 +22,11 @@ def series(run: Path, key: str) -> tuple[list[int], list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="run folders; each is one line")
-    parser.add_argument("--output", type=Path, required=True, help="picture to write (.png or .svg)")
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders; each becomes one line")
+    parser.add_argument("--output", type=Path, required=True, help="image file to write (.png or .svg)")
     args = parser.parse_args()
     if missing := [str(run) for run in args.runs if not (run / "metrics.jsonl").is_file()]:
-        parser.error(f"no metrics.jsonl in {' '.join(missing)}: expected folders of runs whose metrics.sinks has jsonl")
+        parser.error(f"no metrics.jsonl in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for run in args.runs:
         reward.plot(*series(run, "reward/mean"), linewidth=1.5, label=run.name)

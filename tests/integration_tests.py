@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -54,6 +54,8 @@ TRL = {
     "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
+STOCK = {"TORCHTITAN_RL_CPU": "stock"}
+"""On a CPU the code that a GPU runs, without what docs/cpu.md lists."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
@@ -78,6 +80,8 @@ class OverrideDefinitions:
     """Texts that the last run must print."""
     prepare: Callable[[Path], None] | None = None
     """Called with the test's folder before the first run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every run."""
     quick: bool = False
     """In the default test command; the others are run by `scripts/run_tests.sh all`."""
 
@@ -167,6 +171,27 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy,
              evaluation_is_reproduced], quick=True,
+        ),
+        OverrideDefinitions(
+            [parity()], "parity in stock mode", "parity_stock", 1, [parity_holds], "tests.integration.parity",
+            environment=STOCK, quick=True,
+        ),
+        OverrideDefinitions(
+            [parity("--dtype", "bfloat16")], "bfloat16 parity in stock mode", "parity_bf16_stock", 1, [parity_holds],
+            "tests.integration.parity", environment=STOCK,
+        ),
+        OverrideDefinitions(
+            [["--save", "{dir}/one.pt"], ["--max-tokens", "64", "--compare", "{dir}/one.pt"]],
+            "invariance under micro-batches in stock mode", "invariance_stock", 1, [], "tests.integration.invariance",
+            environment=STOCK, quick=True,
+        ),
+        OverrideDefinitions(
+            [["--dtype", dtype] for dtype in ("float32", "bfloat16")], "weights that did not arrive, in stock mode",
+            "sabotage_stock", 1, [], "tests.integration.sabotage", environment=STOCK,
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug")], "the README's run in stock mode: accuracy rises", "debug_stock", 1,
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90)], environment=STOCK, quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug_bf16", *SHORT, "--num-steps", "4")], "training in bfloat16", "debug_bf16", 1,
@@ -265,12 +290,22 @@ def build_test_list() -> list[OverrideDefinitions]:
     ]  # fmt: skip
 
 
-def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int) -> int:
-    """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code."""
+def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int, more: Mapping[str, str]) -> int:
+    """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code.
+
+    Args:
+        more: environment variables besides this process's own.
+    """
     command = [sys.executable, "-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={ngpu}"]
     command += ["-m", program, *args]
     threads = str(max(1, cores // ngpu))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
     with log.open("a") as stream:
         return subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
 
@@ -292,7 +327,8 @@ def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | N
     log.unlink(missing_ok=True)
     for i, args in enumerate(test.override_args):
         expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
-        code = launch(test.program, [arg.replace("{dir}", str(folder)) for arg in args], ranks_of(test)[i], log, cores)
+        args = [arg.replace("{dir}", str(folder)) for arg in args]
+        code = launch(test.program, args, ranks_of(test)[i], log, cores, test.environment)
         if code != expected:
             end = "\n".join(log.read_text().splitlines()[-30:])
             return f"run {i + 1} exited with {code}, expected {expected}; the end of {log}:\n{end}"

@@ -96,12 +96,14 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
+    from torchtitan_rl.setup.environment import check_environment
     from torchtitan_rl.setup.folder import RunFolder
     from torchtitan_rl.setup.memory import memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.start import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
 
+    check_environment()
     board = Board(int(os.environ["RANK"]))
     board.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
     for listener in (board, Terminal(slowest=heartbeat_text), BoundedOutput()):
@@ -145,6 +147,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan.distributed.utils import set_spmd_backend
     from transformers import AutoTokenizer
 
+    from torchtitan_rl import cpu
     from torchtitan_rl.core import comm
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.device import engine_start_note
@@ -161,6 +164,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.setup.secrets import without_secrets
     from torchtitan_rl.setup.start import check_tokenizer
 
+    cpu.install()
     world_size, parallelism = dist.get_world_size(), config.trainer.parallelism
     set_spmd_backend(parallelism.spmd_backend)
     task = config.task.build()

@@ -25,12 +25,13 @@ import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
+from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
 from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
@@ -64,9 +65,9 @@ class Talk(SumDigits):
         return SlowTool(str(self.made), self.most_seconds)
 
 
-def lock_step(conversations, engine, host, share, *, wait_for_answers, seeded) -> Iterator[int]:
+def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
     """In place of `roll_out`: one turn of all conversations after the other."""
-    host.openings()
+    environments.reset_results()
     places = going = range(len(conversations))
     while going:
         for place in going:
@@ -74,12 +75,12 @@ def lock_step(conversations, engine, host, share, *, wait_for_answers, seeded) -
             engine.add(place, conversations[place], seeded=True)
         while engine.busy:
             for sampled in engine.step():
-                conversations[sampled.place].hear_policy(sampled)
+                conversations[sampled.place].append_turn(sampled)
         for place in going:
-            host.tell(place)
-        answers = host.answers(wait=True, all=True)
+            environments.step_async(place)
+        answers = environments.answers(wait=True, all=True)
         for answer in answers:
-            conversations[answer.place].hear_environment(answer)
+            conversations[answer.place].append_answer(answer)
         going = [answer.place for answer in answers if answer.end is None]
     yield from places
 
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="each with 8 conversations")
     parser.add_argument("--most-seconds", type=float, default=2.0, help="of the tool")
     args = parser.parse_args()
+    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     with tempfile.TemporaryDirectory() as folder:
         generator, tokenizer = make_generator(Path(folder))

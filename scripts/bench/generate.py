@@ -1,4 +1,4 @@
-"""Generation alone: this project's scheduling and drawing on a CPU against vLLM's own, timed in turn in one process.
+"""Generation alone: this project's scheduling on a CPU against vLLM's own, timed in turn in one process.
 
     .venv/bin/python scripts/bench/generate.py
     .venv/bin/python scripts/bench/generate.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --dtype bfloat16 --repeats 1
@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,19 +29,12 @@ from torchtitan_rl.core.types import Prompt  # noqa: E402
 
 
 def as_vllm(generator: Generator, generate: Callable[[], object]) -> None:
-    """With none of what `CPUScheduler` and `draw_by_one_number` replace."""
-    from vllm.v1.sample.sampler import Sampler
-
-    core = generator.llm.llm_engine.engine_core.engine_core
-    sampler = core.model_executor.driver_worker.worker.model_runner.sampler
-    with ExitStack() as changes:
-        for owner, name, own in [
-            (core.scheduler, "_one_token_each", lambda ids, at_edge: None),
-            (core.scheduler, "_twin", lambda request: None),
-            (sampler.topk_topp_sampler, "forward", sampler.topk_topp_sampler.forward_cpu),
-            (sampler, "gather_logprobs", Sampler.gather_logprobs),
-        ]:
-            changes.enter_context(patch.object(owner, name, own))
+    """With none of what `CPUScheduler` replaces."""
+    scheduler = generator.llm.llm_engine.engine_core.engine_core.scheduler
+    with (
+        patch.object(scheduler, "_one_token_each", lambda ids, at_edge: None),
+        patch.object(scheduler, "_twin", lambda request: None),
+    ):
         generate()
 
 

@@ -25,6 +25,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl import cpu
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -71,7 +72,7 @@ def extra_peak_bytes(function: Callable[[], object]) -> int:
 
 
 def in_use_bytes() -> int:
-    """Of the GPU, or of this process after it has given back what it has freed and keeps (see `device.py`)."""
+    """Bytes in use on the GPU, or by this process after it has given back the memory that it has freed."""
     if not ON_CPU:
         return torch.cuda.memory_allocated()
     ctypes.CDLL(None).malloc_trim(0)
@@ -87,7 +88,8 @@ def _status_bytes(field: str) -> int:
 
 
 def start(threads: int) -> None:
-    """A process group, of this process alone unless torchrun started it, and the number of threads."""
+    """A run's adaptations to this device, a process group (of this process alone unless torchrun started it) and its threads."""
+    cpu.install()
     torch.set_num_threads(threads)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)

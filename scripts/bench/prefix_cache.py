@@ -26,7 +26,7 @@ from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 
 
 class LongAnswers(Environment):

@@ -22,6 +22,7 @@ from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, Trai
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
+from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=61)
     args = parser.parse_args()
+    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     spec = SIZES[args.size]()
     folder = comm.broadcast(tempfile.mkdtemp())

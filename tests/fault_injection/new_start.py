@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.debug import debug
-from torchtitan_rl.library.starts.sums import sums
+from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
 from torchtitan_rl.library.tasks import SumDigits
 

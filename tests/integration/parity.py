@@ -28,6 +28,7 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy  # noqa: E402
+from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
@@ -37,7 +38,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.conversations import Conversations  # noqa: E402
+from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
@@ -208,6 +209,7 @@ def main() -> None:
     )
     parser.add_argument("--output", help="write the differences here as JSON")
     args = parser.parse_args()
+    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     parallelism = ParallelismConfig(
         tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"

@@ -25,6 +25,7 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
 from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
+from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
@@ -35,6 +36,8 @@ from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+ROTARY = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
 Weights = Iterator[tuple[str, Tensor]]
 
 
@@ -90,6 +93,19 @@ class Pair:
         return float(np.abs(self.generator.prompt_logprobs(self.probe) - self.trainer_logprobs(self.probe)).max())
 
 
+def replaced(name: str, old: dict[str, Tensor], where: tuple) -> Callable[[Weights], Weights]:
+    """Send the old values of a part of one tensor."""
+
+    def sabotaged(weights: Weights) -> Weights:
+        for other, tensor in weights:
+            if other == name:
+                tensor = tensor.clone()
+                tensor[where] = old[name][where]
+            yield other, tensor
+
+    return sabotaged
+
+
 def scaled(weights: Weights) -> Weights:
     for name, tensor in weights:
         yield name, tensor * 1.01 if name == DOWN else tensor
@@ -103,16 +119,22 @@ SENT = "was sent with other values than the policy holds"
 ARRIVED = "did not arrive: the engine computes with other values than the policy holds"
 
 SAYS = {
-    "stale all": f"model.embed_tokens.weight {SENT}",
-    "one behind": f"model.embed_tokens.weight {SENT}",
+    "stale all": f"{EMBEDDING} {SENT}",
+    "one behind": f"{EMBEDDING} {SENT}",
     "one tensor skipped": f"{DOWN} was not sent",
     "one tensor x 1.01": f"{DOWN} {SENT}",
+    "one stale element": f"{DOWN} {SENT}",
+    "one stale row": f"{DOWN} {SENT}",
+    "a stale block of 16 x 16": f"{DOWN} {SENT}",
+    "stale embedding, new tied head": f"{EMBEDDING} {SENT}",
     "tied head missing": "lm_head.weight was not sent",
     "one tensor changed by the engine's loader": f"{DOWN} {ARRIVED}",
     "wrong tensor-parallel shard in the engine": f"{DOWN} {ARRIVED}",
+    "changed just before it was packed": f"{DOWN} {ARRIVED}",
+    "rotary cache x 1.05": f"{ROTARY} is a buffer of the engine that has changed since its start",
     "prefix cache kept": "the prefix cache kept 1 blocks of the old weights",
 }
-"""What is wrong, and what the error says where ranks hold shards. One rank compares what arrived with all that it holds."""
+"""What is wrong, and what the error says."""
 
 
 def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
@@ -123,12 +145,42 @@ def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
     yield "one behind", lambda weights: iter(before)
     yield "one tensor skipped", without(DOWN)
     yield "one tensor x 1.01", scaled
+    old = dict(before)
+    yield "one stale element", replaced(DOWN, old, (37, 51))
+    yield "one stale row", replaced(DOWN, old, (37,))
+    yield "a stale block of 16 x 16", replaced(DOWN, old, (slice(32, 48), slice(16, 32)))
+    yield "stale embedding, new tied head", replaced(EMBEDDING, old, ())
     yield "tied head missing", without("lm_head.weight")
     yield "one tensor changed by the engine's loader", patched_loader(pair, lambda tensor: tensor * 0.99)
     if pair.generator.config.tensor_parallel_degree > 1:
         other_shard = patched_loader(pair, lambda tensor: tensor.roll(tensor.shape[1] // 2, 1))
         yield "wrong tensor-parallel shard in the engine", other_shard
+    if device.ON_CPU:
+        yield "changed just before it was packed", change_before_packing(pair)
+    rotary = pair.sync._proof._model.get_buffer(ROTARY)
+    kept = rotary.clone()
+    yield "rotary cache x 1.05", lambda weights: (rotary.mul_(1.05), weights)[1]
+    rotary.copy_(kept)
     yield "prefix cache kept", keep_cache(pair)
+
+
+def change_before_packing(pair: Pair) -> Callable[[Weights], Weights]:
+    """Change one element of DOWN after the proof has summed it."""
+    from vllm.model_executor.layers import utils
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def change_and_pack(layer: torch.nn.Module, remove_weight: bool) -> None:
+        if layer is loader_of(pair):
+            layer.weight.data[5, 7] += 0.5
+        pack(layer, remove_weight)
+
+    def sabotaged(weights: Weights) -> Weights:
+        utils.dispatch_cpu_unquantized_gemm = change_and_pack
+        yield from weights
+        utils.dispatch_cpu_unquantized_gemm = pack
+
+    return sabotaged
 
 
 def loader_of(pair: Pair) -> torch.nn.Module:
@@ -174,6 +226,7 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
+    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
@@ -182,19 +235,17 @@ def main() -> None:
     pair = Pair(folder, args.dtype, args.generator_tp)
     pair.push(pair.weights())
     clean, table = pair.probe_diff(), []
-    alone = dist.get_world_size() == 1
     for what, how in sabotages(pair):
+        pair.push(pair.weights())
         pair.update()
         fill_cache(pair)
+        pair.sync._proof._turn = -1  # so that the next push is the first
         try:
             pair.push(how(pair.weights()))
             said = "nothing"
         except WeightSyncError as error:
             said = str(error)
-        caught = (SAYS[what].replace(SENT, ARRIVED) if alone else SAYS[what]) in said
-        table.append({"fault": what, "probe": pair.probe_diff(), "said": said, "caught": caught})
-        if what != "prefix cache kept":
-            pair.push(pair.weights())
+        table.append({"fault": what, "probe": pair.probe_diff(), "said": said, "caught": SAYS[what] in said})
     if dist.get_rank() == 0:
         print(f"{args.dtype}, engine TP {args.generator_tp}: the probe of a clean push is off by {clean:.1e}")
         for row in table:

@@ -8,7 +8,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments import Environment, Turn
-from torchtitan_rl.library.environments.conversations import Conversations
+from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.tasks import SumDigits
 
 

@@ -4,25 +4,23 @@ torchtitan picks its device type while it is imported and falls back to "cuda"; 
 environment while they are imported. So this module has import-time effects, and it is the only one that has.
 """
 
-import ctypes
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._utils
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from torchtitan_rl.core.errors import UserError
+if TYPE_CHECKING:
+    from vllm import LLM
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_CPU = DEVICE_TYPE == "cpu"
@@ -45,143 +43,50 @@ if ON_CPU:
         )
     torch._utils._get_available_device_type = lambda: "cpu"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB a rank
+    # vLLM compiles the function that counts ranks of sampled tokens, which needs a C++ compiler. Nothing else is compiled here.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def _keep_freed_memory() -> None:
-    """Let glibc hand out freed memory again instead of giving the free end of its heap back to the system.
-
-    The system hands pages out anew in the next layer, micro-batch and step: a quarter of a large update's processor time on a
-    virtual machine. The most that is in use stays what it was. Larger blocks do go back, as they do by default: in the heap, a
-    hole of a tensor's exact size is too small for the next aligned one, and a heap of large holes grows without end.
-    """
-    trim_threshold, mmap_threshold, never = -1, -3, -1
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # another C library, or macOS, has none
-        libc.mallopt(trim_threshold, never)
-        libc.mallopt(mmap_threshold, 2**25)  # bytes, the highest that glibc chooses by itself
-
-
-if ON_CPU:
-    _keep_freed_memory()
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [M, K] @ b [K, N] on a CPU: float32 by oneDNN, in full precision, anything else as PyTorch does it.
-
-    PyTorch takes float32 products to MKL, which gives other makers' processors its AVX2 kernels: 90 GFLOP/s a core of an AMD
-    Zen 5, where oneDNN's AVX-512 reaches 200. Below some size its set-up costs more than it saves.
-    """
-    fits = a.dtype == b.dtype == torch.float32 and a.shape[1] == b.shape[0]
-    if fits and min(*a.shape, b.shape[1]) >= 16:
-        return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
-    return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
-
-
-if ON_CPU and platform.machine() == "x86_64" and torch.backends.mkldnn.is_available():
-    # For the trunk, its backward, the head and DTensor's local products alike; kept, for it ends with its object.
-    _products = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden
-        _products.impl("mm", _product, "CPU", allow_override=True)
-
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where PyTorch's GPU allocator reads its settings from; the first that is set wins."""
 
-OLDEST_DRIVER = 580
-"""Major version of the NVIDIA driver that the CUDA 13 wheels of the pinned torch need."""
+
+@dataclass(frozen=True)
+class DeviceHooks:
+    """How a device may be given another engine than vLLM chooses for it. By default it is given none."""
+
+    engine_options: Callable[[str], dict[str, Any]] = lambda dtype: {}
+    """More keyword arguments of `vllm.LLM` for an engine of this dtype; they win over the core's."""
+    adapt_engine: Callable[["LLM", str], None] = lambda llm, dtype: None
+    """Called with a new engine, which has no weights yet, and its dtype."""
 
 
-def check_environment(*, gpu_expected: bool = True) -> None:
-    """Check that the installed builds of torch and vLLM fit one another and, where they are for a GPU, find one.
+hooks = DeviceHooks()
 
-    Without this a driver that is too old, or a CPU build of torch that outranked the CUDA one, ends in CPU mode and in an
-    obscure error of vLLM later.
+
+def install_hooks(new: DeviceHooks) -> None:
+    """Use these in every engine that is built from now on."""
+    global hooks
+    hooks = new
+
+
+def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
+    """Give an engine the tokenizer that the run has loaded, which finds stop texts (SamplingConfig.stop), and its statistics.
 
     Args:
-        gpu_expected: False on a login node, which is set up for GPUs that it does not have.
-
-    Raises:
-        UserError: naming the builds, the driver's version and the remedy.
+        stats: called in place of vLLM's Prometheus histograms (see generator/engine_stats.py).
     """
-    set_up_again = "rm -rf .venv && TORCHTITAN_RL_KIND=gpu scripts/setup.sh"
-    if torch.version.hip is not None:
-        raise UserError(
-            f"torch {torch.__version__} is a ROCm build: AMD GPUs are not supported yet, NVIDIA's alone. To train on the "
-            "CPU: rm -rf .venv && TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
-        )
-    if environment_kind() == "cpu":
-        if not ON_CPU:
-            raise UserError(
-                f"vllm-cpu is installed, but torch {torch.__version__} sees a GPU. Set up again: {set_up_again}"
-            )
-        return
-    if torch.version.cuda is None:
-        raise UserError(
-            f"the CUDA build of vLLM is installed beside torch {torch.__version__}, a CPU build: a package index or a pip "
-            f"setting prefers it. Set up again without that: {set_up_again}"
-        )
-    if gpu_expected and ON_CPU:
-        raise UserError(
-            f"the environment is for GPUs (torch {torch.__version__}, CUDA {torch.version.cuda}), but torch finds none it "
-            f"can use; {_driver_state()} For a machine without one: TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
-        )
-
-
-def environment_kind() -> str:
-    """Whether scripts/setup.sh installed vLLM's build for "gpu" or for "cpu"."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return "gpu"
-    return "cpu"
-
-
-def _driver_state() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return "no NVIDIA driver is loaded (is the GPU passed to this container or job?)."
-    version = re.search(r"\b(\d+)\.\d[\d.]*", text)
-    if version is None:
-        return f"its NVIDIA driver's version is unknown; CUDA 13 needs {OLDEST_DRIVER} or newer."
-    if int(version[1]) < OLDEST_DRIVER:
-        return f"its NVIDIA driver {version[0]} is too old: CUDA 13 needs {OLDEST_DRIVER} or newer. Update the driver."
-    return (
-        f"its NVIDIA driver is {version[0]}, which is new enough: see CUDA_VISIBLE_DEVICES "
-        f"({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}) and nvidia-smi."
-    )
-
-
-class _ReduceScatterOfOne:
-    """FSDP2's reduce-scatter where one rank has everything: the sum is given the memory of what is summed, so nothing is copied.
-
-    A reduction asks for two buffers of one size, the packed gradients and then their sum, which become the gradients' memory.
-    """
-
-    def __init__(self) -> None:
-        self._packed: torch.Tensor | None = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """[elements], the same for the two calls of a reduction."""
-        packed, self._packed = self._packed, None
-        if packed is None:
-            packed = self._packed = torch.empty(*size, dtype=dtype, device=device)
-        return packed
+    llm.llm_engine.output_processor.tokenizer = tokenizer
+    llm.llm_engine.logger_manager = stats
 
 
 def adapt_fsdp(model: nn.Module) -> None:
-    """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum, and let one rank's gradients be.
-
-    torchtitan has them divided by 1 in place of the number of ranks. Alone, FSDP2 does that to a copy of every gradient; its own
-    factor is the same there and costs nothing.
-    """
+    """Make FSDP2's gradient reduction run on gloo, which has no pre-multiplied sum."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(ON_CPU)
-            if dist.get_world_size() == 1:
-                module.set_gradient_divide_factor(None)
-                module.set_custom_reduce_scatter(_ReduceScatterOfOne())
 
 
 def expandable_segments() -> bool:

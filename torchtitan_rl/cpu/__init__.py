@@ -1,1 +1,46 @@
-""""""
+"""What a CPU computes in other ways than torch, torchtitan and vLLM choose there: faster, with the same results.
+
+docs/cpu.md lists every adaptation with its gain. `TORCHTITAN_RL_CPU=stock` turns all of them off.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchtitan_rl.core.device import ON_CPU, DeviceHooks, install_hooks
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.cpu.engine import BLOCK_TOKENS, use_wide_head
+from torchtitan_rl.cpu.products import override_products
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+SWITCH = "TORCHTITAN_RL_CPU"
+MODES = ("fast", "stock")
+
+
+def mode() -> Literal["fast", "stock"]:
+    """The value of TORCHTITAN_RL_CPU, by default "fast". Raises UserError for any value but "fast" and "stock"."""
+    given = os.environ.get(SWITCH, "fast")
+    expect(given in MODES, SWITCH, given, "fast or stock", "Leave it out for fast.")
+    return given
+
+
+def install() -> None:
+    """Install the adaptations before a policy or an engine is built. Does nothing on a GPU or in stock mode.
+
+    Raises:
+        UserError: for an unknown mode.
+    """
+    if mode() == "fast" and ON_CPU:
+        override_products()
+        install_hooks(DeviceHooks(_engine_options, _adapt_engine))
+
+
+def _engine_options(dtype: str) -> dict[str, Any]:
+    options = {"block_size": BLOCK_TOKENS, "scheduler_cls": "torchtitan_rl.cpu.scheduler.CPUScheduler"}
+    return options | ({"hf_overrides": {}} if dtype == "bfloat16" else {})  # _adapt_engine gives it another head
+
+
+def _adapt_engine(llm: "LLM", dtype: str) -> None:
+    if dtype == "bfloat16":
+        llm.apply_model(use_wide_head)

@@ -1,62 +1,13 @@
-"""What a CPU engine computes in another way than vLLM chooses there: the same numbers, in fewer passes over memory."""
-
-from typing import TYPE_CHECKING, Literal
+"""A bfloat16 engine's float32 logits on a CPU, and its cache's block size."""
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from vllm import LLM
-
-PROVIDER = "torchtitan_rl"
-NORM_PRIORITY = {name: [PROVIDER, "native"] for name in ("rms_norm", "fused_add_rms_norm")}
-"""The engine's `ir_op_priority` once `register_norms` was called."""
+BLOCK_TOKENS = 32
+"""Tokens in a block of the KV cache. vLLM's 128 on a CPU share less of a prompt, and its kernels are no faster with them."""
 
 HEAD_ROWS = 1024
-"""Of the vocabulary that are widened at once: 4 MB in float32 for 1,024 columns stay in cache."""
-
-
-def register_norms() -> None:
-    """Offer vLLM the RMSNorm kernel that its build for CPUs has but does not choose: its own way takes eight operations."""
-    from vllm.ir import ops
-
-    if PROVIDER not in ops.rms_norm.impls:
-        ops.rms_norm.register_impl(PROVIDER, supports_args=_fits)(_rms_norm)
-        ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_sum_fits, inplace=True)(_fused_add_rms_norm)
-
-
-def _fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    return variance_size is None and weight is not None and weight.dtype == x.dtype
-
-
-def _sum_fits(
-    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
-) -> bool:
-    return _fits(x, weight, epsilon, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
-
-
-def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
-    """[..., D] -> [..., D]; the kernel reads rows that follow one another, which a view of fused projections has not."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    torch.ops._C.rms_norm(out, x.contiguous(), weight, epsilon)
-    return out
-
-
-def _fused_add_rms_norm(
-    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Both [..., D], overwritten: the norm of their sum, and the sum."""
-    torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
-    return x, x_residual
-
-
-def adapt_engine(llm: "LLM", dtype: Literal["float32", "bfloat16"]) -> None:
-    """Give a new engine this project's sampler, and a bfloat16 one its head."""
-    from torchtitan_rl.cpu.sampler import draw_by_one_number
-
-    llm.collective_rpc(draw_by_one_number)
-    if dtype == "bfloat16":
-        llm.apply_model(use_wide_head)
+"""Rows of the vocabulary that are widened at once: 4 MB in float32 for 1,024 columns stay in cache."""
 
 
 def use_wide_head(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""How an answer is read off a completion and compared with the expected one."""
+"""Functions that extract an answer from a completion and compare it with the expected answer."""
 
 import re
 from collections.abc import Callable
@@ -9,22 +9,22 @@ _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
 
 
 class AnswerKind(NamedTuple):
-    """One kind of answers."""
+    """How one kind of answer is extracted and compared."""
 
     extract: Callable[[str], str | None]
-    """The answer that a text gives; None when it gives none."""
+    """Returns the answer in a text, or None if there is none."""
     equal: Callable[[str, str], bool]
-    """Whether two answers are the same."""
+    """Returns whether two answers are equal."""
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text. Example: last_number("so 3 x 400 = 1,200.") == "1,200"."""
+    """Returns the last number in a text. Example: last_number("so 3 x 400 = 1,200.") == "1,200"."""
     found = _NUMBER.findall(text)
     return found[-1] if found else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} holds, inner braces and all. Example: last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"."""
+    r"""Returns the content of the last \boxed{...}. Example: last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"."""
     start = text.rfind("\\boxed{")
     depth = 0
     for end in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
@@ -35,13 +35,16 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str) -> str | None:
-    """What the last <answer>...</answer> holds. Example: last_tagged("<answer> 4 </answer>") == "4"."""
+    """Returns the content of the last <answer>...</answer>. Example: last_tagged("<answer> 4 </answer>") == "4"."""
     found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     return found[-1].strip() if found else None
 
 
 def as_number(text: str) -> Fraction | None:
-    """The number that a text is, "$" and "%" aside; None for any other text. Example: as_number("$1,200.50")."""
+    """Parses a number, ignoring "$" and "%"; None for other text.
+
+    Example: as_number("$1,200.50") == Fraction("1200.5").
+    """
     try:
         return Fraction(text.strip().strip("$%").rstrip(".").replace(",", ""))
     except (ValueError, ZeroDivisionError):
@@ -49,7 +52,10 @@ def as_number(text: str) -> Fraction | None:
 
 
 def equal_numbers(answer: str, expected: str) -> bool:
-    """Whether both are numbers of one value: "1,200.0" and "1200" are. The time grows with no exponent: 1e999999 is no number."""
+    """Returns whether both are numbers of equal value, such as "1,200.0" and "1200".
+
+    Exponents are not accepted, because 1e999999 would take very long to expand.
+    """
     if max(len(answer), len(expected)) > 100 or "e" in (answer + expected).lower():
         return False
     left, right = as_number(answer), as_number(expected)
@@ -57,7 +63,7 @@ def equal_numbers(answer: str, expected: str) -> bool:
 
 
 def equal_texts(answer: str, expected: str) -> bool:
-    """Whether both are the same text but for white space around it."""
+    """Returns whether both texts are equal, ignoring surrounding white space."""
     return answer.strip() == expected.strip()
 
 
@@ -66,4 +72,4 @@ KINDS = {
     "tag": AnswerKind(last_tagged, equal_texts),
     "number": AnswerKind(last_number, equal_numbers),
 }
-"""By the name that configs use."""
+"""Answer kinds by the name used in configs."""

@@ -1,7 +1,8 @@
-"""Whether two LaTeX answers say the same, by math-verify, in a process that can be killed.
+"""Comparison of two LaTeX answers with math-verify, in a process that can be killed.
 
-sympy may take for ever over a short answer, in native code that no alarm interrupts (9^{9^{9^9}}). So comparisons are made by
-this file run as a program of its own: a line of JSON in, "1" or "0" out. It imports nothing of this package.
+sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also
+runs as a separate program: it reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this
+package.
 """
 
 import functools
@@ -12,24 +13,24 @@ import subprocess
 import sys
 
 LONGEST_SECONDS = 10.0
-"""Of one comparison."""
+"""Time limit of one comparison."""
 
 _LONGEST_ANSWER = 1000
-"""Characters; a longer one is no answer."""
+"""Maximum characters of an answer. A longer one counts as wrong."""
 
 
 class MathJudge:
-    """Compares answers in another process, which is started when it is needed and anew after it was killed."""
+    """Compares answers in another process, which is started on first use and restarted after it was killed."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest_seconds = longest_seconds
         self._process: subprocess.Popen | None = None
         self._owner = 0
-        # The reward and the judgement ask the same.
+        # The reward and the judgement compare the same pairs.
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
 
     def _equal(self, answer: str, expected: str) -> bool:
-        r"""Whether math-verify finds both equal, as r"\frac{1}{2}" and "0.5"; False where it takes too long."""
+        r"""Returns whether math-verify finds both equal, such as \frac{1}{2} and 0.5; False after the time limit."""
         if answer.strip() == expected.strip():
             return True
         if len(answer) > _LONGEST_ANSWER:
@@ -44,13 +45,13 @@ class MathJudge:
         return False
 
     def _running(self) -> subprocess.Popen:
-        """This process's own: a forked copy of this object must not share its parent's."""
+        """Returns this process's own comparison process: after a fork, the child must not share its parent's."""
         if self._owner != os.getpid() or self._process.poll() is not None:
-            # -P: or this file's neighbours, math.py among them, would be taken for the standard library.
+            # -P: do not import modules of this folder in place of installed packages.
             command = [sys.executable, "-P", __file__]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, text=True, **pipes)
-            self._process.stdout.readline()  # it says when it is ready, so that no comparison pays for its start
+            self._process.stdout.readline()  # wait until it is ready, so that startup does not count as comparison time
             self._owner = os.getpid()
         return self._process
 
@@ -64,7 +65,7 @@ def _compare(answer: str, expected: str) -> bool:
 
 
 def _main() -> None:
-    """Answer until there are no more questions."""
+    """Compares pairs from stdin until it is closed."""
     import math_verify  # noqa: F401  (slow to import)
 
     print("ready", flush=True)

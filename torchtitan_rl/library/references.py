@@ -1,4 +1,4 @@
-"""A function by its reference, for configs and reward functions alike: path/to/file.py:function or package.module:function."""
+"""Loads functions by reference: path/to/file.py:function or package.module:function."""
 
 import difflib
 import hashlib
@@ -15,17 +15,18 @@ from typing import Any
 from torchtitan_rl.core.errors import UserError, expect
 
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
-"""The environment variable by which run_train.sh, which goes over to the checkout, tells where it was called."""
+"""Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
+checkout."""
 
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:
-    """What `reference` stands for. Raises UserError, naming `field`, where there is no such file, module or function."""
+    """Returns the function. Raises UserError, naming `field`, if the file, module or function does not exist."""
     place, _, name = reference.rpartition(":")
     forms = "path/to/file.py:function or package.module:function"
     is_file = place.endswith(".py")
     place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or not place.startswith("."))
-    expect(whole, field, reference, forms, "Name the function behind a colon.")
+    expect(whole, field, reference, forms, "Name the function after a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
@@ -36,42 +37,42 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
-    """A file, or a module by its name. Raises UserError, naming `field`, where it is no Python or what it imports is missing."""
+    """Imports a file or a module. Raises UserError, naming `field`, for a syntax error or a failing import."""
     try:
         return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
-    except (ImportError, SyntaxError) as error:  # any other keeps its traceback, which ends in the user's own line
+    except (ImportError, SyntaxError) as error:  # other errors keep their traceback, which ends in the user's code
         raise UserError(
             f"{field} = {str(place)!r}: expected Python that can be imported, but: {error}. Correct it."
         ) from error
 
 
 def caller_folder() -> str:
-    """Where the user called from."""
+    """Returns the folder in which the user ran the command."""
     return os.environ.get(CALLER_FOLDER, os.getcwd())
 
 
 def from_caller(path: str) -> str:
-    """A path as the user meant it, who may have called run_train.sh from another folder; one of the checkout's where there is none."""
-    caller, path = caller_folder(), os.path.expanduser(path)  # --option=~/x is left to us
+    """Resolves a relative path against the folder the user called from, or else against the checkout."""
+    caller, path = caller_folder(), os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)
     here = Path(caller).resolve() == Path.cwd() or (os.path.exists(path) and not os.path.exists(there))
     return path if here else str(there)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the known names closest to `name`; "" where none is close."""
+    """Returns a sentence with the known names closest to `name`, or "" if none is close."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
 def _load_file(path: Path) -> ModuleType:
-    """The file as a module: one for each file however many functions are taken from it, so that they share what they keep."""
+    """Imports a file as a module, once, so that all functions taken from it share their state."""
     key = f"torchtitan_rl_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key not in sys.modules:
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # what lies beside it can be imported, as beside a script
+            sys.path.append(str(path.parent))  # modules in the same folder can be imported, as with a script
         spec = importlib.util.spec_from_file_location(key, path)
-        sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
         try:
             spec.loader.exec_module(sys.modules[key])
         except BaseException:

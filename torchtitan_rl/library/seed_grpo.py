@@ -1,4 +1,4 @@
-"""SEED-GRPO: a group whose answers disagree moves the policy less."""
+"""SEED-GRPO: scales down the advantages of groups whose answers disagree."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torchtitan_rl.core.types import Completion, Episode, Group, Metric
 
 
 def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:
-    """H = -sum_c p_c log p_c over clusters of equal answers, in nats; p_c the share of sum_i exp(l_i) in cluster c.
+    """Returns H = -sum_c p_c log p_c in nats, where p_c is the share of cluster c in sum_i exp(l_i).
 
     Args:
-        answers: [G]; None (no answer could be read) is a cluster of its own for each completion.
+        answers: [G]; equal answers form a cluster, and each None (no answer could be extracted) is its own cluster.
         logprob_means: [G] l_i, the completion's sampler log-probability divided by its length.
     """
     masses: dict[str | int, float] = {}
-    largest = max(logprob_means)  # shares do not change with a common factor, and exp of very negative numbers is 0
+    largest = max(logprob_means)  # a common factor cancels in the shares, and exp of very negative numbers would be 0
     for index, (answer, logprob_mean) in enumerate(zip(answers, logprob_means, strict=True)):
         cluster = index if answer is None else answer
         masses[cluster] = masses.get(cluster, 0.0) + math.exp(logprob_mean - largest)
@@ -27,27 +27,28 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
 
 
 def logprob_mean(completion: Completion) -> float:
-    """l_i over the tokens that the policy sampled; 0 for a completion without any."""
+    """Returns l_i over the sampled tokens, or 0 if there are none."""
     return math.fsum(completion.sampled_logprobs.tolist()) / max(completion.num_sampled, 1)
 
 
 class SeedGrpo(GroupScale):
-    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G, H the entropy of the group's G answers that have a reward.
+    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a reward.
 
-    SEED-GRPO, arXiv 2505.12346, as its released code computes it (docs/algorithms.md says what the paper writes).
+    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/algorithms.md describes the difference to the
+    paper.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupScale.Config):
         alpha: float = number(0.0417, least=0)
-        """Strength; at the largest possible entropy, log G, advantages are divided by 1 + alpha."""
+        """Strength of the scaling. At the largest possible entropy, log G, advantages are divided by 1 + alpha."""
 
     def entropy(self, members: list[Episode]) -> float:
-        """The members' semantic entropy, in nats."""
+        """Returns the members' semantic entropy, in nats."""
         return semantic_entropy([m.scored.answer for m in members], [logprob_mean(m.completion) for m in members])
 
     def scale(self, group: Group[Episode]) -> float:
-        """The factor on the group's advantages, in (0, 1]; 1 for a group of fewer than two."""
+        """Returns the factor on the group's advantages, in (0, 1]; 1 for fewer than two members."""
         members = compared(group)
         return 1.0 if len(members) < 2 else 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
 
@@ -55,7 +56,8 @@ class SeedGrpo(GroupScale):
         return self.config.alpha / math.log(size)
 
     def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """`semantic_entropy/...` over groups of at least two; the maximum and alpha_eff are the largest group's."""
+        """Returns `semantic_entropy/...` over groups of at least two; max_possible and effective_alpha are for the
+        largest of them."""
         groups = [group for group in groups if len(compared(group)) > 1]
         if not groups:
             return {}
@@ -68,5 +70,5 @@ class SeedGrpo(GroupScale):
 
 
 def compared(group: Group[Episode]) -> list[Episode]:
-    """The completions with a finite reward and finite log-probabilities: those whose advantages are scaled."""
+    """Returns the completions whose advantages are scaled: those with a finite reward and finite log-probabilities."""
     return [episode for episode in group.samples if episode.credit.shaped_reward is not None]

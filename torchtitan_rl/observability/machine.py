@@ -39,17 +39,13 @@ def measured_speeds() -> Speeds:
 
 
 def _least_seconds(function: Callable[[], object]) -> float:
+    wait = torch.get_device_module(DEVICE_TYPE).synchronize
     function()
     seconds = []
     for _ in range(3):
-        _wait_for_device()
+        wait()
         begin = time.perf_counter()
         function()
-        _wait_for_device()
+        wait()
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
-
-
-def _wait_for_device() -> None:
-    if not ON_CPU:
-        torch.cuda.synchronize()

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import suppress
@@ -259,9 +260,15 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
+def find_installed_programs() -> None:
+    """Put the environment's own programs on PATH, behind the user's: FlashInfer compiles only where it finds ninja there."""
+    os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), sysconfig.get_path("scripts")]))
+
+
 def main() -> None:
     """Launch what torchrun's command line says, and exit with what came of it."""
     open_streams()
+    find_installed_programs()
     # A thread that has done its share of an operation sleeps. By default it spins, and where another process wants the cores
     # that keeps the very thread it waits for from running: small operations then take six times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

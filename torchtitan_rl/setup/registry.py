@@ -78,7 +78,8 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
 
     Prints and exits for --help, --list-configs, --print-config and --dry-run.
     """
-    own = argparse.ArgumentParser(prog="run_train.sh", add_help=False, allow_abbrev=False)
+    program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
+    own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
     for flag in ("--list-configs", "--print-config", "--dry-run"):
         own.add_argument(flag, action="store_true")
@@ -91,7 +92,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         type(default),
         default=default,
         args=overrides,
-        prog=f"run_train.sh --config {name}",
+        prog=f"{program} --config {name}",
         description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
         config=(tyro.conf.AvoidSubcommands,),
     )

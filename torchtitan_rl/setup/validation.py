@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchtitan_rl import cpu
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.core.errors import expect
@@ -65,6 +66,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
+    cpu.mode()
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
     config.evaluation.build()
@@ -125,8 +127,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 def _check_layout(config: "RunConfig", world_size: int) -> None:
     """Degrees, ranks and devices fit one another."""
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not ON_CPU:
-        gpus = torch.cuda.device_count()
+    if gpus := torch.cuda.device_count():
         expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
     tp, replicate, shard = p.tensor_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     expect(

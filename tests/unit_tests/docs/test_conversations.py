@@ -13,7 +13,7 @@ from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.rollout import roll_out
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Group
-from torchtitan_rl.library.environments.conversations import Conversations
+from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.setup.registry import load_config
 
@@ -63,7 +63,7 @@ def talk(config, *texts: str):
     one = Conversation(
         prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000, most_tokens=4000
     )
-    list(roll_out([one], Script(made, *texts), conversations.host([one]), lambda value: value, wait_for_answers=False))
+    list(roll_out([one], Script(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False))
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
     [scored] = Grader.Config().build(task=task).score([group])
     return one.prompt, scored.samples[0]

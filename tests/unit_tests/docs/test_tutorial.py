@@ -9,7 +9,7 @@ import pytest
 from scripts.make_arrivals import rows
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, Group, Prompt
-from torchtitan_rl.library.starts.sums import arrivals
+from torchtitan_rl.library.starts.answer_recipes import arrivals
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()

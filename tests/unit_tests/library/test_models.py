@@ -108,7 +108,10 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. docs/models.md"),
+        (
+            {"architectures": ["GemmaForCausalLM"]},
+            "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. See docs/models.md",
+        ),
         ({"mlp_bias": True}, "has mlp_bias True"),
         ({"attention_bias": True}, "has attention_bias True"),
         ({"hidden_act": "gelu"}, "has hidden_act 'gelu'"),
@@ -118,7 +121,7 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
         ({"hidden_size": "big"}, "transformers cannot read its config.json: .*hidden_size"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_scaling": None, "head_dim": 32},
-            "has head_dim 32, not hidden_size / num_attention_heads",
+            "has head_dim 32, but vLLM uses hidden_size / num_attention_heads",
         ),
     ],
 )

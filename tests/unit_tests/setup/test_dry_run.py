@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.starts.sums import sums
+from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
 from torchtitan_rl.setup.print_config import as_python

@@ -84,7 +84,6 @@ def test_an_engine_that_does_not_sleep_counts_during_the_update_too():
 
 
 def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr(validation, "ON_CPU", False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
     validation.validate(shipped.qwen3_0_6b(), world_size=1)

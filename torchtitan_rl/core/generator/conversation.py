@@ -36,8 +36,8 @@ class Answer(NamedTuple):
     """Of the environment, with end "env_error"."""
 
 
-class Opening(NamedTuple):
-    """What came of an environment's reset: the prompt with what it said first, or what went wrong."""
+class ResetResult(NamedTuple):
+    """The prompt with the environment's first messages, or why its reset failed."""
 
     prompt: Prompt
     error: str | None = None
@@ -78,16 +78,16 @@ class Conversation:
         used = len(self.prompt.token_ids) + len(self.token_ids) + more
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 
-    def hear_policy(self, sampled: Sampled) -> None:
-        """Take a turn as it was sampled."""
+    def append_turn(self, sampled: Sampled) -> None:
+        """Appends a turn of the policy as it was sampled."""
         self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
         if not self.in_turns:
             self.finish_reason = sampled.finish_reason
 
-    def hear_environment(self, answer: Answer) -> None:
-        """Take what followed the turn."""
+    def append_answer(self, answer: Answer) -> None:
+        """Appends the environment's answer to the turn."""
         self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
         if answer.turn is not None:
             self.turns.append(answer.turn)

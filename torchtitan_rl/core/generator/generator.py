@@ -13,19 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
+from torchtitan_rl.core import device
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.core.generator.engine_stats import EngineStats
-from torchtitan_rl.core.generator.rollout import Environments, roll_out
+from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.generator.weight_proof import WeightProof
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
-from torchtitan_rl.cpu.engine import adapt_engine, register_norms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +68,7 @@ class Generator(Configurable):
         tokenizer: "PreTrainedTokenizerBase",
         sampling: SamplingConfig,
         seed: int,
-        environments: Environments | None = None,
+        environments: EnvironmentFactory | None = None,
     ) -> None:
         """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
 
@@ -90,12 +89,17 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        self._sleeps = config.sleep and not ON_CPU
+        options = engine_options(
+            config.dtype,
+            degree,
+            enforce_eager=config.enforce_eager,
+            sleep=config.sleep,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+        )
+        self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
         unlink_shared_memory(siblings, self.rank_in_replica)
-        if ON_CPU:
-            register_norms()
         self.llm = LLM(
             model=hf_assets_path,
             load_format="dummy",
@@ -105,21 +109,16 @@ class Generator(Configurable):
             max_num_seqs=config.max_num_seqs,
             tensor_parallel_size=degree,
             distributed_executor_backend="external_launcher",
-            enforce_eager=config.enforce_eager or ON_CPU,
-            enable_sleep_mode=self._sleeps,
             logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
             enable_prefix_caching=True,
             disable_log_stats=False,  # for EngineStats
             seed=seed,
-            **({} if ON_CPU else {"gpu_memory_utilization": config.gpu_memory_utilization}),
-            **engine_options(config.dtype, degree),
+            **options,
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
-        if ON_CPU:
-            adapt_engine(self.llm, config.dtype)
-        # vLLM finds stop texts (SamplingConfig.stop) with the tokenizer that the run has loaded already.
-        self.llm.llm_engine.output_processor.tokenizer = tokenizer
-        self.stats = self.llm.llm_engine.logger_manager = EngineStats()
+        device.hooks.adapt_engine(self.llm, config.dtype)
+        self.stats = EngineStats()
+        device.replace_engine_parts(self.llm, tokenizer, self.stats)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,9 +168,9 @@ class Generator(Configurable):
         )  # fmt: skip
         self.stats.begin()
         with closing(engine), output_of("tools and environments"):
-            host = self.environments.host(conversations) if self.environments and self.rank_in_replica == 0 else None
+            pool = self.environments.start(conversations) if self.environments and self.rank_in_replica == 0 else None
             waits = self.environments is not None and self.environments.wait_for_answers
-            ended = roll_out(conversations, engine, host, self._share, wait_for_answers=waits, seeded=seeded)
+            ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
             for place, group in self._as_they_end(groups, ended):
                 whole[place] = group
                 if finished is not None:
@@ -243,9 +242,10 @@ class Generator(Configurable):
         self.policy_version = policy_version
 
     def weight_proof(self) -> WeightProof:
-        """Of this rank's part of the engine."""
+        """A proof for this rank's part of the engine, whose buffers are right now."""
         degree = self.config.tensor_parallel_degree
-        return self.llm.apply_model(partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree))[0]
+        proof = partial(WeightProof, tp_rank=self.rank_in_replica, tp_size=degree, dtype=self.dtype)
+        return self.llm.apply_model(proof)[0]
 
     def num_cached_blocks(self) -> int:
         """Blocks of the KV cache that a prompt's prefix could be read from."""

@@ -12,7 +12,7 @@ from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
-from torchtitan_rl.core.device import ON_CPU, compute_capability
+from torchtitan_rl.core.device import compute_capability
 from torchtitan_rl.core.types import SequenceLayout
 
 # What torch takes besides its own FlashAttention 2, by the major compute capability that the kernels are written for, and
@@ -21,8 +21,8 @@ FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cut
 
 
 def attention_config(*, float32: bool) -> VarlenAttention.Config:
-    """The attention for this device: FlashAttention rounds to bfloat16 whatever it is given, and runs on GPUs alone."""
-    return PackedSDPA.Config() if float32 or ON_CPU else FlashVarlen.Config()
+    """The attention for this device: FlashAttention rounds to bfloat16 whatever it is given, and runs only on GPUs."""
+    return PackedSDPA.Config() if float32 or compute_capability() == (0, 0) else FlashVarlen.Config()
 
 
 def describe_attention(config: VarlenAttention.Config) -> str:
@@ -89,7 +89,7 @@ class PackedRows(NamedTuple):
 
 
 class PackedSDPA(VarlenAttention):
-    """Causal attention inside each packed sequence, by one `scaled_dot_product_attention` call for all of them.
+    """Causal float32 attention inside each packed sequence, by one `scaled_dot_product_attention` call for all of them.
 
     The sequences are laid out as a right-padded batch. A padded key comes after every real query of its row, so the
     causal mask alone keeps it out, and the fused kernel needs no mask tensor. What several sequences share is in the row of each.
@@ -117,9 +117,7 @@ class PackedSDPA(VarlenAttention):
         H, rows = q_BLNH.shape[-1], attention_masks
 
         def to_rows(t: Tensor) -> Tensor:
-            flat = t.flatten(0, 1).flatten(1)  # [T, N*H]
-            if ON_CPU:  # its bfloat16 kernel takes three times as long as float32's
-                flat = flat.float()
+            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]; a CPU's bfloat16 kernel takes three times as long
             # Looked up as embeddings are: what a token's copies get of the gradient is summed in a fixed order.
             return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
 

@@ -3,8 +3,7 @@
 Notation: T tokens, D hidden size, V vocabulary, Vs the vocabulary rows on this tensor-parallel rank. Logits exist as tiles of C
 tokens by R vocabulary rows. Temporaries, in bytes: two tiles of 4 C R; a tile in the operands' dtype in the backward; on a CPU
 the tile's part of a bfloat16 weight in float32, 4 R D, and the hidden states so, 4 T D; the sums of the backward, 4 T D and
-4 R D; statistics of 16 T for each of the Vs / R blocks. The gradient of the weight itself is in the weight's dtype. From the
-forward to the backward, of as many blocks as SAVED_BYTES hold, what the softmax is made from, in the operands' dtype.
+4 R D; statistics of 16 T for each of the Vs / R blocks. The gradient of the weight itself is in the weight's dtype.
 """
 
 import math
@@ -19,14 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.linear import Linear
 
-from torchtitan_rl.core.device import ON_CPU
-from torchtitan_rl.core.trainer.kept_gradients import KeptGradient, kept_gradient
-
 LOG2_E = math.log2(math.e)
-
-SAVED_BYTES = 10**9 if ON_CPU else 0
-"""Of exponentials that one forward may leave for its backward, which makes a block's logits again where there are none: a CPU's
-slowest product, and memory that a GPU has better uses for."""
 
 
 def _all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -50,10 +42,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-def _statistics(z: Tensor, sharpness: float, saved: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of logits z [C, R], which are overwritten: the peak, and with u = (z - peak) / temperature two sums; [C] each.
-
-    exp(u) is left in `saved` [C, R], where there is one.
 
     `rest` is Σ exp(u) - 1, in float64 because it may be too small to be seen beside 1; `weighted` is Σ u exp(u), which has
     one sign, so nothing cancels. exp2 takes a quarter of exp's time on a CPU, and the factor that it needs has room for the
@@ -62,8 +52,6 @@ def _statistics(z: Tensor, sharpness: float, saved: Tensor | None) -> tuple[Tens
     peak = z.amax(-1)  # [C]
     u = z.sub_(peak[:, None]).mul_(sharpness)  # [C, R], in units of log 2
     e = u.exp2()  # [C, R]
-    if saved is not None:
-        saved.copy_(e)
     rest = e.sum(-1, dtype=torch.float64) - 1  # [C]
     return peak, rest, u.mul_(e).sum(-1).double() / LOG2_E
 
@@ -95,10 +83,6 @@ class _Constants(NamedTuple):
     group: dist.ProcessGroup | None
     first: int
     compile: bool
-    saved_rows: int
-    """Of the vocabulary, whose exponentials are kept for the backward."""
-    kept: KeptGradient | None
-    """Where the weight's gradient is added up; None: it is returned."""
 
     @property
     def sharpness(self) -> float:
@@ -132,9 +116,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
-    The backward takes peak and log-sum from the forward, and each tile's exponentials where they were saved; else it makes the
-    logits again. It goes through the vocabulary block by block, so that a block's part of the weight is widened once, and its
-    gradient is whole when the block is done.
+    The backward takes peak and log-sum from the forward and recomputes each tile's logits. It goes through the vocabulary block
+    by block, so that a block's part of the weight is widened once, and its gradient is whole when the block is done.
     With a sharded vocabulary each rank holds rows [first, first + Vs) of W; the returned values are the same on every rank,
     and the gradient to `hidden` is this rank's part of a sum over ranks.
     """
@@ -147,11 +130,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         statistics = _compiled_statistics if constants.compile else _statistics
         operand, blocks = _wide(hidden), _blocks(len(weight), constants.rows)
         own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)  # peak, rest, weighted of each block
-        saved = [
-            hidden.new_empty(len(hidden), rows.stop - rows.start)
-            for rows in blocks
-            if rows.stop <= constants.saved_rows
-        ]
         chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T], the label's logit where this rank has it
         has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
@@ -160,26 +138,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 z = _product(operand[tile.tokens], block.T)  # [C, R]
                 chosen[tile.tokens] += torch.where(tile.mine, z.gather(-1, tile.row)[:, 0], 0)
                 has_label[tile.tokens] |= tile.mine
-                kept = saved[i][tile.tokens] if i < len(saved) else None  # [C, R]
-                for kind, values in zip(own, statistics(z, constants.sharpness, kept), strict=True):
+                for kind, values in zip(own, statistics(z, constants.sharpness), strict=True):
                     kind[i, tile.tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
         logprobs = (
             _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group) / constants.temperature - log_total
         )
         logprobs, entropy = logprobs.to(dtype), entropy.to(dtype)
-        drop = (own[0, : len(saved)] - peak) / constants.temperature  # [saved blocks, T]
-        share = (drop - log_total).exp()  # [saved blocks, T], what makes a block's exponentials probabilities
-        ctx.save_for_backward(
-            hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy, share.to(dtype), *saved
-        )
+        ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
         ctx.constants = constants
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         """The gradients to the two [T] results -> this rank's to hidden [T, D] and weight [Vs, D]."""
-        hidden, weight, labels, peak, log_total, entropy, share, *saved = ctx.saved_tensors
+        hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
         g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
         per_token = [t[:, None] for t in (peak, log_total, g_logprobs)]  # [T, 1] each
@@ -187,29 +160,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if g_entropy is not None:
             gradient = _compiled_gradient if constants.compile else _gradient
             per_token += [t[:, None] for t in (entropy, g_entropy)]
-            saved = []  # it asks for the logits themselves
-        scale = -g_logprobs * share  # [saved blocks, T]
         operand = _wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
-        kept = constants.kept
-        grad_weight = torch.empty_like(weight) if kept is None else kept.sum()  # [Vs, D]
-        for i, rows in enumerate(_blocks(len(weight), constants.rows)):
-            block = _wide(weight[rows]) if i >= len(saved) else None  # [R, D]
+        grad_weight = torch.empty_like(weight)  # [Vs, D]
+        for rows in _blocks(len(weight), constants.rows):
+            block = _wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tile in _tiles(labels, rows, constants):
-                if i < len(saved):
-                    dz = saved[i][tile.tokens] * scale[i, tile.tokens, None]  # [C, R]
-                else:
-                    z = _product(operand[tile.tokens], block.T)  # [C, R]
-                    dz = gradient(z, *(t[tile.tokens] for t in per_token), constants.sharpness)  # [C, R]
+                z = _product(operand[tile.tokens], block.T)  # [C, R]
+                dz = gradient(z, *(t[tile.tokens] for t in per_token), constants.sharpness)  # [C, R]
                 dz.scatter_add_(-1, tile.row, torch.where(tile.mine, g_logprobs[tile.tokens], 0)[:, None])
                 dz = dz.to(hidden.dtype)
                 grad_hidden[tile.tokens] += _partial(dz, weight[rows])  # [C, D]
                 grad_block += _partial(dz.T, hidden[tile.tokens])  # [R, D]
-            grad_block = _scaled(grad_block, constants.temperature)
-            grad_weight[rows] = grad_block if kept is None else grad_block.add_(grad_weight[rows])
+            grad_weight[rows] = _scaled(grad_block, constants.temperature)
         grad_hidden = _scaled(grad_hidden, constants.temperature).to(hidden.dtype)
-        return grad_hidden, grad_weight if kept is None else None, None, None
+        return grad_hidden, grad_weight, None, None
 
 
 def _partial(a: Tensor, b: Tensor) -> Tensor:
@@ -255,8 +221,6 @@ def chunked_logprobs(
     group: dist.ProcessGroup | None = None,
     first_row: int = 0,
     compile: bool = False,
-    saved_bytes: int = SAVED_BYTES,
-    kept: KeptGradient | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(label) and the entropy of p = softmax(hidden weight^T / temperature), both [T], differentiable.
 
@@ -266,13 +230,10 @@ def chunked_logprobs(
         chunk_rows: vocabulary rows for which they do; None: as many as keep a tile in this device's cache.
         group: the tensor-parallel ranks that hold the other rows; None when weight is the whole vocabulary.
         compile: one compiled pass over each tile of logits; the same values to rounding.
-        saved_bytes: what the forward may leave for a backward; 0: it makes all logits twice.
-        kept: where the gradient of `weight` is added up instead of being returned.
     """
     rows = chunk_rows or (8192 if hidden.is_cuda else 1024)
-    saved_rows = saved_bytes // (hidden.element_size() * len(hidden)) if torch.is_grad_enabled() and len(hidden) else 0
     return _ChunkedLogprobs.apply(
-        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile, saved_rows, kept)
+        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile)
     )
 
 
@@ -332,7 +293,6 @@ class LogprobHead(Linear):
             group=group,
             first_row=first,
             compile=self.compile_chunks,
-            kept=kept_gradient(self.weight),
         )
         return scores if at is None else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L]
 

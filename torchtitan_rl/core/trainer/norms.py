@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import OptimizersContainer
 
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE
 
-BLOCK = 2**20 if ON_CPU else 2**26
-"""Elements of a shard that are looked at together: what is computed of them stays in a CPU's last cache, and is
-small on a GPU; of a quarter of them, to wake a CPU's threads takes as long again."""
+BLOCK = 2**20
+"""Elements of a shard that are looked at together: what is computed from them stays in a CPU's last cache and is small on a GPU.
+With smaller blocks, waking the CPU's threads takes as long as the work."""
 
 
 @torch.no_grad()

@@ -2,10 +2,8 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
@@ -14,17 +12,14 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.tools.utils import set_default_dtype
 
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU, adapt_fsdp, check_environment
+from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import attention_config, attention_masks, describe_attention
-from torchtitan_rl.core.trainer.kept_gradients import RowEmbedding, keep_gradients
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
-from torchtitan_rl.cpu.rms_norm import use_cpu_norms
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -54,14 +49,9 @@ def build_policy(
         training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
         activation_checkpoint: a key of AC_CLASSES.
     """
-    check_environment()
     config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
-    if ON_CPU and not compile_config.enable:
-        use_cpu_norms(model)
-    if keeps_weights(parallelism):
-        parallelism = dataclasses.replace(parallelism, fsdp_reshard_after_forward="never")
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
@@ -78,19 +68,7 @@ def build_policy(
     with torch.no_grad():
         model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
     model.train()
-    if ON_CPU and dist.get_world_size() == 1:
-        keep_gradients(model)
     return model
-
-
-def keeps_weights(parallelism: ParallelismConfig) -> bool:
-    """Whether a step's micro-batches share gathered weights, and their gradients are reduced once.
-
-    So it is where the user never wants weights to be sharded again, and on a CPU where nothing is sharded: FSDP2 makes each
-    micro-batch copies of all weights and gradients there too, in memory that the system has to hand out anew.
-    """
-    alone = ON_CPU and dist.get_world_size() == 1
-    return parallelism.fsdp_reshard_after_forward in ("never", "default" if alone else "never")
 
 
 def keep_weights(model: Decoder, keep: bool) -> None:
@@ -124,10 +102,8 @@ def _model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-    config.tok_embeddings = RowEmbedding.Config(**_fields(config.tok_embeddings))
-    config.lm_head = LogprobHead.Config(
-        **_fields(config.lm_head), chunk_tokens=logprob_chunk_tokens, compile=compile_head
-    )
+    head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
+    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
     config.update_from_config(config=_ModelRuntime(parallelism, training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
@@ -137,10 +113,6 @@ def _model_config(
         in_dst_shardings=sharding.in_dst_shardings,
     )
     return config
-
-
-def _fields(config: Module.Config) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
 def score(

@@ -18,7 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
@@ -36,7 +36,7 @@ from torchtitan_rl.core.trainer.packing import (
     plan_microbatches,
     split_groups,
 )
-from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, keeps_weights, score, score_only
+from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, score, score_only
 from torchtitan_rl.core.types import (
     Episode,
     FloatArray,
@@ -147,9 +147,8 @@ class Trainer(Configurable):
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
         self.temperature = temperature
-        # Few shapes: a CPU's products are compiled for each, which takes longer than the product, and half a MiB is kept of it.
-        # Sequence parallelism splits the packed tokens.
-        self.pad_multiple = (64 if ON_CPU else 128) * parallel_dims.tp
+        # Few shapes: kernels are compiled for each. Sequence parallelism splits the packed tokens.
+        self.pad_multiple = 128 * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder = model_spec, dump_folder
         self._hf_assets_path = hf_assets_path
@@ -157,7 +156,7 @@ class Trainer(Configurable):
         self.gate = config.logprob_gate.build()
         self.model = self._load_policy()
         self._shares_prompts = shares_prompts(self.model)
-        self._keeps_weights = keeps_weights(config.parallelism)
+        self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
@@ -271,7 +270,7 @@ class Trainer(Configurable):
         if samples:
             self.gate.check(diffs.merged(self.dp_group))
         total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
-        grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=not ON_CPU))
+        grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
         if applied := self.finite.allows(total_loss, grad_norm):
             self.optimizer.step()
         self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory

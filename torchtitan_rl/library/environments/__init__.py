@@ -1,4 +1,4 @@
-"""What a policy talks to between its turns: environments and tools. Importing this package needs no vLLM."""
+"""Environments and tools: they answer the policy between its turns. Importing this package needs no vLLM."""
 
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn, environment_reward
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas

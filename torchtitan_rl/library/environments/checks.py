@@ -1,4 +1,4 @@
-"""What environments return, held to what they promise."""
+"""Checks of the values that an environment returns."""
 
 import math
 
@@ -7,17 +7,17 @@ from torchtitan_rl.core.text import plain
 
 
 def checked_messages(messages: object, most_characters: int) -> tuple[Message, ...]:
-    """An environment's messages. Raises TypeError or ValueError for what no chat template can take."""
+    """Returns an environment's messages. Raises TypeError or ValueError if a chat template could not render them."""
     if isinstance(messages, (str, bytes, dict)) or not hasattr(messages, "__iter__"):
         raise TypeError(f"messages is {type(messages).__name__}; expected a list of messages")
     checked = tuple(messages)
     for message in checked:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise TypeError(f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a text as 'content'")
-        if message.get("role") not in ("user", "tool", "system"):
-            raise ValueError(
-                f"a message has role {message.get('role')!r}; an environment speaks as user, tool or system"
+            raise TypeError(
+                f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'"
             )
+        if message.get("role") not in ("user", "tool", "system"):
+            raise ValueError(f"a message has role {message.get('role')!r}; expected user, tool or system")
         if len(message["content"]) > most_characters:
             raise ValueError(
                 f"a message has {len(message['content']):,} characters; expected at most "
@@ -27,18 +27,18 @@ def checked_messages(messages: object, most_characters: int) -> tuple[Message, .
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:
-    """What `step` returned. Raises TypeError or ValueError for what is no answer."""
+    """Returns the result of `step`. Raises TypeError or ValueError if it is not a valid Turn."""
     if not isinstance(turn, Turn):
         raise TypeError(f"step returned {type(turn).__name__}; expected a Turn")
     messages = checked_messages(turn.messages, most_characters)
     if not messages and not turn.done:
-        raise ValueError("step returned no messages and is not done; the policy would have nothing to answer")
+        raise ValueError("step returned no messages and is not done; the policy would have nothing to reply to")
     columns = {str(name): plain(cell) for name, cell in turn.columns.items()}
     return Turn(messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=columns)
 
 
 def checked_reward(reward: object) -> float | None:
-    """A reward as a finite float or None. Raises TypeError or ValueError for anything else."""
+    """Returns a reward as a finite float or None. Raises TypeError or ValueError for anything else."""
     if reward is None:
         return None
     number = float(reward)

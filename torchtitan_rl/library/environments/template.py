@@ -1,4 +1,4 @@
-"""A chat template as conversations need it: what is said next is rendered alone, and nothing said before is touched."""
+"""`ChatTemplate` renders only the messages that follow the policy's turn, and leaves earlier tokens unchanged."""
 
 import copy
 import re
@@ -12,16 +12,17 @@ from torchtitan_rl.core.generator.environment import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SAID = "x7q"
-"""Stands for what the policy said; its place in the rendered text is where an answer's own text begins."""
-_ASKED: Message = {"role": "user", "content": "q"}
+_POLICY_TEXT = "x7q"
+"""A placeholder for the policy's turn. In the rendered text, everything after it belongs to the environment's
+answer."""
+_QUESTION: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
 _BREAK = "\ufdd0"
-"""Where the text of a special token is broken, so that it is read as text. A noncharacter, which no text holds."""
+"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
 
 
 class ChatTemplate:
-    """Renders what an environment says as the tokens that follow the policy's own."""
+    """Renders an environment's messages as the tokens that follow the policy's turn."""
 
     def __init__(
         self,
@@ -33,11 +34,11 @@ class ChatTemplate:
     ) -> None:
         """
         Args:
-            end_token_ids: any of which ends a turn of the policy.
-            tools: as the prompt's rendering was told of.
-            options: further arguments of the template, as the prompt's rendering had them.
+            end_token_ids: the tokens that can end a turn of the policy.
+            tools: JSON schemas, the same as for the prompt.
+            options: further arguments of the template, the same as for the prompt.
         """
-        # A copy and a lock: conversations are rendered in threads, for which no tokenizer is made.
+        # A copy and a lock: several threads render conversations, and a tokenizer is not thread-safe.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -46,25 +47,27 @@ class ChatTemplate:
         self._tools = tools
         self._options = options
 
-    def prompt(self, messages: Sequence[Message], said: Sequence[Message]) -> tuple[str, list[int]]:
-        """Text and tokens of a whole prompt with what an environment said, up to where the policy begins to speak."""
-        text = self._render([*messages, *map(self._as_text, said)])
+    def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
+        text = self._render([*messages, *map(self._as_text, first_messages)])
         return text.replace(_BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
-        """The tokens between the policy's `last_token` and its next turn: the turn's end, the messages, the next turn's head.
+        """Returns the tokens between the policy's `last_token` and its next turn.
 
-        Raises what the template raises for messages in an order that it does not allow.
+        These are the end of the turn, the messages, and the header of the next turn. Exceptions of the template, for
+        example for an order of roles that it does not allow, are passed on.
         """
         token_ids = self._tokens(self._answer_text([*map(self._as_text, messages)]))
         return token_ids[token_ids[0] == last_token :]
 
     def check(self, role: str, rewrites: Literal["refuse", "append"]) -> None:
-        """Try the template with an answer in `role`.
+        """Checks that the template can render an environment's message in `role`.
 
         Raises:
-            UserError: without a template; where it knows no tools or no such role; where a turn does not end with one of the
-                end tokens; where it rewrites earlier turns and `rewrites` is "refuse".
+            UserError: if there is no template, it does not render tools or the role, it does not end a turn with one of
+            the
+                end tokens, or it changes earlier turns while `rewrites` is "refuse".
         """
         name = self._tokenizer.name_or_path
         expect(
@@ -74,38 +77,42 @@ class ChatTemplate:
         reply: Message = {"role": role, "content": "r3z"} | ({"name": "tool"} if role == "tool" else {})
         try:
             answer = self._answer_text([reply])
-            first, whole = self._tokens(answer)[0], self._conversation(_SAID, reply)
+            first, whole = self._tokens(answer)[0], self._conversation(_POLICY_TEXT, reply)
         except Exception as error:
             raise UserError(
-                f"{_FIELD} = {name!r}: expected one that takes a message of role {role!r} after the policy's; it says: {error}"
+                f"{_FIELD} = {name!r}: expected a template that accepts a message of role {role!r} after the policy's "
+                f"turn, but it raises: {error}"
             ) from error
-        told = not self._tools or self._tools[0]["function"]["name"] in whole
-        expect(told, _FIELD, name, "one that shows tools to the policy", "Use a model that was trained with tools.")
+        shows_tools = not self._tools or self._tools[0]["function"]["name"] in whole
+        expect(shows_tools, _FIELD, name, "a template that renders tools", "Use a model that was trained with tools.")
         expect(
-            "r3z" in answer, _FIELD, name, f"one that shows messages of role {role!r}", "Use a model that knows them."
-        )
+            "r3z" in answer, _FIELD, name, f"a template that renders messages of role {role!r}",
+            "Use a model that supports this role.",
+        )  # fmt: skip
         expect(
             first in self._end_token_ids, _FIELD, name,
-            f"one that ends the policy's turn with an end token {sorted(self._end_token_ids)}, but it goes on {answer[:20]!r}",
+            f"a template that ends the policy's turn with one of the end tokens {sorted(self._end_token_ids)}, but the "
+            f"turn is followed by {answer[:20]!r}",
             "Add the token to eos_token_id in generation_config.json.",
         )  # fmt: skip
-        head = self._render([_ASKED])
+        head = self._render([_QUESTION])
         thinks = "<think>" in str(self._tokenizer.chat_template) and "</think>" not in head
-        said = f"<think>\nt5w\n</think>\n\n{_SAID}" if thinks else _SAID
+        turn = f"<think>\nt5w\n</think>\n\n{_POLICY_TEXT}" if thinks else _POLICY_TEXT
         expect(
-            rewrites == "append" or self._conversation(said, reply) == head + said + answer, _FIELD, name,
-            f"one that leaves earlier turns as they were; after {said!r} the policy would read other text than it was sampled "
-            "with (thinking that is dropped, for example)",
-            "Use a template that keeps them, or conversations.rewrites append: go on with what was said as it was sampled.",
+            rewrites == "append" or self._conversation(turn, reply) == head + turn + answer, _FIELD, name,
+            f"a template that keeps earlier turns as they were sampled, but it changes {turn!r} (dropped thinking?)",
+            "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
         )  # fmt: skip
 
-    def _conversation(self, said: str, reply: Message) -> str:
-        return self._render([_ASKED, {"role": "assistant", "content": said}, reply])
+    def _conversation(self, turn: str, reply: Message) -> str:
+        return self._render([_QUESTION, {"role": "assistant", "content": turn}, reply])
 
     def _answer_text(self, messages: Sequence[Message]) -> str:
-        _, found, answer = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *messages]).partition(_SAID)
+        _, found, answer = self._render(
+            [_QUESTION, {"role": "assistant", "content": _POLICY_TEXT}, *messages]
+        ).partition(_POLICY_TEXT)
         if not found:
-            raise ValueError("the template leaves out what the policy said")
+            raise ValueError("the template leaves out the policy's turn")
         return answer
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -114,7 +121,7 @@ class ChatTemplate:
         )
 
     def _as_text(self, message: Message) -> Message:
-        """The message with each special token's text broken: only the template may end a message or begin another's."""
+        """Splits the text of special tokens in the message, so that only the template can end or begin a message."""
         return {
             key: self._special.sub(lambda found: found[0][0] + _BREAK + found[0][1:], value)
             if isinstance(value, str)

@@ -1,4 +1,4 @@
-"""Calls of other people's code that may wait, fail or never come back, off the thread that drives the engine."""
+"""Threads that run user code (tools and environments), which may block, fail or never return."""
 
 import asyncio
 import functools
@@ -9,31 +9,32 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 
-class Outcome(NamedTuple):
-    """What came of a call."""
+class CallResult(NamedTuple):
+    """The value a call returned, or the exception it raised."""
 
     value: Any = None
     error: BaseException | None = None
 
 
-def outcome_of(call: Callable[[], Any]) -> Outcome:
-    """What the call returned or raised; an exit too, which in a thread would be lost."""
+def result_of(call: Callable[[], Any]) -> CallResult:
+    """Runs the call. SystemExit is caught too, because a thread would swallow it silently."""
     try:
-        return Outcome(value=call())
+        return CallResult(value=call())
     except BaseException as error:
-        return Outcome(error=error)
+        return CallResult(error=error)
 
 
-def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `function` returns or raises. Raises TimeoutError after `seconds`; the call then goes on unheard in its thread.
+def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns what `function` returns, or raises what it raises. Raises TimeoutError after `seconds`.
 
-    A thread that never comes back cannot be ended; as a daemon it does not hold up the end of the run.
+    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the
+    run.
     """
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
     call = functools.partial(function, *args, **kwargs)
-    threading.Thread(target=lambda: outcomes.put(outcome_of(call)), daemon=True).start()
+    threading.Thread(target=lambda: results.put(result_of(call)), daemon=True).start()
     try:
-        value, error = outcomes.get(timeout=seconds)
+        value, error = results.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"took longer than {seconds:g} s") from None
     if error is not None:
@@ -48,11 +49,11 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def settled(value: Any, seconds: float | None = None) -> Any:
-    """The value, or what it gives when awaited. Raises TimeoutError, and cancels it, after `seconds`.
+def resolve(value: Any, seconds: float | None = None) -> Any:
+    """Returns the value; an awaitable is awaited first. After `seconds` it is cancelled and TimeoutError is raised.
 
-    All coroutines run on one event loop in a thread of its own, so that a client which one of them opened serves the others;
-    one that blocks the loop holds the others up.
+    All coroutines share one event loop in its own thread, so they can share an open client. A coroutine that blocks the
+    loop delays all others.
     """
     if not inspect.isawaitable(value):
         return value
@@ -70,21 +71,21 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that makes calls one after the other and hands each outcome to `report`."""
+    """A thread that runs calls one after another and passes each result to `report`."""
 
-    def __init__(self, report: Callable[[Outcome], None]) -> None:
+    def __init__(self, report: Callable[[CallResult], None]) -> None:
         self._report = report
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Make this call when those before are done."""
+        """Queues the call."""
         self._calls.put(function)
 
     def close(self) -> None:
-        """End the thread after the calls it was given."""
+        """Ends the thread after the queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._report(outcome_of(call))
+            self._report(result_of(call))

@@ -1,4 +1,4 @@
-"""Python functions as tools: their JSON schemas, the calls in a model's text, and an environment that answers them."""
+"""Python functions as tools: JSON schemas, parsing of tool calls, and the environment that runs them."""
 
 import contextlib
 import inspect
@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.library.environments.threads import call_within, settled
+from torchtitan_rl.library.environments.threads import call_with_timeout, resolve
 
 Tool = Callable[..., Any]
-"""A function or coroutine function with type hints and a docstring that describes each argument, as TRL's `tools=` takes."""
+"""A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's
+`tools=`."""
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
-class Call(NamedTuple):
-    """One call in a message: either a name and arguments, or what is wrong with it."""
+class ToolCall(NamedTuple):
+    """One tool call in a message: a name with arguments, or the reason why it could not be parsed."""
 
     name: str
     arguments: dict[str, Any]
@@ -27,10 +28,10 @@ class Call(NamedTuple):
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """JSON schemas, as chat templates take them.
+    """Returns the tools' JSON schemas in the form that chat templates expect.
 
     Raises:
-        UserError: for two tools of one name, or one without type hints or a documented argument.
+        UserError: if two tools have the same name, or an argument has no type hint or no description.
     """
     from transformers.utils import get_json_schema
 
@@ -45,16 +46,16 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         ) from error
 
 
-def parse_calls(text: str) -> list[Call]:
-    """The tool calls in what a model said, in order; none: it says something else.
+def parse_calls(text: str) -> list[ToolCall]:
+    """Returns the tool calls in a message of the policy, in order; empty if it has none.
 
-    Reads Qwen's and Hermes' `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and Llama 3's bare
-    `{"name": ..., "parameters": {...}}`, of which several are divided by ";".
+    Two formats are recognised: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Qwen, Hermes), and a bare
+    `{"name": ..., "parameters": {...}}` (Llama 3), where ";" separates several calls.
 
-    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [Call("add", {"a": 1})]
+    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [ToolCall("add", {"a": 1})]
     """
     if "<tool_call>" in text:
-        return [_call(found) for found in _HERMES.findall(text)]
+        return [_parse_call(found) for found in _HERMES.findall(text)]
     bare = text.replace("<|python_tag|>", "").strip()
     if not (bare.startswith("{") and '"name"' in bare):
         return []
@@ -64,32 +65,33 @@ def parse_calls(text: str) -> list[Call]:
             _, end = decoder.raw_decode(bare)
         except ValueError:
             end = len(bare)
-        calls.append(_call(bare[:end]))
+        calls.append(_parse_call(bare[:end]))
         bare = bare[end:].lstrip("; \n")
     return calls
 
 
-def _call(text: str) -> Call:
+def _parse_call(text: str) -> ToolCall:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Call("", {}, f"the call is no JSON: {error}")
+        return ToolCall("", {}, f"the call is not valid JSON: {error}")
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return Call("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
+        return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the object as a string
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        return Call(found["name"], {}, "the arguments are no JSON object")
-    return Call(found["name"], arguments)
+        return ToolCall(found["name"], {}, "the arguments are not a JSON object")
+    return ToolCall(found["name"], arguments)
 
 
 class ToolEnvironment(Environment):
-    """Answers tool calls until a message has none: that is the policy's last.
+    """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
-    Whatever goes wrong with a call (it cannot be read, there is no such tool, wrong arguments, the tool raises, takes too
-    long or returns no text) is told to the policy in the tool's message and counted as `tool_errors`.
+    A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it
+    cannot be parsed, names an unknown tool, has wrong arguments, raises, times out, or returns a value that is not text
+    or JSON.
     """
 
     role = "tool"
@@ -97,8 +99,8 @@ class ToolEnvironment(Environment):
     def __init__(self, tools: Sequence[Tool], *, seconds: float = 10.0, most_characters: int = 4000) -> None:
         """
         Args:
-            seconds: longest time of one call.
-            most_characters: of one result; a longer one loses its middle.
+            seconds: time limit of one call.
+            most_characters: maximum length of one result; the middle of a longer one is cut out.
         """
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
@@ -113,16 +115,16 @@ class ToolEnvironment(Environment):
             columns={"tool_calls": len(calls), "tool_errors": sum(failed for _, failed in answers)},
         )
 
-    def _answer(self, call: Call) -> tuple[Message, bool]:
-        """The tool's message, and whether the call failed."""
+    def _answer(self, call: ToolCall) -> tuple[Message, bool]:
+        """Returns the tool's message, and whether the call failed."""
         try:
-            content, failed = as_text(self._result(call)), False
+            content, failed = result_text(self._result(call)), False
         except (Exception, SystemExit) as error:
             content, failed = f"error: {type(error).__name__}: {error}", True
         content = head_and_tail(content, self._most_characters)
         return {"role": "tool", "name": call.name or "unknown", "content": content}, failed
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: ToolCall) -> Any:
         if call.error is not None:
             raise ValueError(call.error)
         if call.name not in self._tools:
@@ -130,12 +132,15 @@ class ToolEnvironment(Environment):
         tool = self._tools[call.name]
         inspect.signature(tool).bind(**call.arguments)
         if inspect.iscoroutinefunction(tool):
-            return settled(tool(**call.arguments), self._seconds)
-        return call_within(self._seconds, tool, **call.arguments)
+            return resolve(tool(**call.arguments), self._seconds)
+        return call_with_timeout(self._seconds, tool, **call.arguments)
 
 
-def as_text(result: Any) -> str:
-    """A tool's result as the policy reads it: text as it is, anything else as JSON. Raises TypeError where there is none."""
+def result_text(result: Any) -> str:
+    """Returns a tool's result as text: a string as it is, anything else as JSON.
+
+    Raises TypeError if neither is possible.
+    """
     if isinstance(result, str):
         return result
     try:
@@ -145,7 +150,7 @@ def as_text(result: Any) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Numbers and lists of arrays and tensors."""
+    """Converts arrays and tensors to numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError

@@ -1,4 +1,4 @@
-"""MaxEnt-GRPO: the listwise loss, the weights it pulls to, and the controllers of their temperature and prior."""
+"""MaxEnt-GRPO: the listwise loss, its target weights, and the controllers of tau and beta."""
 
 from torchtitan_rl.library.maxent.controllers import BetaController, MetaController, TauController
 from torchtitan_rl.library.maxent.loss import MaxEnt

@@ -1,7 +1,7 @@
 """Controllers of tau (temperature of the weights) and beta (weight of the reference).
 
-Each is a rule from the merged statistics of a step to the next value; `ControllerState` is what must survive a restart.
-The statistics are the same on every rank, so the values are too.
+Each maps the merged statistics of a step to the next value. The statistics are the same on every rank, so the values
+are too. A checkpoint saves `ControllerState`.
 """
 
 import math
@@ -16,7 +16,7 @@ WEIGHT_ENTROPY = "maxent/weight_entropy/mean"
 REFERENCE_KL = "reference/kl_k3"
 EMA_DECAY = 0.9
 MIN_BETA_SCALE = 1e-6
-"""Least factor on beta in one step: at 0 it could never come back, for the controller multiplies."""
+"""Minimum factor on beta in one step. The controller multiplies, so beta could never leave 0."""
 
 
 class Move(NamedTuple):
@@ -26,25 +26,25 @@ class Move(NamedTuple):
     """The new tau or beta."""
     target: float
     error: float
-    """How far the statistic is from its target, in the controller's own terms and sign."""
+    """The difference between the statistic and its target, as the controller's rule defines it."""
 
 
 class TauController(OwnConfig):
-    """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped: low entropy raises the temperature."""
+    """H~ <- 0.9 H~ + 0.1 H(w); log tau <- log tau + eta (H* - H~), clamped. Low entropy raises the temperature."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
-        """H*, the wanted mean entropy of a group's weights, in nats; at most log G can be reached."""
+        """H*, the target for the mean entropy of a group's weights, in nats. The largest possible entropy is log G."""
         start_target: float | None = number(None, least=0)
-        """Where H* starts, moving linearly to `target` over `horizon` steps; None: at `target`."""
+        """Initial H*. It moves linearly to `target` over `horizon` steps. None: start at `target`."""
         horizon: int = number(0, least=0)
-        """Steps over which H* moves; 0: at once."""
+        """Number of steps over which H* moves from `start_target` to `target`. 0: use `target` from the start."""
         learning_rate: float = number(0.05, above=0)
-        """eta, per nat of entropy."""
+        """eta, the change of log tau per nat of entropy."""
         warmup_steps: int = number(0, least=0)
-        """tau first moves, and the entropy is first smoothed, at step warmup_steps + 1, steps counted from 0: the
-        first step never moves it, as in the authors' trainer."""
+        """tau and the smoothed entropy stay unchanged up to and including this step, counted from 0. So the first step
+        never moves tau, as in the authors' trainer."""
         min_tau: float = number(0.01, above=0)
         """Smallest tau."""
         max_tau: float = number(100.0, least="min_tau")
@@ -53,12 +53,12 @@ class TauController(OwnConfig):
     steers: ClassVar = {"tau": WEIGHT_ENTROPY}
 
     def target(self, step: int) -> float:
-        """H* at a step counted from 0."""
+        """Returns H* at a step, counted from 0."""
         start, target, horizon = self.config.start_target, self.config.target, self.config.horizon
         return target if start is None or step >= horizon else start + (target - start) * step / horizon
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """tau's next value and, in the state, the next H~, whose first is the entropy itself; nothing in the warm-up."""
+        """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Empty during warm-up."""
         if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
             return {}
         entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
@@ -77,14 +77,14 @@ class BetaController(OwnConfig):
         target: float = number(above=0, remedy="It is a KL in nats per token: use 0.01.")
         """KL*, in nats per token."""
         horizon: float = number(above=0, remedy="Use 10.")
-        """Steps; the larger, the slower beta moves."""
+        """Time scale in steps: beta moves more slowly with a larger horizon."""
         max_step: float = number(0.2, above=0)
         """Bound on the relative error e."""
 
     steers: ClassVar = {"beta": REFERENCE_KL}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """beta's next value."""
+        """Returns the next beta."""
         if REFERENCE_KL not in stats:
             return {}
         limit, target = self.config.max_step, self.config.target
@@ -95,7 +95,7 @@ class BetaController(OwnConfig):
 class MetaController(OwnConfig):
     """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
 
-    Takes the place of the other two, which then report inactive.
+    It replaces the other two controllers, which then report inactive.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -103,9 +103,9 @@ class MetaController(OwnConfig):
         target_entropy: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
         """H*, in nats."""
         target_kl: float | None = number(None, above=0)
-        """KL*, in nats per token; None leaves beta as it is."""
+        """KL*, in nats per token. None: beta stays constant."""
         learning_rate: float = number(0.05, above=0)
-        """eta, for both."""
+        """eta, for both tau and beta."""
         min_tau: float = number(0.01, above=0)
         """Smallest tau."""
         max_tau: float = number(100.0, least="min_tau")
@@ -116,7 +116,7 @@ class MetaController(OwnConfig):
         self.steers = {"tau": WEIGHT_ENTROPY} | ({} if config.target_kl is None else {"beta": REFERENCE_KL})
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """The next values of tau and, with a `target_kl`, beta."""
+        """Returns the next tau and, if `target_kl` is set, the next beta."""
         config, moves = self.config, {}
         if WEIGHT_ENTROPY in stats:
             gradient = stats[WEIGHT_ENTROPY] - config.target_entropy
@@ -130,18 +130,18 @@ class MetaController(OwnConfig):
 
 @dataclass(slots=True)
 class ControllerState:
-    """What a checkpoint keeps."""
+    """The state that a checkpoint saves."""
 
     tau: float
     beta: float
     weight_entropy_ema: float | None = None
     """H~; None before its first value."""
     step: int = 0
-    """Updates so far."""
+    """Number of updates so far."""
 
 
 class Controllers:
-    """Moves tau and beta once a step, by the controllers that are configured."""
+    """Moves tau and beta once per step with the configured controllers."""
 
     def __init__(self, tau: float, beta: float, configs: list[OwnConfig.Config | None]) -> None:
         self.state = ControllerState(tau, beta)
@@ -149,12 +149,12 @@ class Controllers:
         self.steered = {name: key for controller in self.active for name, key in controller.steers.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state; a value that no controller owns stays the configuration's."""
+        """Restores a checkpoint's state. A value that no controller moves keeps its configured value."""
         owned = {name: value for name, value in state.items() if name in self.steered or name not in ("tau", "beta")}
         self.state = ControllerState(**(asdict(self.state) | owned))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Move tau and beta; without its statistic (a step where no group has a preference) each stays."""
+        """Moves tau and beta and returns metrics. A value stays if its statistic is missing in this step."""
         if not self.active:
             return {}
         state, moves, meta = self.state, {}, isinstance(self.active[0], MetaController)

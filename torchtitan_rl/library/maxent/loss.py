@@ -19,46 +19,48 @@ from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_w
 
 
 class MaxEnt(ListwiseLoss):
-    """L = mean over groups of -sum_i w_i log softmax_i(s), s_i = log pi(y_i) the sequence log-probability.
+    """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
 
-    w is the group's target distribution (`weights.py`), fixed when advantages are assigned. Optionally plus clip_coef
-    times a clip loss with advantage w_i - 1/G.
+    w is the group's target distribution (`weights.py`), computed when advantages are assigned. clip_coef > 0 adds
+    clip_coef times a clip loss with advantage w_i - 1/G.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(ListwiseLoss.Config):
         tau: float = number(1.0, above=0)
-        """Temperature of the weights (its start, with a controller)."""
+        """Temperature of the weights; the initial value if a controller moves it."""
         beta: float = number(0.0, least=0)
-        """Weight of the reference's log-probability in the weights (its start, with a controller); 0 loads none."""
+        """Weight of the reference's log-probability; the initial value if a controller moves it. 0: no reference
+        model."""
         q_temperature: float = number(1.0, least=0)
         """T_q, temperature of the distribution over rewards, in units of reward."""
         q_floor: float = number(1e-6, least=0)
-        """Least mass of a completion in that distribution."""
+        """Minimum mass of a completion in the distribution over rewards."""
         normalize_reference: bool = True
         """Divide the reference's log-probability of a completion by its length."""
         normalize_policy: bool = False
         """Divide s_i by the completion's length."""
         neutral: Literal["skip", "uniform"] = "skip"
-        """A group whose rewards are all equal: out of the loss, or pulled towards the uniform distribution over it."""
+        """Handling of a group whose rewards are all equal. skip: leave it out of the loss. uniform: pull the policy
+        towards the uniform distribution over its completions."""
         clip_coef: float = number(0.0, least=0)
         """Weight of the additional clip loss."""
         clip: Clip.Config = field(default_factory=Clip.Config)
         """The additional clip loss."""
         clip_ratio: Literal["token", "sequence"] = "token"
-        """Token: the clip loss of each token, through algorithm.aggregation. Sequence, as the authors have it: of
-        exp(s_i - s_i old), summed over the group's completions; its mean is over groups."""
+        """Ratio in the clip loss. token: each token's ratio, combined by algorithm.aggregation. sequence: the ratio
+        exp(s_i - s_i old), summed over the group's completions and averaged over groups, as the authors do it."""
         tau_controller: TauController.Config | None = None
-        """Holds the entropy of the weights at a target by moving tau."""
+        """Moves tau to keep the entropy of the weights at a target."""
         beta_controller: BetaController.Config | None = None
-        """Holds the divergence from the reference at a target by moving beta."""
+        """Moves beta to keep the KL divergence from the reference at a target."""
         meta_controller: MetaController.Config | None = None
-        """Moves both by analytic gradients, in place of the other two."""
+        """Moves tau and beta by analytic gradients. It replaces the other two controllers."""
 
         def __post_init__(self) -> None:
             expect(
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
-                "more than 0 with a beta_controller", "It multiplies beta, which would stay 0; start at 0.01.",
+                "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
 
     def __init__(self, config: Config) -> None:
@@ -75,9 +77,7 @@ class MaxEnt(ListwiseLoss):
 
     def validate_group_size(self, n: int) -> None:
         floor = self.config.q_floor
-        expect(
-            floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / {n} (sampling.n), all the mass", "Use 1e-6."
-        )
+        expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
 
     def weigh(self, members: list[Episode]) -> None:
         rewards = [episode.credit.shaped_reward for episode in members]
@@ -99,12 +99,12 @@ class MaxEnt(ListwiseLoss):
         return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_reference else 1)
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """[S] -w_i log softmax_i(s) over the sequences of its group."""
+        """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
         sequences = inputs.sequences
         log_prob = (
             sequences.mean(inputs.logprobs) if self.config.normalize_policy else sequences.sum(inputs.logprobs)
         )  # [S]
-        # Each row keeps its own sequence, or a row of -inf alone would put NaN into the gradient.
+        # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
         spans = (inputs.same_group & sequences.present[None, :]) | torch.eye(
             sequences.num, dtype=torch.bool, device=log_prob.device
         )
@@ -120,23 +120,23 @@ class MaxEnt(ListwiseLoss):
         if self.config.clip_ratio == "token":
             clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
         else:
-            of_sequence = inputs.sequences.mean(losses)  # [S] the tokens of a sequence share one loss
+            of_sequence = inputs.sequences.mean(losses)  # [S] all tokens of a sequence have the same loss
             clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """`maxent/weight_entropy/mean` over the groups in the loss: what the controllers steer by."""
+        """Returns `maxent/weight_entropy/mean` over the groups in the loss. The controllers use it."""
         present = inputs.sequences.present  # [S]
-        sizes = (inputs.same_group & present[None, :]).sum(dim=1).clamp(min=1)  # [S] in the loss, of its group
+        sizes = (inputs.same_group & present[None, :]).sum(dim=1).clamp(min=1)  # [S] group members in the loss
         num_groups = (present / sizes).sum()  # 0-d
-        total = torch.special.entr(inputs.mass * present).sum()  # 0-d, of all groups; entr(w) = -w log w
+        total = torch.special.entr(inputs.mass * present).sum()  # 0-d, over all groups; entr(w) = -w log w
         return {"maxent/weight_entropy/mean": (total / num_groups.clamp(min=1), num_groups)}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """`maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
+        """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
 
-        The weights' entropy is of the groups in the loss (its mean comes from the loss itself); the others count every
-        group with a weighted completion.
+        The entropy of the weights covers the groups in the loss; `loss_metrics` reports its mean. The other metrics
+        cover every group with a weighted completion.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
@@ -167,7 +167,7 @@ class MaxEnt(ListwiseLoss):
 
 
 class SequenceClip(Gspo):
-    """The clip loss of exp(s_i - s_i old), the same on every token of a sequence."""
+    """The clip loss with ratio exp(s_i - s_i old), the same for every token of a sequence."""
 
     def __init__(self, config: Clip.Config, normalize: bool) -> None:
         super().__init__(config)
@@ -178,6 +178,6 @@ class SequenceClip(Gspo):
 
 
 def is_wrong(episode: Episode) -> bool:
-    """By the task's own judgement, or where it has none by a reward <= 0."""
+    """Returns whether the task judged the answer wrong; without a judgement, whether the reward is <= 0."""
     correct = episode.scored.correct
     return episode.reward <= 0 if correct is None else not correct

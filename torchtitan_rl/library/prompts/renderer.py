@@ -1,4 +1,4 @@
-"""PromptRenderer: an example as the text and the tokens that the policy reads."""
+"""`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,37 +18,38 @@ from torchtitan_rl.library.task import Example, Task
 
 
 class TooLong(UserError):
-    """A prompt with more tokens than prompts.max_prompt_tokens."""
+    """A prompt that has more tokens than prompts.max_prompt_tokens."""
 
 
 class Refused(UserError):
-    """A prompt that the chat template does not take, such as one with a system message."""
+    """A prompt that the chat template rejects, for example because of a system message."""
 
 
 class PromptRenderer(Configurable):
-    """Renders with the tokenizer's chat template where the tokenizer and the example have one, else as plain text."""
+    """Renders messages with the tokenizer's chat template; without messages or template, uses the plain text."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         apply_chat_template: bool = True
-        """Render the task's messages with the tokenizer's chat template, where both exist; else take the plain text."""
+        """Render the task's messages with the tokenizer's chat template. Without messages or template, the example's
+        plain text is used."""
 
         system_prompt: str = ""
-        """Put before every prompt: a system message, or in plain text the first paragraph. A prompt that brings its own
-        system message keeps that. Empty: none."""
+        """System message of every prompt; in plain text, the first paragraph. A prompt with its own system message
+        keeps that one. Empty: none."""
 
         few_shot: list[tuple[str, str]] = field(default_factory=list)
-        """Questions and answers shown before every prompt: as turns of user and assistant, or in plain text as
-        paragraphs, each a question with its answer right behind it."""
+        """Pairs of question and answer placed before every prompt: as user and assistant turns, or in plain text as one
+        paragraph per pair, with the answer directly after the question."""
 
         enable_thinking: bool = False
-        """Handed to the chat template; Qwen3's knows it, most others ignore it."""
+        """Passed to the chat template. Qwen3's template uses it; most others ignore it."""
 
         max_prompt_tokens: int = number(
             512, least=1, remedy="Set it to the longest prompt you want to allow, in tokens."
         )
-        """Longest prompt in tokens, with all that is put before it. A data set's longer ones are left out and told at the
-        start, a generated one is passed over and counted as prompts/too_long."""
+        """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
+        left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
 
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config = config
@@ -59,14 +60,17 @@ class PromptRenderer(Configurable):
             self._check_generation_prompt()
 
     def prompt(self, example: Example) -> Prompt:
-        """The example as a prompt with prompt_idx 0. Raises UserError for one that cannot be: TooLong, or another."""
+        """Returns the example as a prompt with prompt_idx 0.
+
+        Raises TooLong, Refused or another UserError if it cannot.
+        """
         [found] = self.prompts([example])
         if isinstance(found, UserError):
             raise found
         return found
 
     def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
-        """Each example as a prompt, or why it cannot be one; tokenised together, which the tokenizer does on all cores."""
+        """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
         found: list[Prompt | UserError] = []
         for is_chat, run in groupby(map(self._rendered, examples), key=_is_chat):
             alike = list(run)
@@ -74,17 +78,17 @@ class PromptRenderer(Configurable):
         return found
 
     def faults(self, examples: Sequence[Example]) -> list[str | None]:
-        """What is wrong with each example as a prompt, in words that follow "3 rows"; None for nothing."""
+        """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
         reasons = {
             Prompt: None,
             TooLong: f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
-            Refused: "that the chat template refuses",
+            Refused: "that the chat template rejects",
         }
-        odd = "without a token, or that the tokenizer cannot represent"
+        odd = "that have no tokens or that the tokenizer cannot represent"
         return [reasons.get(type(found), odd) for found in self.prompts(examples)]
 
     def check_represents(self, text: str) -> None:
-        """Raise UserError unless the tokenizer gives `text` back from its tokens."""
+        """Raises UserError unless decoding the tokens of `text` gives `text` again."""
         token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
 
@@ -97,19 +101,19 @@ class PromptRenderer(Configurable):
         except (TemplateError, TypeError) as error:
             roles = [message["role"] for message in messages]
             return Refused(
-                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat template takes, "
-                f"but of the roles {roles} it says: {error}. Mend the messages (a system message becomes the user's first words), "
-                "or pass --prompts.no-apply-chat-template."
+                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat "
+                f"template accepts, but for the roles {roles} it raises: {error}. Correct the messages (put the system "
+                "message into the user's message), or pass --prompts.no-apply-chat-template."
             )
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
-        # A chat template writes its own special tokens; plain text gets what the tokenizer adds, such as <bos>.
+        # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
         ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
     def _with_preface(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        """The messages behind the system prompt and the examples."""
+        """Returns the messages preceded by the system prompt and the few-shot examples."""
         own = messages[:1] if messages[0]["role"] == "system" else []
         system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
         shown = [
@@ -124,8 +128,8 @@ class PromptRenderer(Configurable):
             bool(example.text or not example.messages),
             "prompts.apply_chat_template",
             self.config.apply_chat_template,
-            "a chat template, as the task's prompts are messages alone, and the tokenizer "
-            f"{'has none' if not self.tokenizer.chat_template else 'may not use its own'}",
+            "a chat template, because the task's prompts are chat messages without plain text, but "
+            f"{'the tokenizer has none' if not self.tokenizer.chat_template else 'it is switched off'}",
             "Start from an instruct checkpoint, or give the task plain text (task.template).",
         )
         system = [self.config.system_prompt] if self.config.system_prompt else []
@@ -141,7 +145,7 @@ class PromptRenderer(Configurable):
         )
 
     def _check_generation_prompt(self) -> None:
-        """Raise UserError for a template that leaves the assistant's turn unopened: the policy would write the user's on."""
+        """Raises UserError if the template does not open the assistant's turn: the policy would continue the user's."""
         question, answer = {"role": "user", "content": "1?"}, "@generated@"
         member = next(iter(self._tools))
         opened = self._chat_text([question], member)
@@ -149,13 +153,13 @@ class PromptRenderer(Configurable):
         whole = self._chat_text(
             [question, {"role": "assistant", "content": answer}], member, add_generation_prompt=False
         )
-        # Some templates need none, as "[/INST]" already ends the user's turn: there the answer follows at once.
+        # Some templates need no generation prompt: with "[/INST]" the answer follows the user's turn directly.
         expect(
             opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
             "the tokenizer's chat_template",
             self.tokenizer.name_or_path,
-            f"a generation prompt, but with add_generation_prompt it renders {opened!r}, after which no answer begins",
-            "Let it write the assistant's header if add_generation_prompt, or pass --prompts.no-apply-chat-template.",
+            f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
+            "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )
 
     def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
@@ -178,37 +182,37 @@ class PromptRenderer(Configurable):
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
         shown, longest = _shortened(text), self.config.max_prompt_tokens
         expect(
-            len(token_ids) > 0, "prompt", shown, "at least one token, from which the first of the completion is predicted",
+            len(token_ids) > 0, "prompt", shown, "at least one token to predict the completion from",
             "Leave such examples out in the task.",
         )  # fmt: skip
         if len(token_ids) > longest:
             raise TooLong(
-                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the length in tokens of {shown!r}. "
-                "Raise it (and generator.max_model_len with it), or leave such examples out in the task."
+                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of "
+                f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task."
             )
         self._check_represents(text, token_ids, decoded)
 
     def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
         unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
-        # Some tokenizers put <bos> or a space before the first word, which is no loss.
+        # Some tokenizers add <bos> or a space before the first word, which is harmless.
         expect(
             not unknown and text.strip() in decoded,
             "hf_assets_path",
             self.tokenizer.name_or_path,
-            f"a tokenizer that can represent the task's text: {_shortened(text)!r} comes back as {_shortened(decoded)!r}",
-            "Use the folder of the checkpoint that the policy starts from, with its own tokenizer files.",
+            f"a tokenizer that represents the task's text, but {_shortened(text)!r} decodes to {_shortened(decoded)!r}",
+            "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
         )
 
 
 class _Rendered(NamedTuple):
     example: Example
     messages: list[dict[str, str]] | None
-    """Of a chat prompt."""
+    """None for a plain-text prompt."""
     text: str
 
 
 def _is_chat(rendered: _Rendered | UserError) -> bool | None:
-    """None for an example that could not be rendered."""
+    """Returns whether it is a chat prompt; None for an example that could not be rendered."""
     return None if isinstance(rendered, UserError) else bool(rendered.messages)
 
 

@@ -1,4 +1,4 @@
-"""PromptStream: a task's examples as tokenised prompts, the same on every rank, resumable at the exact place."""
+"""`PromptStream` yields a task's tokenized prompts, identically on every rank, and resumes at the exact position."""
 
 import copy
 import json
@@ -18,31 +18,31 @@ from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooL
 from torchtitan_rl.library.task import Example, Task
 
 _NUM_CHECKED = 8
-"""Training examples that are tokenised at start-up, so that a wrong tokenizer is an error before training."""
+"""Number of training examples tokenized at start-up, to report a wrong tokenizer before training."""
 
 _MAX_PASSED_OVER = 1000
-"""Prompts in a row that may be too long before the task is taken to have no others."""
+"""Maximum number of consecutive prompts that may be too long before the stream gives up."""
 
 
 class PromptStream(Configurable):
-    """Gives each step its prompts.
+    """Provides the prompts of each step.
 
-    Every rank builds the same stream from the same seed and so gets the same prompts without any communication. It is
-    the checkpoint's `dataloader`: all ranks save the same state, whatever their number.
+    Every rank builds the stream from the same seed, so all get the same prompts without communication. Checkpoints save
+    it as `dataloader`; its state is the same on every rank and does not depend on their number.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(PromptRenderer.Config):
         read_ahead: int = number(64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for.")
-        """Prompts that a thread reads and tokenises ahead of the step; 0: each when it is asked for."""
+        """Number of prompts that a thread reads and tokenizes ahead of the step. 0: no thread."""
 
     def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.config = config
         self.task = task
         self.seed = seed
         self.num_passed_over = 0
-        """Prompts passed over since the start or the resume, as they were too long."""
-        # A copy, as a tokenizer is not made for the two threads that decode and tokenise at the same time.
+        """Number of prompts skipped since the start or the resume because they were too long."""
+        # A copy, because one thread tokenizes while another decodes, and a tokenizer is not thread-safe.
         self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer))
         self._check_start()
         task.leave_out(self._renderer.faults)
@@ -51,30 +51,33 @@ class PromptStream(Configurable):
         self._prompts.reset()
 
     def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
-        """The next `num_prompts` training prompts, with prompt_idx first_idx, first_idx + 1, ...
+        """Returns the next `num_prompts` training prompts, with prompt_idx first_idx, first_idx + 1, ...
 
-        Raises UserError for a prompt without tokens, or that the tokenizer cannot represent; passes over those that are
-        longer than `max_prompt_tokens`.
+        Prompts longer than `max_prompt_tokens` are skipped. Raises UserError for a prompt that has no tokens or that
+        the tokenizer cannot represent.
         """
         return [replace(self._next(), prompt_idx=first_idx + index) for index in range(num_prompts)]
 
     def held_out(self, num: int) -> list[Prompt]:
-        """The first `num` held-out prompts, prompt_idx 0, 1, ...; the same at every call. Raises UserError as the task does."""
+        """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call.
+
+        Raises UserError if the task has fewer.
+        """
         examples = enumerate(self.task.held_out_examples(num))
         return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in examples]
 
     def metrics(self, num_seen: int) -> dict[str, Metric]:
-        """How far the data has been gone through after `num_seen` prompts, and what was passed over on the way."""
+        """Returns the number of skipped prompts and, for a finite data set, the epoch after `num_seen` prompts."""
         metrics = {"prompts/too_long": same_everywhere(float(self.num_passed_over))}
         epoch = self.task.epoch(num_seen)
         return metrics if epoch is None else {**metrics, "optimizer/epoch": same_everywhere(epoch)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as one string: torchdata's state changes its keys as it goes; DCP loads into given ones."""
+        """Returns the position as one string, because DCP needs fixed keys, which torchdata's state does not have."""
         return {"position": json.dumps(self._prompts.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position: the next batch is the one that followed it."""
+        """Restores a saved position."""
         self._prompts.reset(json.loads(state_dict["position"]))
 
     def _next(self) -> Prompt:
@@ -85,13 +88,15 @@ class PromptStream(Configurable):
             if not isinstance(prompt, TooLong):
                 raise prompt
             if not self.num_passed_over:
-                progress(f"a prompt is passed over, as all such are and prompts/too_long counts: {prompt}")
+                progress(f"a prompt is skipped; further ones are only counted, as prompts/too_long: {prompt}")
             self.num_passed_over += 1
         raise prompt
 
     def _at(self, index: int) -> Prompt | BaseException:
-        """The prompt at a place of the stream. An error is handed on, to be raised by the step that asks for it; an exit too,
-        which would end the thread that reads ahead and leave the step waiting."""
+        """Returns the prompt at an index of the stream, or the exception, which the step that needs it raises.
+
+        SystemExit is returned too: it would end the read-ahead thread, and the step would wait forever.
+        """
         try:
             return self._renderer.prompt(self._example(index))
         except BaseException as error:
@@ -104,7 +109,7 @@ class PromptStream(Configurable):
         return example
 
     def _check_start(self) -> None:
-        """Raise UserError when the tokenizer does not fit the task, or none of the first examples can be a prompt."""
+        """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
@@ -118,7 +123,7 @@ class PromptStream(Configurable):
 
 
 class _Places(BaseNode[int]):
-    """0, 1, 2, ... without end: the places of the training stream."""
+    """The indices of the training stream: 0, 1, 2, ... without end."""
 
     def reset(self, initial_state: dict[str, int] | None = None) -> None:
         super().reset(initial_state)

@@ -1,4 +1,4 @@
-"""Another model's mark, from any server that speaks OpenAI's chat protocol: vLLM's own, a hosted one."""
+"""A reward from another model, served by any OpenAI-compatible chat server, such as vLLM's or a hosted one."""
 
 import asyncio
 import hashlib
@@ -27,11 +27,11 @@ End with the mark alone on the last line, as: Mark: 7"""
 
 
 class Judge:
-    """A reward function: the judge's mark of each completion, divided by `highest`; None once the budget is spent.
+    """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
 
-    All requests of a replica's step are open at the same time, up to `concurrency`. One that times out or meets an overloaded
-    server is tried again, after longer and longer pauses. What was asked before is not asked again. An answer without a mark,
-    and a server that stays away, are failures of this function: grader.on_failure_of says what then.
+    Up to `concurrency` requests of a replica are open at the same time. A request that times out or meets an overloaded
+    server is retried with exponential backoff. The same question is asked only once. An answer without a mark and an
+    unreachable server count as failures of this function; see grader.on_failure_of.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Judge:
     ) -> None:
         """
         Args:
-            question: with {prompt}, {completion} and {expected_answer}.
-            mark: a regular expression whose first group is the mark; the last match in the judge's answer counts.
-            timeout_seconds, retries: of one request. Let grader.time_limit_seconds_of be more than both together.
-            budget: requests that this process may make in its life, retries not counted; None for any number.
-            cache: a file (JSON lines) that keeps marks beyond this process; shared by all ranks that see it.
+            question: a format string with {prompt}, {completion} and {expected_answer}. mark: a regular expression
+            whose first group is the mark; the last match in the judge's answer counts. highest: the mark that gives
+            reward 1. timeout_seconds, retries: for one request. grader.time_limit_seconds_of should exceed the time of
+            all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
+            cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
@@ -75,19 +75,19 @@ class Judge:
         log_metric: Callable[[str, float], None],
         **_: Any,
     ) -> list[float | None]:
-        """The marks of one prompt's completions."""
+        """Returns the scaled marks of one prompt's completions."""
         questions = [
             self.question.format(prompt=_text(prompt), completion=completion_text(completion), expected_answer=expected)
             for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)
         ]
-        marks = [self._ask(question) for question in questions]  # before anything waits: the budget is spent in order
+        marks = [self._ask(question) for question in questions]  # before any await, so that the budget is used in order
         log_metric("judge_left_out", sum(mark is None for mark in marks) / len(marks))
         found = await asyncio.gather(*(mark for mark in marks if mark is not None))
         given = iter(found)
         return [None if mark is None else next(given) / self.highest for mark in marks]
 
     def _ask(self, question: str) -> "asyncio.Task[float] | None":
-        """The mark, on its way: the same question is asked once. None: the budget is spent."""
+        """Returns the task that fetches the mark; the same question shares one task. None: the budget is used up."""
         loop = asyncio.get_running_loop()
         asked = self._asked.setdefault(loop, {})
         key = hashlib.sha256(json.dumps([self.model, question]).encode()).hexdigest()
@@ -131,7 +131,7 @@ class Judge:
 
 
 def _read(cache: Path | None) -> dict[str, float]:
-    """The marks of a former process; a line that was cut off is left out."""
+    """Returns the marks in the cache file. A truncated line is ignored."""
     marks = {}
     for line in cache.read_text().splitlines() if cache and cache.exists() else []:
         try:

@@ -1,4 +1,4 @@
-"""How long, how repetitive and in which script a completion is."""
+"""Rewards for the length, repetitiveness and script of a completion."""
 
 import unicodedata
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from torchtitan_rl.library.task import completion_text
 
 
 def length(target: int) -> Callable:
-    """0 for exactly `target` tokens, falling evenly on both sides to -1 for none and for twice as many or more."""
+    """0 for exactly `target` tokens, falling linearly to -1 at 0 tokens and at 2 `target` tokens or more."""
 
     def length(completion_ids, **_):
         return [-min(abs(len(ids) - target) / target, 1.0) for ids in completion_ids]
@@ -16,7 +16,10 @@ def length(target: int) -> Callable:
 
 
 def overlong(max_tokens: int, cache: int) -> Callable:
-    """0 up to max_tokens - cache tokens, then falling evenly to -1 at max_tokens: DAPO's soft punishment, arXiv 2503.14476 (13)."""
+    """DAPO's soft overlong punishment, arXiv 2503.14476 (13).
+
+    0 up to max_tokens - cache tokens, then falling linearly to -1 at max_tokens.
+    """
 
     def overlong(completion_ids, **_):
         return [-min(max(len(ids) - (max_tokens - cache), 0) / cache, 1.0) for ids in completion_ids]
@@ -25,7 +28,7 @@ def overlong(max_tokens: int, cache: int) -> Callable:
 
 
 def repetition(ngram: int = 4) -> Callable:
-    """Minus the share of a completion's n-grams of tokens that came before in it; 0 where it is too short to have two."""
+    """Minus the fraction of token n-grams that already occurred earlier in the completion; 0 if it is too short."""
 
     def repetition(completion_ids, **_):
         grams = [[tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)] for ids in completion_ids]
@@ -35,9 +38,10 @@ def repetition(ngram: int = 4) -> Callable:
 
 
 def script(name: str) -> Callable:
-    """The share of a completion's letters that are of one script, such as latin, cyrillic, cjk, hangul, arabic or greek.
+    """The fraction of a completion's letters in one script, such as latin, cyrillic, cjk, hangul, arabic or greek.
 
-    A language that has a script for itself is known by it; English and German are not told apart. None without letters.
+    It cannot distinguish languages that share a script, such as English and German. None for a completion without
+    letters.
     """
     beginning = name.upper()
 

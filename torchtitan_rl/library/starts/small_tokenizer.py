@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of a few hundred tokens, for policies small enough to be made on a laptop."""
+"""Demonstration: a byte-level tokenizer with a few hundred tokens, for policies small enough to train on a laptop."""
 
 import re
 from collections.abc import Iterable
@@ -17,19 +17,28 @@ CHAT_TEMPLATE = (
     "{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|endoftext|>{% endfor -%}"
     "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
 )
-"""Short, for policies of a few hundred tokens: a token before and after each message; of tools, names and arguments."""
+"""A short template for small context lengths: one token before and one after each message.
+
+Tools are listed by name and argument names only.
+"""
 
 
 def make_small_tokenizer(
     texts: Iterable[str], *, vocab_size: int, lone_characters: str = "[0-9]", chat: bool = False
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
+    """Returns a byte-level BPE tokenizer trained on `texts`, with exactly `vocab_size` tokens.
 
-    Any text round-trips, as every byte is a token; each character that `lone_characters` matches is a token by itself, so
-    that with digits numbers of any length are written the same way. What the texts do not fill is reserved tokens, so that
-    every row of a model's embedding has a token. With `chat` it has `CHAT_TEMPLATE` and a token for each role, which the
-    texts may hold. The same texts give the same tokenizer. Raises ValueError for a `vocab_size` below the 256 bytes and the
-    special tokens.
+    Every byte is a token, so any text round-trips. The same texts give the same tokenizer. If the texts do not fill the
+    vocabulary, reserved tokens do, so that every row of the embedding has a token.
+
+    Args:
+        lone_characters: a regular expression; each matching character is a token of its own. With digits, numbers of
+        any
+            length are tokenized in the same way.
+        chat: add `CHAT_TEMPLATE` and a token for each role. The texts may contain these tokens.
+
+    Raises:
+        ValueError: if `vocab_size` is less than 256 plus the number of special tokens.
     """
     special = [EOS_TOKEN, PAD_TOKEN, *(f"<|{role}|>" for role in (ROLES if chat else ()))]
     if vocab_size < 256 + len(special):

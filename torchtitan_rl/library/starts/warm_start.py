@@ -1,9 +1,9 @@
-"""Makes small starting checkpoints: a Qwen3 that knows a task's form and has one bad habit.
+"""Demonstration: trains a small starting checkpoint, a Qwen3 that knows a task's format and has one bad habit.
 
-A policy learns from generated text, worked answers to a task's training examples. In a share of them the text goes wrong in
-one and the same way. So the start knows both the right way and the wrong one, prefers the wrong one, and answers right
-wherever the habit does no harm: a reward can tell its samples apart from the first step on, and RL has a habit to unlearn
-instead of a skill to discover. Held-out examples are never part of the text. tasks/starts.py has the recipes.
+The model is trained on worked answers to the task's training examples. A share of these answers makes the same mistake,
+the habit. So the starting policy knows the right way and the wrong way, and prefers the wrong one. RL then has a habit
+to unlearn instead of a skill to discover, and rewards differ between samples from the first step. Held-out examples are
+never part of the text. The recipes are in answer_recipes.py and conversation_recipes.py.
 """
 
 import fcntl
@@ -38,27 +38,27 @@ _NUM_TOKENIZER_TEXTS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All that decides about a checkpoint, besides the task's examples."""
+    """Everything that determines a starting checkpoint, except the task's examples."""
 
     name: str
-    """Of its folder, and in messages."""
+    """Name in messages and in the checkpoint's folder."""
     worked: Callable[[Example, random.Random], str]
-    """The completion that the text shows for an example: the right one or, in a share of them, the habit's."""
+    """Returns the completion to train on for an example: the right one or, for a share of them, the habit's."""
     version: int = 3
-    """Raise it when the way of training changes, so that cached checkpoints are made anew."""
+    """Increase it when the training procedure changes, to invalidate cached checkpoints."""
     steps: int = 280
     batch_size: int = 64
-    """Examples in a batch."""
+    """Examples per batch."""
     muon_lr: float = 0.02
-    """Of the matrices inside the layers."""
+    """Learning rate of the layers' matrices."""
     adamw_lr: float = 2e-3
-    """Of the embedding and the norms."""
+    """Learning rate of the embedding and the norms."""
     lone_characters: str = "[0-9]"
-    """A regular expression: each of these is a token by itself."""
+    """A regular expression. Each matching character is a token of its own."""
     chat: bool = False
-    """Whether the tokenizer has a chat template (small_tokenizer.py's)."""
+    """Whether the tokenizer has small_tokenizer.py's chat template."""
     dimensions: dict[str, int] = field(default_factory=lambda: {"vocab_size": 320})
-    """Of `small_qwen3`, where they are not its defaults. The vocabulary is a multiple of 64, for tensor parallelism."""
+    """Arguments of `small_qwen3`. The vocabulary must be a multiple of 64, for tensor parallelism."""
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -66,25 +66,28 @@ class Recipe:
 
 
 def start_of(task: Task.Config, cache_root: Path) -> Path | None:
-    """The folder that a task's policy starts from when the run names none: its own, or the one its warm start makes."""
+    """Returns the starting checkpoint of a task for a run without hf_assets_path; None if the task has none.
+
+    It is the task's own start_checkpoint, or the one that its warm_start recipe makes.
+    """
     if (own := task.start_checkpoint(cache_root)) is not None or not task.warm_start:
         return own
     return ensure_checkpoint(task.build(), load_function(task.warm_start, "task.warm_start")(), cache_root)
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:
-    """The folder of the starting checkpoint under `cache_root`, made first where it is missing (about a minute).
+    """Returns the starting checkpoint's folder under `cache_root`, and trains it first if it is missing (a minute).
 
-    Safe to call from every rank and from several runs at once: local rank 0 makes it under a file lock, others wait.
+    Safe to call from every rank and from several runs at once: local rank 0 trains it under a file lock, others wait.
 
     Raises:
-        UserError: when `cache_root` cannot be written or has no locks.
+        UserError: if `cache_root` is not writable or does not support locks.
     """
     folder = cache_root / f"{recipe.name}-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
-        while not folder.is_dir():  # torchrun ends this rank too, should that one fail
+        while not folder.is_dir():  # if local rank 0 fails, torchrun ends this rank too
             time.sleep(0.2)
         return folder
     try:
@@ -93,8 +96,8 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
         _lock(lock, folder)
     except OSError as error:
         raise UserError(
-            f"hf_assets_path is empty, and {cache_root} cannot take the start that the task makes: {error.strerror}. Start "
-            "where it can be written, or pass --hf-assets-path FOLDER."
+            f"hf_assets_path is empty, and the task's starting checkpoint cannot be written to {cache_root}: "
+            f"{error.strerror}. Run in a writable folder, or pass --hf-assets-path FOLDER."
         ) from error
     with lock:
         if not folder.is_dir():
@@ -103,7 +106,7 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
 
 
 def _lock(file: IO[str], folder: Path) -> None:
-    """Take the lock, saying so while another run has it."""
+    """Takes the lock, and shows a progress line while another run holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -112,16 +115,16 @@ def _lock(file: IO[str], folder: Path) -> None:
 
 
 def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None:
-    """Train the starting policy and write it to `folder` in Hugging Face's format, with its tokenizer.
+    """Trains the starting policy and writes it to `folder` in Hugging Face's format, with its tokenizer.
 
-    Deterministic on one machine. The folder, which must not exist, appears complete or not at all.
+    Deterministic on one machine. The folder must not exist; it appears only when it is complete.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tokenizer = _make_tokenizer(task, recipe, seed)
     model = _train(task, tokenizer, recipe, seed)
-    transformers_logging.disable_progress_bar()  # one shard of 10 MB needs none
+    transformers_logging.disable_progress_bar()  # not needed for one 10 MB shard
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     partial.rename(folder)
@@ -129,9 +132,9 @@ def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None
 
 
 def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
-    """A model trained on `steps` batches of worked sums; leaves the caller's random state and threads as they were."""
+    """Returns a model trained on `steps` batches of worked answers. Restores torch's RNG state and thread count."""
     threads = torch.get_num_threads()
-    # torchrun sets one thread a process, but the other ranks are waiting for this one. More than 8 gain nothing here.
+    # torchrun sets one thread per process, but the other ranks wait for this one. More than 8 threads are not faster.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(min(cores, 8))
     try:
@@ -145,7 +148,7 @@ def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed:
             progress(f"warm start: making the starting checkpoint {recipe.name}, {recipe.steps} steps")
             start = time.monotonic()
             for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
-                # A short rise, then straight down to zero over the second half.
+                # Linear warm-up over 20 steps, then linear decay to zero over the second half.
                 scale = min((step + 1) / 20, 1.0, 2 * (recipe.steps - step) / recipe.steps)
                 loss = _train_step(model, optimizers, scale, token_ids[batch], labels[batch])
                 if (step + 1) % max(recipe.steps // 20, 1) == 0:
@@ -162,10 +165,10 @@ def _train_step(
     optimizers: list[torch.optim.Optimizer],
     lr_scale: float,
     token_ids: Tensor,  # [B, L]
-    labels: Tensor,  # [B, L], -100 where nothing is to be learned
+    labels: Tensor,  # [B, L], -100 at ignored positions
 ) -> float:
-    """One step on the mean loss over completion tokens; returns that loss."""
-    # Where the CPU multiplies bfloat16 natively this halves the time; elsewhere it would multiply it.
+    """Runs one step on the mean loss over completion tokens and returns that loss."""
+    # bfloat16 halves the time on CPUs with native support, and is several times slower on others.
     cpu = torch.cpu.get_capabilities()
     native_bfloat16 = bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16"))
     with torch.autocast("cpu", torch.bfloat16, enabled=native_bfloat16):
@@ -184,11 +187,11 @@ def _train_step(
 
 
 def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which needs about two thirds of AdamW's steps here; AdamW for the rest."""
+    """Returns Muon for the layers' matrices and AdamW for the rest. Muon needs two thirds of the steps AdamW would."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     optimizers = [
-        # Three steps of orthogonalisation instead of five: its cost does not shrink with the batch, and learns as well.
+        # Three orthogonalization steps instead of five learn as well. Their cost does not shrink with the batch.
         torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.9, ns_steps=3, weight_decay=0.0),
         torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.99), weight_decay=0.0),
     ]
@@ -199,7 +202,7 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
 
 
 def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Example, str]]:
-    """`num` of the task's training examples, each with the completion that the text shows."""
+    """Returns `num` training examples of the task, each with the completion to train on."""
     rng = random.Random(f"warm_start/{seed}")
     examples = (task.train_example(index, seed=seed) for index in range(num))
     return [(example, recipe.worked(example, rng)) for example in examples]
@@ -217,7 +220,7 @@ def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> PreTrainedTokenize
 def _tokenize(
     task: Task, recipe: Recipe, seed: int, num: int, tokenizer: PreTrainedTokenizerFast
 ) -> list[tuple[list[int], list[int]]]:
-    """Token ids of `num` prompts, rendered as a run's are, and of their completions with the end of sequence."""
+    """Returns token ids of `num` prompts, rendered as in a run, and of their completions including the end token."""
     longest = recipe.model_spec.model.max_seq_len
     renderer = PromptRenderer.Config(max_prompt_tokens=longest).build(task=task, tokenizer=tokenizer)
     return [
@@ -227,7 +230,7 @@ def _tokenize(
 
 
 def _pad(pairs: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and behind the end of sequence."""
+    """Returns token ids [N, L] and next-token labels [N, L], which are -100 on the prompt and after the end token."""
     length = max(len(prompt) + len(completion) for prompt, completion in pairs) - 1
     token_ids = torch.full((len(pairs), length), pad_token_id)
     labels = torch.full((len(pairs), length), -100)
@@ -239,7 +242,7 @@ def _pad(pairs: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[T
 
 
 def _key(task: Task, recipe: Recipe, seed: int) -> str:
-    """A hash that changes with whatever the checkpoint depends on: the recipe, the seed and the text."""
+    """Returns a hash of everything the checkpoint depends on: the recipe, the seed and the text."""
     texts = [(example.text, example.messages, completion) for example, completion in _worked(task, recipe, seed, 64)]
     settings = asdict(replace(recipe, worked=None))
     content = json.dumps([settings, hf_architecture(recipe.model_spec.model), seed, texts])

@@ -1,4 +1,4 @@
-"""Tasks: what the policy is asked and how its answers are judged."""
+"""Tasks: the examples that become prompts, the task's reward functions, and the judgement of answers."""
 
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.tasks.calculator import Calculator

@@ -1,4 +1,4 @@
-"""calculator: multiply two integers, with a tool that can and a policy that cannot."""
+"""calculator: multiply two integers with the tool `multiply`."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -22,15 +22,15 @@ def multiply(a: int, b: int) -> int:
 
 
 class Calculator(Task):
-    """Prompts with two integers in 10-99 to be multiplied; the reward is +1 or -1 for the product after an [ANSWER] tag.
+    """Prompts with two integers in 10-99 to multiply. The reward is +1 for the right product after [ANSWER], else -1.
 
-    The policy may call `multiply`. What it says after the last result is its answer; nothing rewards the call itself.
+    The policy may call `multiply`. Only its final answer is rewarded, not the call.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         instruction: str = "Write [ANSWER] and then the product, for example: [ANSWER] 550"
-        """What follows the question in each prompt. Empty for a policy that already knows the form."""
+        """Text after the question in each prompt. Leave it empty for a policy that already knows the format."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -42,7 +42,7 @@ class Calculator(Task):
         return self._example(*factors)
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """`num` different products, one in eight of all, the same whatever the run's seed."""
+        """Returns `num` different products from the held-out eighth, independent of the run's seed."""
         pairs = [(a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(a, LARGEST + 1) if is_held_out((a, b))]
         expect(
             num <= len(pairs), "evaluation.num_prompts", num, f"at most the {len(pairs)} held-out products", "Lower it."
@@ -61,7 +61,7 @@ class Calculator(Task):
         return [1.0 if self.is_correct(a, e) else -1.0 for a, e in zip(answers, expected_answer, strict=True)]
 
     def extract_answer(self, text: str) -> str | None:
-        """The integer after the last tag."""
+        """Returns the integer after the last tag."""
         return tagged_integer(text)
 
     def _example(self, a: int, b: int) -> Example:

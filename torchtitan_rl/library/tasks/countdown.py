@@ -1,4 +1,4 @@
-"""countdown: reach a target with the four operations, using each of the given numbers once."""
+"""countdown: reach a target with the four operations, using each given number once."""
 
 import ast
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
 _LONGEST = 200
-"""Characters of an expression; the longest that is right has about 50."""
+"""Maximum characters of an expression. The longest right answer has about 50."""
 
 _HELD_OUT_ONE_IN = 8
 
@@ -28,11 +28,14 @@ class _Problem(NamedTuple):
     numbers: list[int]
     target: int
     expression: str
-    """One way to reach it."""
+    """One expression that reaches the target."""
 
 
 class Countdown(Task):
-    """Prompts with a few numbers and a target; the reward is 1 for an expression that reaches it, 0.1 for the form alone."""
+    """Prompts with a few numbers and a target.
+
+    The reward is 1 for an expression that reaches it, plus 0.1 for the format.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -43,7 +46,7 @@ class Countdown(Task):
         """Most numbers in a prompt, at most 6."""
 
         largest: int = number(99, least=10)
-        """Numbers lie in 1 to this; targets up to ten times as much."""
+        """Largest number in a prompt; the smallest is 1. Targets are at most ten times as large."""
 
     def train_example(self, index: int, *, seed: int) -> Example:
         rng = random.Random(f"countdown/{seed}/{index}")
@@ -52,7 +55,7 @@ class Countdown(Task):
         return self._example(*drawn)
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """`num` different problems, one in eight of all, the same whatever the run's seed."""
+        """Returns `num` different problems from the held-out eighth, independent of the run's seed."""
         rng = random.Random("countdown/held_out")
         chosen: dict[tuple[int, ...], _Problem] = {}
         while len(chosen) < num:
@@ -65,7 +68,7 @@ class Countdown(Task):
         return (self.correct, self.format)
 
     def correct(self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:
-        """1 for an expression of these numbers that reaches the target, else 0."""
+        """1 for an expression with these numbers that reaches the target, else 0."""
         answers = [self.extract_answer(completion_text(completion)) for completion in completions]
         return [float(reaches(a, n, t)) for a, n, t in zip(answers, numbers, target, strict=True)]
 
@@ -80,7 +83,7 @@ class Countdown(Task):
         return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
 
     def _draw(self, rng: random.Random) -> "_Problem":
-        """Numbers and a target that they can reach: two of them are joined at a time until one is left."""
+        """Returns random numbers and a reachable target, found by combining two numbers at a time until one is left."""
         while True:
             numbers = [
                 rng.randint(1, self.config.largest)
@@ -102,32 +105,32 @@ class Countdown(Task):
 
     def _example(self, numbers: list[int], target: int, expression: str) -> Example:
         question = (
-            f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and only "
-            "+, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, for example "
-            "<answer>(1 + 2) * 3</answer>."
+            f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and "
+            "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
+            "for example <answer>(1 + 2) * 3</answer>."
         )
         return Example(
             text=question + "\n",
             messages=[{"role": "user", "content": question}],
-            expected_answer=expression,  # one of many that are right
+            expected_answer=expression,  # one of many right answers
             columns={"numbers": numbers, "target": target},
         )
 
 
 def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool:
-    """Whether the expression uses exactly these numbers, each once, and equals the target.
+    """Returns whether the expression uses each number exactly once and equals the target. A trailing "= 9" is ignored.
 
-    Example: reaches("(1 + 2) * 3", [3, 1, 2], 9). An "= 9" behind it does no harm.
+    Example: reaches("(1 + 2) * 3", [3, 1, 2], 9) == True
     """
     found = evaluate(expression.partition("=")[0]) if expression else None
     return found is not None and sorted(found[1]) == sorted(numbers) and found[0] == target
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
-    """(exact value, the numbers used) of an arithmetic expression; None for whatever is none.
+    """Returns (exact value, numbers used) of an arithmetic expression; None if it is not one.
 
-    Nothing is executed: the expression is parsed, and of its syntax tree only numbers and the four operations are read. So
-    "9**9**9" is no expression rather than one that takes for ever.
+    Nothing is executed: the syntax tree is walked, and only integers and the four operations are accepted. So "9**9**9"
+    is rejected instead of evaluated.
     """
     if len(expression) > _LONGEST:
         return None
@@ -140,7 +143,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
 
 
 def _value(node: ast.expr, used: list[int]) -> Fraction:
-    """The value of a node, its numbers added to `used`. Raises ValueError for anything but arithmetic."""
+    """Returns the value of a node and appends its numbers to `used`. Raises ValueError for anything but arithmetic."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -148,7 +151,7 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
-    raise ValueError("no arithmetic")
+    raise ValueError("not arithmetic")
 
 
 def _is_held_out(drawn: _Problem) -> bool:

@@ -1,4 +1,4 @@
-"""gsm8k: grade-school word problems whose answer is a number; 7,473 to train on, 1,319 held out."""
+"""gsm8k: grade-school word problems with a number as answer; 7,473 for training, 1,319 held out."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ _ANSWER = re.compile(r"####\s*(-?[\d,.]*\d)")
 
 
 class Gsm8k(Rows):
-    """The published rows: `question`, and an `answer` that ends with #### and the number, as completions shall."""
+    """The published rows: `question`, and an `answer` that ends with #### and the number.
+
+    Completions must end like that.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Rows.Config):
@@ -23,7 +26,7 @@ class Gsm8k(Rows):
         answer_kind: Literal["text", "tag", "number"] = "number"
 
     def extract_answer(self, text: str) -> str | None:
-        """The number behind the last ####; None without one."""
+        """Returns the number after the last ####, or None."""
         found = _ANSWER.findall(text)
         return found[-1] if found else None
 

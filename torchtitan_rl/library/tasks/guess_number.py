@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt
 
 LOWEST, HIGHEST = 10, 99
-"""Every number lies in this range."""
+"""The range of all numbers, inclusive."""
 
 _HELD_OUT_ONE_IN = 8
 
 
 class GuessNumber(Task):
-    """One secret of `span` neighbouring numbers; the reward is 1 for finding it, less `guess_cost` for each guess that missed.
+    """Find a secret among `span` consecutive numbers. The reward is 1 for success, minus `guess_cost` per wrong guess.
 
-    conversations.max_turns is the number of guesses: with k of them 2^k - 1 numbers can always be told apart.
+    conversations.max_turns is the number of guesses: k guesses always suffice for 2^k - 1 numbers.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         span: int = number(15, least=2, most=HIGHEST - LOWEST)
-        """How many numbers there are to choose from."""
+        """Number of possible secrets in a prompt."""
 
         guess_cost: float = number(0.05, least=0)
-        """Reward taken for each guess that is not the number."""
+        """Amount subtracted from the reward for each wrong guess."""
 
     def train_example(self, index: int, *, seed: int) -> Example:
         rng = random.Random(f"guess_number/{seed}/{index}")
@@ -42,7 +42,7 @@ class GuessNumber(Task):
         return self._example(*drawn)
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """`num` different games, one in eight of all, the same whatever the run's seed."""
+        """Returns `num` different games from the held-out eighth, independent of the run's seed."""
         lowest = range(LOWEST, HIGHEST - self.config.span + 2)
         games = [(low, low + place) for low in lowest for place in range(self.config.span)]
         games = [game for game in games if _is_held_out(game)]
@@ -58,7 +58,7 @@ class GuessNumber(Task):
         return (environment_reward,)
 
     def extract_answer(self, text: str) -> str | None:
-        """The last guess."""
+        """Returns the last guess."""
         return _number(text.rpartition("\n")[2])
 
     def _draw(self, rng: random.Random) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class GuessNumber(Task):
 
 
 class HigherLower(Environment):
-    """Says whether the secret is higher or lower than each guess, until it is found."""
+    """Answers each guess with "higher" or "lower", until the secret is found."""
 
     def __init__(self, secret: int, guess_cost: float) -> None:
         self._secret = secret
@@ -85,17 +85,17 @@ class HigherLower(Environment):
     def step(self, message: Message) -> Turn:
         guess = _number(message["content"])
         if guess == str(self._secret):
-            return Turn(messages=[_said("right")], reward=1.0, done=True)
-        told = "write a number" if guess is None else "higher" if int(guess) < self._secret else "lower"
-        return Turn(messages=[_said(told)], reward=-self._guess_cost)
+            return Turn(messages=[_user_message("right")], reward=1.0, done=True)
+        reply = "write a number" if guess is None else "higher" if int(guess) < self._secret else "lower"
+        return Turn(messages=[_user_message(reply)], reward=-self._guess_cost)
 
 
-def _said(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
 def _number(text: str) -> str | None:
-    """The text as a number, without leading zeros; None when it is none."""
+    """Returns the number without leading zeros, or None if the text is not a number."""
     return str(int(text)) if re.fullmatch(r"[0-9]{1,9}", text := text.strip()) else None
 
 

@@ -1,4 +1,4 @@
-"""A mixture: several tasks in one run, drawn by weight, each with its own rewards, judgement, sampling and metrics."""
+"""A mixture of tasks in one run, drawn by weight. Each has its own rewards, judgement, sampling and metrics."""
 
 import functools
 from collections.abc import Sequence
@@ -21,22 +21,25 @@ class Share:
 
     task: Task.Config
     weight: float = number(1.0, above=0, remedy="Leave the task out.")
-    """How often it asks, relative to the others."""
+    """How often the task is drawn, relative to the others."""
     sampling: SamplingConfig | None = None
-    """Its own n, max_tokens and ends in training, at the run's temperature. None: as the run."""
+    """The task's own n, max_tokens and stop conditions in training, at the run's temperature. None: the run's."""
 
 
 class Mixture(Task):
-    """Which member asks at a place of the stream depends on the seed and the place alone, and so does its example."""
+    """Draws from several tasks.
+
+    The member and example at an index of the stream depend only on the seed and the index.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         tasks: dict[str, Share] = field(default_factory=dict)
-        """The members by name; metrics go by it, as train/<name>/... and evaluation/<name>/..."""
+        """The members by name. Their metrics are train/<name>/... and evaluation/<name>/..."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
-            """The start of the first member that makes one."""
-            from torchtitan_rl.library.starts.warm_start import start_of  # needs transformers' models
+            """Returns the starting checkpoint of the first member that has one."""
+            from torchtitan_rl.library.starts.warm_start import start_of  # imports transformers' models
 
             starts = (start_of(share.task, cache_root) for share in self.tasks.values())
             return next((start for start in starts if start is not None), None)
@@ -52,7 +55,7 @@ class Mixture(Task):
         expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
         for name, share in config.tasks.items():
             plain = not isinstance(share.task, Mixture.Config)
-            expect(plain, "task.tasks", name, "a task that is no mixture", "List its members here.")
+            expect(plain, "task.tasks", name, "a task that is not a mixture", "List its members here.")
             check_metric_name(name, "task.tasks")
         self._names = names
         self._members = {name: share.task.build() for name, share in config.tasks.items()}
@@ -68,7 +71,7 @@ class Mixture(Task):
         return self._marked(name, self._members[name].train_example(place, seed=seed))
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """Each member's first num / members, in turn."""
+        """Returns the first num / members examples of each member, one member after another."""
         return [
             self._marked(name, example)
             for name, share in zip(self._names, shared_out(num, len(self._names)), strict=True)
@@ -77,7 +80,7 @@ class Mixture(Task):
         ]
 
     def epoch(self, num_seen: int) -> float | None:
-        """Of the member that has gone round most often, going by the weights."""
+        """Returns the largest epoch of any member, estimated from the weights."""
         seen = self._weights * num_seen
         epochs = [member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)]
         return max((epoch for epoch in epochs if epoch is not None), default=None)
@@ -87,17 +90,17 @@ class Mixture(Task):
             member.leave_out(lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """None of its own: each member scores its own examples."""
+        """Returns nothing: each member scores its own examples."""
         return ()
 
     def extract_answer(self, text: str) -> str | None:
-        raise NotImplementedError("a mixture's members read answers, each of its own examples")
+        raise NotImplementedError("a mixture extracts no answers; call the member that the example belongs to")
 
     def _marked(self, name: str, example: Example) -> Example:
         return replace(example, task=name, sampling=self.config.tasks[name].sampling)
 
     def _member_at(self, index: int, seed: int) -> tuple[int, int]:
-        """(member, how often it was drawn before) at a place of the stream."""
+        """Returns (member, how often it was drawn before) at an index of the stream."""
         block, offset = divmod(index, _BLOCK)
         drawn = _block(seed, block, tuple(self._weights))
         member = int(drawn[offset])
@@ -107,13 +110,13 @@ class Mixture(Task):
 
 @functools.lru_cache(maxsize=4)
 def _block(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
-    """[_BLOCK] the members drawn at the places of a block."""
+    """Returns [_BLOCK] the members drawn at the indices of a block."""
     return np.random.default_rng([seed, block]).choice(len(weights), size=_BLOCK, p=weights)
 
 
 @functools.lru_cache(maxsize=4)
 def _drawn_before(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
-    """[members] how often each was drawn before a block."""
+    """Returns [members] how often each was drawn before a block."""
     counts = np.zeros(len(weights), dtype=np.int64)
     for earlier in range(block):
         counts += np.bincount(_block(seed, earlier, weights), minlength=len(weights))

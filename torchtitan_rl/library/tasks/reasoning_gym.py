@@ -1,4 +1,4 @@
-"""reasoning_gym: any of its hundred procedural tasks, or a weighted mix, made without end and scored by their own scorers."""
+"""reasoning_gym: any of its hundred procedurally generated tasks, or a weighted mix, scored by their own scorers."""
 
 import hashlib
 import json
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt
 
 _NUM_DRAWS = 10_000
-"""Different questions of one task; some list them all when they are built."""
+"""Number of different questions per task. Some tasks generate them all at construction."""
 
 _HELD_OUT_ONE_IN = 8
 
 
 class ReasoningGym(Task):
-    """Questions of reasoning_gym; the answer is what <answer>...</answer> holds, the reward its score, from 0 to 1."""
+    """Questions from reasoning_gym.
+
+    The answer is the content of <answer>...</answer>; the reward is its score, 0 to 1.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         tasks: list[tuple[str, float]] = field(default_factory=lambda: [("chain_sum", 1.0)])
-        """Names of tasks, each with the weight that it is drawn with."""
+        """Names of tasks, each with its sampling weight."""
 
         settings: list[tuple[str, str]] = field(default_factory=list)
-        """Settings of single tasks, as task.setting and its value in JSON, such as chain_sum.max_terms 3."""
+        """Settings of individual tasks, as task.setting and a JSON value, such as chain_sum.max_terms 3."""
 
         instruction: str = "Give the final answer between <answer> and </answer>."
-        """What follows each question, as a paragraph of its own. Empty: nothing."""
+        """Text added to each question as a separate paragraph. Empty: nothing."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -52,7 +55,7 @@ class ReasoningGym(Task):
         return next(e for e in self._draws(f"{seed}/{index}") if not _is_held_out(e))
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """`num` different questions, one in eight of all, the same whatever the run's seed."""
+        """Returns `num` different questions from the held-out eighth, independent of the run's seed."""
         chosen: dict[str, Example] = {}
         for _, example in zip(range(1000 * num), self._draws("held_out")):
             if len(chosen) == num:
@@ -61,8 +64,9 @@ class ReasoningGym(Task):
                 chosen.setdefault(example.text, example)
         names = list(self._weights)
         expect(
-            len(chosen) == num, "evaluation.num_prompts", num, f"at most the {len(chosen)} held-out questions of {names}",
-            "Ask for fewer, or set task.settings so that more are possible.",
+            len(chosen) == num, "evaluation.num_prompts", num,
+            f"at most the {len(chosen)} held-out questions of {names}",
+            "Ask for fewer, or change task.settings so that more questions exist.",
         )  # fmt: skip
         return list(chosen.values())
 
@@ -70,7 +74,7 @@ class ReasoningGym(Task):
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
-        """The task's own score of each answer."""
+        """Returns the task's own score for each answer."""
         return [
             self._score(self.extract_answer(completion_text(c)), e) for c, e in zip(completions, entry, strict=True)
         ]
@@ -79,14 +83,14 @@ class ReasoningGym(Task):
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:
-        """Right is what scores full marks: many tasks have more than one right answer."""
+        """Returns whether the answer gets the full score. Many tasks have more than one right answer."""
         return self._score(answer, prompt.columns["entry"]) >= 0.999
 
     def _score(self, answer: str | None, entry: dict[str, Any]) -> float:
         return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
 
     def _draws(self, key: str) -> Iterator[Example]:
-        """Examples of either split without end, by a key."""
+        """Yields an endless sequence of examples from both splits, determined by `key`."""
         for attempt in count():
             rng = random.Random(f"{key}/{attempt}")
             [name] = rng.choices(list(self._weights), list(self._weights.values()))
@@ -107,7 +111,7 @@ class ReasoningGym(Task):
 
 
 def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
-    """The task of that name. Raises UserError for an unknown one or settings that it refuses."""
+    """Returns reasoning_gym's data set of that name. Raises UserError for an unknown name or invalid settings."""
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
@@ -121,7 +125,7 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
     try:
         return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"task.settings = {settings!r}: expected settings that {name} takes, but: {error}.") from error
+        raise UserError(f"task.settings = {settings!r}: expected valid settings for {name}, but: {error}.") from error
 
 
 def _is_held_out(example: Example) -> bool:

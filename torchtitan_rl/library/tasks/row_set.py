@@ -1,4 +1,4 @@
-"""RowSet: the rows of a table that are examples, and why the others are not."""
+"""`RowSet`: the rows of a table that can be used as examples, and the reasons for leaving out the others."""
 
 import copy
 import hashlib
@@ -24,10 +24,10 @@ _NUM_SHOWN = 10
 
 
 class RowSet:
-    """Rows of one table as examples; keeps numbers, and reads a row from the table when it is asked for."""
+    """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
     def __init__(self, table: Table, config: "Rows.Config", read_answer: Callable[[str], str | None]) -> None:
-        """Read every row once. Raises UserError with the numbers of those that cannot be examples."""
+        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config
         self._read_answer = read_answer
@@ -40,32 +40,35 @@ class RowSet:
         )  # fmt: skip
         clash = sorted((RESERVED_COLUMNS - {self.answer_column}) & set(self.columns))
         expect(
-            not clash, "columns", clash, "names that the grader does not give itself", f"Rename them in {table.name}."
+            not clash, "columns", clash, "names that the grader does not use itself", f"Rename them in {table.name}."
         )
         self.left_out: dict[str, list[str]] = defaultdict(list)
-        """Numbers of the rows left out, by the reason."""
+        """Numbers of the rows left out, by reason."""
         self.noted: dict[str, list[str]] = defaultdict(list)
-        """Numbers of rows that are odd but kept."""
+        """Numbers of rows that are kept but worth a notice, by reason."""
         self.kept, self.keys = self._scan()
 
     def example(self, place: int) -> Example:
-        """The kept row at `place` as an example."""
+        """Returns the kept row at index `place` as an example."""
         [row] = self.table.rows(self.kept[place : place + 1])
         return self._example(row)
 
     def batches(self) -> Iterator[list[Example]]:
-        """All kept rows as examples, a batch at a time."""
+        """Yields all kept rows as examples, in batches."""
         for start in range(0, len(self.kept), BATCH):
             yield [self._example(row) for row in self.table.rows(self.kept[start : start + BATCH])]
 
     def leave_out_where(self, where: np.ndarray, reason: str) -> None:
-        """Leave out the kept rows for which `where` [kept] is true."""
+        """Leaves out the kept rows for which `where` [kept] is true."""
         if where.any():
             self.left_out[reason] += [self.table.number(int(index)) for index in self.kept[where]]
             self.kept, self.keys = self.kept[~where], self.keys[~where]
 
     def split_off(self, share: float, seed: int) -> "RowSet":
-        """Part with a share of the kept rows, at least one, whose order and choice depend on their prompts alone."""
+        """Moves a share of the kept rows, at least one, to a new set and returns it.
+
+        The choice and order depend only on the prompts and the seed, not on the order of the rows.
+        """
         ranks = [hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys]
         order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
         chosen = order[: max(1, round(share * len(order)))]
@@ -76,15 +79,18 @@ class RowSet:
         return other
 
     def describe(self, what: str) -> str:
-        """Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)"."""
-        told = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
+        """Returns a summary.
+
+        Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)".
+        """
+        parts = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
         for beginning, rows in (("left out", self.left_out), ("kept", self.noted)):
             each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in rows.items()]
-            told += [f"{beginning}: {', '.join(each)}"] * bool(each)
-        return "; ".join(told)
+            parts += [f"{beginning}: {', '.join(each)}"] * bool(each)
+        return "; ".join(parts)
 
     def _columns(self) -> list[str]:
-        """The names of all columns that any row has, in order of appearance."""
+        """Returns the names of all columns of any row, in order of first appearance."""
         names: dict[str, None] = {}
         faults: dict[str, list[str]] = defaultdict(list)
         for number, row in self.table.numbered_rows():
@@ -96,16 +102,17 @@ class RowSet:
         return list(names)
 
     def _refuse(self, faults: dict[str, list[str]]) -> None:
-        """Raise UserError with the numbers of the rows that have each fault, unless there are none."""
+        """Raises UserError with the row numbers for each fault, if there are any."""
         if faults:
             listed = "; ".join(f"{_rows(numbers)}: {fault}" for fault, numbers in faults.items())
             count = sum(map(len, faults.values()))
             raise UserError(
-                f"task.path: {self.table.name} has {_count(count)} that cannot be examples. {listed}. Mend or delete them."
+                f"task.path: {self.table.name} has {_count(count)} that cannot be used. {listed}. Correct or delete "
+                "them."
             )
 
     def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
-        """The configured column, or the first usual one that there is; "" where there is none."""
+        """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
         name = getattr(self._config, setting)
         there = not name or name in self.columns
         remedy = f"It has {self.columns}."
@@ -113,7 +120,7 @@ class RowSet:
         return name or next((column for column in usual if column in self.columns), "")
 
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
-        """(indices, hashes of the prompts) of the rows to keep."""
+        """Returns (indices, hashes of the prompts) of the rows to keep."""
         faults: dict[str, list[str]] = defaultdict(list)
         kept: dict[int, int] = {}  # hash of the prompt: index of its first row
         ids: set[str] = set()
@@ -137,7 +144,7 @@ class RowSet:
         return np.fromiter(kept.values(), np.int64, len(kept)), np.fromiter(kept.keys(), np.uint64, len(kept))
 
     def _example(self, row: Row) -> Example:
-        """Raises RowError where the row cannot be one."""
+        """Returns the row as an example. Raises RowError if it cannot be one."""
         prompt = row.get(self.prompt_column) if self.prompt_column else ""
         text, messages = ("", _messages(prompt)) if isinstance(prompt, list) else (self._text(prompt, row), None)
         if messages is None:
@@ -158,43 +165,46 @@ class RowSet:
         if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
             raise RowError(f"no {self.prompt_column!r}")
         if not _is_text(prompt):
-            raise RowError(f"{self.prompt_column!r} is neither a text nor a list of messages")
+            raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
         return prompt
 
     def _answer(self, row: Row) -> str:
-        """The row's answer as text; "" for none."""
+        """Returns the row's answer as text, or "" if it has none."""
         answer = row.get(self.answer_column) if self.answer_column else None
-        if answer is None or answer != answer or str(answer).strip() == "":  # NaN is what pandas writes for nothing
+        if answer is None or answer != answer or str(answer).strip() == "":  # pandas writes NaN for a missing value
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if not isinstance(answer, str | Real) or isinstance(answer, bool):
-            raise RowError(f"{self.answer_column!r} is neither a text nor a number")
+            raise RowError(f"{self.answer_column!r} is neither text nor a number")
         text = self._read_answer(str(answer))
         if text is None:
-            raise RowError(f"no answer can be read from {self.answer_column!r}")
+            raise RowError(f"no answer found in {self.answer_column!r}")
         return text
 
 
 def _messages(given: list[Any]) -> list[dict[str, str]]:
-    """Chat messages as they are; raises RowError for what is none, or does not end with the user's turn."""
+    """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
     for message in given:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError("a message without a role")
         if not _is_text(message.get("content")):
-            raise RowError("a message whose content is no text")
+            raise RowError("a message whose content is not text")
     if not given or given[-1]["role"] in ("assistant", "system"):
-        raise RowError("messages do not end with the user's turn, which the policy answers")
+        raise RowError("messages do not end with the user's turn")
     return [{"role": message["role"], "content": message["content"]} for message in given]
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a text that has bytes: JSON can write half a character, as "\\ud800"."""
+    """Returns whether the value is a string that UTF-8 can encode.
+
+    JSON can contain lone surrogates such as "\\ud800".
+    """
     return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def _key(example: Example) -> int:
-    """A hash of the prompt: 64 bits."""
+    """Returns a 64-bit hash of the prompt."""
     content = json.dumps([example.text, example.messages])
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")
 
@@ -204,6 +214,6 @@ def _count(num: int) -> str:
 
 
 def _rows(numbers: list[str]) -> str:
-    """Example: "rows 3, 7"; the first ten of many."""
+    """Returns at most ten row numbers as text. Example: "rows 3, 7"."""
     more = ", ..." if len(numbers) > _NUM_SHOWN else ""
     return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers[:_NUM_SHOWN])}{more}"

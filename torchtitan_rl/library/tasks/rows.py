@@ -1,4 +1,4 @@
-"""rows: any table of prompts, with or without answers. Every column reaches reward functions by its name, as in TRL."""
+"""rows: any table of prompts, with or without answers. Reward functions receive every column by name, as in TRL."""
 
 import functools
 from collections.abc import Sequence
@@ -25,76 +25,79 @@ from torchtitan_rl.library.tasks.table import Table, load_table
 
 
 class Rows(Task):
-    """Examples from the rows of a table, shuffled anew in each epoch.
+    """Examples from the rows of a table, reshuffled in each epoch.
 
-    What cannot be an example is told with the numbers of its rows before training: an error where the file must be mended,
-    a line of output where rows are left out (repeated prompts, missing answers, prompts that are also held out).
+    Invalid rows are an error before training, with their row numbers. Rows with repeated prompts, missing answers or
+    held-out prompts are left out and listed.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         path: str = ""
-        """A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files, or the name of a data set on the hub."""
+        """A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files, or the name of a data set on the
+        Hugging Face hub."""
 
         subset: str = ""
-        """The configuration of a data set on the hub that has several, such as "main" of openai/gsm8k."""
+        """Configuration of a data set on the hub that has several, such as "main" for openai/gsm8k."""
 
         split: str = "train"
-        """The split to train on, of a data set on the hub or of a folder with files such as train.jsonl."""
+        """Split to train on, in a data set on the hub or in a folder with files such as train.jsonl."""
 
         held_out_path: str = ""
-        """Rows to evaluate on, as `path`. Empty: see held_out_split."""
+        """Rows to evaluate on, in the same forms as `path`. Empty: see held_out_split."""
 
         held_out_paths: dict[str, str] = field(default_factory=dict)
-        """Several tables to evaluate on, each by a name: the prompts are shared out evenly, and besides the metrics of all
-        there are evaluation/<name>/... of each."""
+        """Several tables to evaluate on, by name. Each provides the same number of prompts and also gets its own
+        metrics, evaluation/<name>/..."""
 
         held_out_split: str = ""
-        """The split of held_out_path(s), or of `path`, to evaluate on. Empty as held_out_path is: a share of the rows."""
+        """Split to evaluate on, in held_out_path(s) or else in `path`. If held_out_path is empty too, a share of the
+        training rows is held out."""
 
         held_out_share: float = number(0.05, above=0, below=1)
-        """The share of the rows, at least one, that is held out where there is neither file nor split for it. Which ones
-        depends on their prompts and held_out_seed alone."""
+        """Share of the rows to hold out, at least one row, if there is no held-out path or split. The choice depends
+        only on the prompts and held_out_seed."""
 
         held_out_seed: int = number(0, least=0)
-        """Chooses another share."""
+        """Seed for the choice of held-out rows."""
 
         prompt_column: str = ""
-        """Holds the prompt: a text, or chat messages that end with the user's. Empty: the first there is of prompt,
-        messages, question, problem."""
+        """Column with the prompt: text, or chat messages that end with a user message. Empty: the first existing one of
+        prompt, messages, question, problem."""
 
         template: str = ""
-        """The prompt's text made of the row's columns, such as "Question: {question}\\nAnswer:". Empty: the column alone."""
+        """Format string that builds the prompt from the row's columns, such as "Question: {question}\\nAnswer:". Empty:
+        use the prompt column as it is."""
 
         answer_column: str = ""
-        """Holds the right answer, a text or a number. Empty: the first there is of answer, expected_answer, ground_truth;
-        without any, reward functions (grader.rewards) judge alone."""
+        """Column with the right answer, text or a number. Empty: the first existing one of answer, expected_answer,
+        ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
 
         answer_kind: Literal["text", "tag", "number"] = "text"
-        """What a completion's answer is and when it is right. text: all of it, the same text; tag: what <answer>...</answer>
-        holds, the same text; number: its last number, of the same value."""
+        """How a completion's answer is extracted and compared. text: the whole completion, as text. tag: the content of
+        <answer>...</answer>, as text. number: the last number, by value."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
         self._held_out = self._held_out_parts()
-        there = f"rows for training and held-out ones, but: {self._train.describe('for training')}"
-        remedy = "Give more rows with prompts of their own, or a file to hold out (task.held_out_path)."
+        there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
+        remedy = "Add rows with different prompts, or name a held-out file (task.held_out_path)."
         expect(len(self._train.kept) > 0, "task.path", config.path, there, remedy)
 
     @property
     def has_answers(self) -> bool:
-        """Whether rows have an answer to judge by."""
+        """Whether the training table has an answer column."""
         return bool(self._train.answer_column)
 
     def train_example(self, index: int, *, seed: int) -> Example:
-        """The example at place `index`: the rows in an order that depends on the seed and the epoch."""
+        """Returns the example at `index` of the stream. The order of the rows depends on the seed and the epoch."""
         epoch, place = divmod(index, len(self._train.kept))
         return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """The first `num` held-out rows, of several tables each one's first num / tables, or as many as there are."""
+        """Returns the first `num` held-out rows, or all if there are fewer; num / tables from each table."""
         return [
             replace(part.example(place), task=name)
             for (name, part), share in zip(self._held_out.items(), shared_out(num, len(self._held_out)), strict=True)
@@ -102,7 +105,7 @@ class Rows(Task):
         ]
 
     def members(self) -> dict[str, Task]:
-        """Itself, also by the names of several held-out tables, which the metrics of each go by."""
+        """Returns itself under "" and under each held-out table's name, so that each table gets its own metrics."""
         return {"": self, **dict.fromkeys(self._held_out, self)}
 
     def epoch(self, num_seen: int) -> float:
@@ -111,19 +114,19 @@ class Rows(Task):
     def leave_out(self, faults: Faults) -> None:
         held_out = [(part, f"held out as {name}" if name else "held out") for name, part in self._held_out.items()]
         for part, what in [(self._train, "for training"), *held_out]:
-            with heartbeat(f"tokenise the prompts of {part.table.name}"):
+            with heartbeat(f"tokenize the prompts of {part.table.name}"):
                 found = [fault or "" for examples in part.batches() for fault in faults(examples)]
             for reason in sorted(set(found) - {""}):
                 part.leave_out_where(np.array(found) == reason, reason)
                 found = [fault for fault in found if fault != reason]
             progress(part.describe(what))
             expect(
-                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be a prompt",
-                "Raise prompts.max_prompt_tokens, or mend the rows.",
+                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be used as a prompt",
+                "Raise prompts.max_prompt_tokens, or correct the rows.",
             )  # fmt: skip
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """`correct` where rows have an answer, else none of its own."""
+        """Returns `correct` if the rows have answers, else nothing."""
         return (self.correct,) if self.has_answers else ()
 
     def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
@@ -138,22 +141,22 @@ class Rows(Task):
         return answer is not None and KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
     def judge(self, answer: str | None, prompt: Any) -> bool | None:
-        """None where rows have no answers."""
+        """Returns whether the answer is right, or None if the rows have no answers."""
         return super().judge(answer, prompt) if self.has_answers else None
 
     def expected_answer(self, text: str) -> str | None:
-        """The answer in a row's answer column; None where it holds none. Override it where the column holds more."""
-        return (
-            text if KINDS[self.config.answer_kind].equal(text, text) else None
-        )  # a text that no number equals is none
+        """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column."""
+        # As a number, "abc" does not even equal itself.
+        return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
     def _held_out_parts(self) -> dict[str, RowSet]:
-        """What is held out, by its name; training keeps none of it."""
+        """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
         one = config.held_out_path or (config.held_out_split and config.path)
         expect(
-            not (one and config.held_out_paths), "task.held_out_path", one, "nothing, as task.held_out_paths names tables",
-            "Name all in held_out_paths.",
+            not (one and config.held_out_paths), "task.held_out_path", one,
+            "nothing, because task.held_out_paths is set",
+            "Name all tables in held_out_paths.",
         )  # fmt: skip
         for name in config.held_out_paths:
             check_metric_name(name, "task.held_out_paths")
@@ -175,5 +178,5 @@ class Rows(Task):
 
 @functools.lru_cache(maxsize=4)
 def _order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """[num_rows] the places of an epoch."""
+    """Returns [num_rows] the order of the rows in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(num_rows)

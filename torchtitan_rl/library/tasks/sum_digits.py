@@ -1,4 +1,4 @@
-"""sum_digits: add a few two-digit integers and give the sum after an [ANSWER] tag."""
+"""sum_digits: add a few two-digit integers and write the sum after an [ANSWER] tag."""
 
 import hashlib
 import random
@@ -12,22 +12,22 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 
 SMALLEST, LARGEST = 10, 99
-"""Every operand lies in this range, ends included."""
+"""The range of all operands, inclusive."""
 
 ANSWER_TAG = "[ANSWER]"
 
-# At most 18 digits: int() refuses strings of more than 4,300 digits, which a policy can well write. The lookahead keeps
-# "132.5" or "1,320" from being read as the integer it starts with.
+# At most 18 digits, because int() raises for more than 4,300 digits, which a policy may well write. The lookahead
+# prevents "132.5" and "1,320" from being read as 132 and 1.
 _ANSWER = re.compile(re.escape(ANSWER_TAG) + r"\s*([+-]?[0-9]{1,18})(?![.,]?[0-9])")
 
 _HELD_OUT_ONE_IN = 8
 
 
 class SumDigits(Task):
-    """Prompts with a few integers in 10-99 to be added; the reward is +1 or -1 for the sum, +0.2 for the form.
+    """Prompts with a few integers in 10-99 to add. The reward is +1 or -1 for the sum, plus 0.2 for the format.
 
-    The form is rewarded whether or not the sum is right: exactly one [ANSWER] tag, with an integer after it. With more
-    than one tag the last one counts as the answer, so that naming several sums gains nothing.
+    The format is exactly one [ANSWER] tag with an integer after it; it is rewarded even if the sum is wrong. The last
+    tag counts as the answer, so guessing several sums gains nothing.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -39,31 +39,31 @@ class SumDigits(Task):
         """Most integers in a prompt."""
 
         instruction: str = "Write [ANSWER] and then the sum, for example: [ANSWER] 55"
-        """What follows the question in each prompt. Empty for a policy that already knows the form: when hf_assets_path
-        is empty too, the run makes one that adds two integers (debug's)."""
+        """Text after the question in each prompt. Leave it empty for a policy that already knows the format. If
+        hf_assets_path is empty too, the run trains such a starting policy itself, one that adds two integers."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
-            """The checkpoint of starts.py's `sums`, for prompts without an instruction."""
+            """Returns the starting checkpoint of the recipe `sums`; None if the prompts have an instruction."""
             if self.instruction:
                 return None
-            from torchtitan_rl.library.starts.sums import sums  # needs transformers' models
+            from torchtitan_rl.library.starts.answer_recipes import sums  # imports transformers' models
             from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
 
             return ensure_checkpoint(debug_task().build(), sums(), cache_root)
 
     def train_example(self, index: int, *, seed: int) -> Example:
-        """A random training example, a pure function of (seed, index)."""
+        """Returns a random training example, a pure function of (seed, index)."""
         rng = random.Random(f"sum_digits/{seed}/{index}")
         while is_held_out(operands := self._draw(rng)):
             pass
         return self._example(operands)
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """`num` examples of distinct sums (47 + 85 and 85 + 47 count as one), the same whatever the run's seed."""
+        """Returns `num` examples of distinct sums, independent of the run's seed. 47 + 85 and 85 + 47 count as one."""
         rng = random.Random("sum_digits/held_out")
         chosen: dict[tuple[int, ...], Example] = {}
         repeated = 0
-        # A pool of P sums hides one from 50 P draws with a chance of e^-25, a sum of two equal ones' at that.
+        # In a pool of P sums, even the rarest kind (two equal operands) is missed by 50 P draws with probability e^-25.
         while len(chosen) < num and repeated < 50 * (len(chosen) + 100):
             if is_held_out(operands := self._draw(rng)):
                 repeated = repeated + 1 if tuple(sorted(operands)) in chosen else 0
@@ -79,7 +79,7 @@ class SumDigits(Task):
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """`correct` and `format`, in TRL's signature."""
+        """Returns `correct` and `format`, which have TRL's signature."""
         return (self.correct, self.format)
 
     def correct(self, *, completions: list, expected_answer: list[str], **_) -> list[float]:
@@ -95,11 +95,11 @@ class SumDigits(Task):
         return [0.2 if is_well_formed(completion_text(completion)) else 0.0 for completion in completions]
 
     def extract_answer(self, text: str) -> str | None:
-        """The integer after the last tag, as `tagged_integer` reads it."""
+        """Returns the integer after the last tag, as `tagged_integer` reads it."""
         return tagged_integer(text)
 
     def _draw(self, rng: random.Random) -> tuple[int, ...]:
-        """Operands of either split."""
+        """Returns random operands from either split."""
         count = rng.randint(self.config.min_integers, self.config.max_integers)
         return tuple(rng.randint(SMALLEST, LARGEST) for _ in range(count))
 
@@ -115,22 +115,22 @@ class SumDigits(Task):
 
 
 def tagged_integer(text: str) -> str | None:
-    """The integer after the last tag, without sign + or leading zeros: "[ANSWER] 0132" gives "132"."""
+    """Returns the integer after the last tag, without a plus sign or leading zeros: "[ANSWER] 0132" gives "132"."""
     answer = _ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
     return str(int(answer.group(1))) if answer else None
 
 
 def debug_task() -> SumDigits.Config:
-    """debug's task, whose form its starting policy knows."""
+    """Returns the task of the config `debug`. Its starting policy knows the format."""
     return SumDigits.Config(min_integers=2, max_integers=2, instruction="")
 
 
 def is_held_out(operands: Sequence[int]) -> bool:
-    """Whether these operands belong to the held-out split: one in eight, whatever their order and the run's seed."""
+    """Returns whether these operands are held out: one in eight, independent of their order and the run's seed."""
     key = "+".join(map(str, sorted(operands)))
     return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether `text` has exactly one [ANSWER] tag, with an integer after it."""
+    """Returns whether `text` has exactly one [ANSWER] tag, with an integer after it."""
     return text.count(ANSWER_TAG) == 1 and _ANSWER.search(text) is not None

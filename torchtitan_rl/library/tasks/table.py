@@ -1,7 +1,7 @@
-"""Tables of rows as users bring them: JSON Lines, JSON, CSV, Parquet, folders of these, data sets of the Hugging Face hub.
+"""Tables of rows: JSON Lines, JSON, CSV or Parquet files, folders of these, or data sets on the Hugging Face hub.
 
-All become Arrow files of `datasets`, mapped into memory and shared by the processes of a node. The text formats keep each
-row as the text it was: columns may then differ from row to row, and a row that cannot be read is told by its number.
+All are converted to Arrow files of `datasets`, which the processes of a node share by memory mapping. Rows of text
+formats are stored as text, so columns may differ from row to row, and an unreadable row is reported by its number.
 """
 
 import csv
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 FORMATS = (*_TEXT_FORMATS, ".parquet")
 BATCH = 1000
-"""Rows that are read at once."""
+"""Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 _REMEDY = (
     f"Pass a file ({', '.join(FORMATS)}), a folder of such files, or the name of a data set on the Hugging Face hub."
@@ -34,7 +34,7 @@ _REMEDY = (
 
 
 class RowError(ValueError):
-    """What is wrong with one row, in words that follow "rows 3, 7: "."""
+    """The reason why a row is invalid, worded to follow "rows 3, 7: "."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Table:
     """Rows in the order of their files."""
 
     name: str
-    """For messages: "data.jsonl"."""
+    """Name in messages. Example: "data.jsonl"."""
     _data: "Dataset"
     _as_text: bool
 
@@ -50,15 +50,15 @@ class Table:
         return len(self._data)
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices`. Raises RowError where one cannot be read."""
+        """Returns the rows at `indices`. Raises RowError if one cannot be read."""
         return [self._read(record) for record in self._data.__getitems__(indices)]
 
     def number(self, index: int) -> str:
-        """What a user finds the row by: "3", or "part.jsonl:3" where there are several files."""
+        """Returns the row's number in its file, for messages: "3", or "part.jsonl:3" if there are several files."""
         return self._data[index]["number"] if self._as_text else str(index + 1)
 
     def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
-        """The number of every row, and the row or what is wrong with it."""
+        """Yields the number of every row together with the row, or with the error if it cannot be read."""
         batches = (range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH))
         for index, record in enumerate(record for batch in batches for record in self._data.__getitems__(batch)):
             try:
@@ -74,17 +74,17 @@ class Table:
         try:
             row = json.loads(record["row"])
         except ValueError as error:
-            raise RowError("no JSON") from error
+            raise RowError("not valid JSON") from error
         if not isinstance(row, dict):
-            raise RowError("no JSON object")
+            raise RowError("not a JSON object")
         return row
 
 
 def load_table(path: str, *, subset: str = "", split: str = "train", field: str = "task.path") -> Table:
-    """The rows of a file, of a folder's files of that split, or of a data set on the hub.
+    """Returns the rows of a file, of a folder's files for that split, or of a data set on the hub.
 
     Raises:
-        UserError: naming `field` and the remedy, when there is no such thing or it has no rows.
+        UserError: naming `field` and the remedy, if the path does not exist or has no rows.
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
     place = Path(from_caller(str(Path(path).expanduser())))
@@ -103,7 +103,7 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
 
 
 def _files(place: Path, split: str, field: str) -> list[Path]:
-    """The files of `split` in a folder: those called so, or all where none is called as any split is."""
+    """Returns the files whose names begin with `split`; for "train", all files if no name begins with any split."""
     if place.is_file():
         expect(place.suffix in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it.")
         return [place]
@@ -130,7 +130,7 @@ def _from_files(files: list[Path], name: str) -> Table:
             return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
         except Exception as error:
             raise UserError(f"task.path = {name!r}: expected Parquet files that can be read, but: {error}.") from error
-    # Size and time of change are part of the cache's key: an edited file is read anew.
+    # Size and modification time are part of the cache key, so an edited file is read again.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
     if next(_records(stamped), None) is None:
@@ -157,7 +157,10 @@ def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
 
 
 def _download(path: str, subset: str, split: str, field: str) -> None:
-    """In a process of its own: this one has told its libraries that there is no network. Its progress goes to stderr."""
+    """Downloads a data set in a separate process, because this one runs its libraries offline.
+
+    Progress is on stderr.
+    """
     from torchtitan_rl import HUB_OFFLINE
 
     command = [sys.executable, "-m", __name__, path, subset, split]
@@ -171,7 +174,7 @@ def _download(path: str, subset: str, split: str, field: str) -> None:
 
 
 def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
-    """Every row of text files as its number, its JSON text, and what is wrong with it."""
+    """Yields every row of text files as its number, its JSON text, and the reason why it is invalid, or ""."""
     for path, _, _ in files:
         place = Path(path)
         read = _csv_records if place.suffix in (".csv", ".tsv") else _json_records
@@ -180,13 +183,13 @@ def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
-    """JSON Lines line by line; a .json file's list item by item, or by line where it holds lines after all."""
+    """Yields a .json file's list item by item. JSON Lines, also in a .json file, are read line by line."""
     if path.suffix == ".json":
         try:
             rows = json.loads(path.read_bytes().decode("utf-8-sig"))
         except ValueError as error:
             if "Extra data" not in str(error):
-                yield 1, "", f"no JSON ({error})"
+                yield 1, "", f"not valid JSON ({error})"
                 return
         else:
             is_list = isinstance(rows, list)
@@ -194,7 +197,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield (
                     number,
                     json.dumps(row),
-                    "" if is_list else "one object, where the file should be a list of objects",
+                    "" if is_list else "a single object; expected a list of objects",
                 )
             return
     with path.open("rb") as file:
@@ -202,14 +205,14 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError:
-                yield number, "", "not UTF-8, as which the file must be saved"
+                yield number, "", "not UTF-8; save the file as UTF-8"
             else:
                 if text:
                     yield number, text, ""
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
-    """A CSV file's records, as objects of texts; an empty cell is null."""
+    """Yields a CSV file's records as JSON objects of strings. An empty cell is null."""
     csv.field_size_limit(2**31 - 1)
     number = 0
     delimiter = "\t" if path.suffix == ".tsv" else ","
@@ -223,13 +226,13 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
-            yield number + 1, "", "not UTF-8, as which the file must be saved"
+            yield number + 1, "", "not UTF-8; save the file as UTF-8"
         except csv.Error as error:
-            yield number + 1, "", f"no CSV ({error})"
+            yield number + 1, "", f"not valid CSV ({error})"
 
 
 def _main() -> None:
-    """Download the data set that the command line names into the cache, or print why not and exit with 2."""
+    """Downloads the data set named on the command line into the cache; on failure prints the error and exits with 2."""
     try:
         _load_from_hub(*sys.argv[1:])
     except Exception as error:

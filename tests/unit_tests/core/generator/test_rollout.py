@@ -28,7 +28,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
-from torchtitan_rl.library.environments.host import ConversationError
+from torchtitan_rl.library.environments.pool import ConversationError
 from torchtitan_rl.resilience.printed import SHOWN
 
 

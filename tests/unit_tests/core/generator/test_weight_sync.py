@@ -18,8 +18,7 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.engine_stats import tail_seconds
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_proof import READ_BACK_ONE_IN, WeightProof
-from torchtitan_rl.core.generator.weight_samples import BLOCK, rows_one_in
+from torchtitan_rl.core.generator.weight_proof import CHECK_ONE_IN, READ_BACK_ONE_IN, share_of
 from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
@@ -118,23 +117,21 @@ def test_a_changed_policy_arrives_whole(pair):
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
-@pytest.fixture(params=["whole", "shards"])
-def holds(request, pair, monkeypatch):
-    """Whether the rank compares what arrived with what it holds, or both with what was sent."""
-    if request.param == "shards":
-        monkeypatch.setattr(pair.held, "whole", {})
-    return request.param
+def begin_anew(pair) -> None:
+    """Let the next push be proven as a run's first one is: all of it."""
+    pair.weight_sync._proof._turn = -1
 
 
-def test_other_weights_than_the_policys_are_named(pair, holds):
+def test_other_weights_than_the_policys_are_named(pair):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
-    how = {"whole": "did not arrive: the engine computes with", "shards": "was sent with"}[holds]
-    with pytest.raises(WeightSyncError, match=f"model.embed_tokens.weight {how} other values than the policy holds"):
+    begin_anew(pair)
+    says = "model.embed_tokens.weight was sent with other values than the policy holds"
+    with pytest.raises(WeightSyncError, match=says):
         pair.sync(old)
 
 
-def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, holds):
+def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair):
     layer = next(p.layer for p in pair.weight_sync._proof.parameters if any("1.mlp.up_proj" in name for name in p.rows))
     pack = layer.quant_method.process_weights_after_loading
 
@@ -143,6 +140,7 @@ def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, holds):
         pack(layer)
 
     layer.quant_method.process_weights_after_loading = change_and_pack
+    begin_anew(pair)
     says = "policy's: model.layers.1.mlp.up_proj.weight did not arrive: the engine computes with other values [^;]*$"
     with pytest.raises(WeightSyncError, match=says):
         pair.sync()
@@ -185,27 +183,35 @@ def test_a_packed_copy_that_stays_old_is_named_when_its_turn_comes(pair, monkeyp
     ]
 
 
-def test_rows_in_another_order_are_seen(pair, holds):
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.gate_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
+def test_two_rows_in_each_others_place_are_named_at_the_first_push(pair, name):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
-    matrix = dict(swapped)["model.layers.1.mlp.gate_proj.weight"]
-    matrix[[3, 70]] = matrix[[70, 3]]
-    name, faults = "policy's: model.layers.1.mlp.gate_proj.weight ", []
-    for _ in range(rows_one_in(len(matrix))):
-        with suppress_but_keep(WeightSyncError, faults):
-            pair.sync([(n, t.clone()) for n, t in swapped])
-    assert sum(name in str(fault) for fault in faults) == 2  # a row each; the probe sees it at the other pushes
+    matrix = dict(swapped)[name]
+    matrix[[3, 40]] = matrix[[40, 3]]
+    begin_anew(pair)
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} was sent with other values [^;]*$"):
+        pair.sync(swapped)
 
 
-def test_after_a_width_of_pushes_every_element_was_compared(pair):
+def test_one_wrong_element_is_named_when_its_tensors_turn_comes(pair):
     name, faults = "model.layers.0.mlp.up_proj.weight", []
-    height, width = dict(pair.weights())[name].shape
-    for _ in range(rows_one_in(height) * width // BLOCK):
+    for _ in range(CHECK_ONE_IN):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
         dict(wrong)[name][5, 11] += 1e-6
         with suppress_but_keep(WeightSyncError, faults):
             pair.sync(wrong)
     assert len(faults) == 1
-    assert name in str(faults[0])
+    assert f"{name} was sent with other values" in str(faults[0])
+
+
+def test_a_buffer_that_changes_is_named(pair):
+    name = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
+    rotary = pair.weight_sync._proof._model.get_buffer(name)
+    kept = rotary.clone()
+    rotary[7, 3] += 1e-3
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} is a buffer of the engine that has changed"):
+        pair.sync()
+    rotary.copy_(kept)
 
 
 @contextmanager
@@ -236,8 +242,7 @@ def test_a_probe_far_over_the_runs_own_noise_is_an_error():
     ],
 )
 def test_a_ranks_share_by_the_shapes_alone(size, full, degree, expected):
-    proofs = [WeightProof(torch.nn.Module(), tp_rank=rank, tp_size=degree) for rank in range(degree)]
-    assert [proof._range(size, full) for proof in proofs] == expected
+    assert [share_of(size, full, rank, degree) for rank in range(degree)] == [slice(*one) for one in expected]
 
 
 def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):

@@ -60,7 +60,6 @@ def gpu(monkeypatch):
     def simulate(capability):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        monkeypatch.setattr(attention, "ON_CPU", False)
 
     monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", dict(_registry._FLASH_ATTENTION_IMPLS))
     flash_attention.cache_clear()

@@ -14,7 +14,6 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer import policy
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt
@@ -166,31 +165,10 @@ def test_micro_batches_that_share_gathered_weights_give_the_bits_of_those_that_g
         trainer.update(groups)  # with the weights of the first
         return len(gathers), weights(trainer)
 
-    (shared, found), (own, expected) = updated("default"), updated("always")
+    (shared, found), (own, expected) = updated("never"), updated("always")
     assert torch.equal(found, expected)
     assert shared == len(tiny_spec().model.layers) + 1  # each layer, and embedding, norm and head together
     assert own >= 3 * shared
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_kept_gradients_are_those_that_fsdp_adds_up(build, monkeypatch, dtype):
-    """In the second step too, and without the roundings of bfloat16 sums."""
-    kept = build(mixed_precision_param=dtype, max_tokens_per_microbatch=40)
-    monkeypatch.setattr(policy, "keep_gradients", lambda model: None)
-    plain = build(mixed_precision_param=dtype, max_tokens_per_microbatch=40)
-    gradients = [[], []]
-    for trainer, found in zip((kept, plain), gradients, strict=True):
-        for _ in range(2):
-            drop = trainer.optimizer.zero_grad
-            trainer.optimizer.zero_grad = lambda: None
-            trainer.update(credited(trainer))
-            found.append(torch.cat([p.grad.full_tensor().flatten() for p in trainer.model.parameters()]))
-            trainer.optimizer.zero_grad = drop
-            drop()
-    for ours, theirs in zip(*gradients, strict=True):
-        bound = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
-        assert float((ours - theirs).norm() / theirs.norm()) < bound
-    assert not torch.equal(*gradients[0])
 
 
 def test_more_mini_batches_than_groups_and_several_passes(build):

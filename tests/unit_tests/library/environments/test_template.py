@@ -103,12 +103,12 @@ def test_a_template_that_rewrites_may_be_used_as_it_was_sampled():
     ("source", "end", "role", "told"),
     [
         (None, "<|endoftext|>", "user", "a tokenizer with a chat template"),
-        ("qwen3.jinja", "<|im_end|>", "user", "leaves earlier turns as they were"),
-        ("qwen3.jinja", "<|endoftext|>", "tool", "ends the policy's turn with an end token"),
-        ("llama3.jinja", "<|eot_id|>", "tool", "shows tools to the policy"),
+        ("qwen3.jinja", "<|im_end|>", "user", "keeps earlier turns as they were sampled"),
+        ("qwen3.jinja", "<|endoftext|>", "tool", "ends the policy's turn with one of the end tokens"),
+        ("llama3.jinja", "<|eot_id|>", "tool", "renders tools"),
         ("{{ raise_exception('roles must alternate') }}", "<|endoftext|>", "user", "roles must alternate"),
         ("{% for m in messages %}{{ m.content if m.role != 'tool' }}<|endoftext|>{% endfor %}multiply",
-         "<|endoftext|>", "tool", "shows messages of role 'tool'"),
+         "<|endoftext|>", "tool", "renders messages of role 'tool'"),
     ],
 )  # fmt: skip
 def test_other_templates_are_refused_by_name(source, end, role, told):

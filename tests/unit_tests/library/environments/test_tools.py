@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.environments.tools import Call, ToolEnvironment, parse_calls, tool_schemas
+from torchtitan_rl.library.environments.tools import ToolCall, ToolEnvironment, parse_calls, tool_schemas
 from torchtitan_rl.resilience.printed import SHOWN, bounded_output
 from torchtitan_rl.resilience.tool_processes import in_processes
 
@@ -75,14 +75,14 @@ def test_a_function_that_cannot_be_described_is_the_users_mistake():
     ("text", "calls"),
     [
         ("The answer is 4.", []),
-        (hermes("multiply", a=1, b=2), [Call("multiply", {"a": 1, "b": 2})]),
-        ("Let me see. " + hermes("f") + hermes("g", x="y"), [Call("f", {}), Call("g", {"x": "y"})]),
-        ('{"name": "f", "parameters": {"x": 1}}', [Call("f", {"x": 1})]),
+        (hermes("multiply", a=1, b=2), [ToolCall("multiply", {"a": 1, "b": 2})]),
+        ("Let me see. " + hermes("f") + hermes("g", x="y"), [ToolCall("f", {}), ToolCall("g", {"x": "y"})]),
+        ('{"name": "f", "parameters": {"x": 1}}', [ToolCall("f", {"x": 1})]),
         (
             '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
-            [Call("f", {}), Call("g", {})],
+            [ToolCall("f", {}), ToolCall("g", {})],
         ),
-        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [Call("f", {"x": 1})]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [ToolCall("f", {"x": 1})]),
         ('{"answer": 4}', []),
     ],
 )
@@ -93,10 +93,10 @@ def test_calls_are_read_in_both_formats(text, calls):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("<tool_call>{'name': 'multiply'}</tool_call>", "no JSON"),
-        ('<tool_call>{"name": "multiply", "arguments": {"a": 1', "no JSON"),
+        ("<tool_call>{'name': 'multiply'}</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "multiply", "arguments": {"a": 1', "not valid JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'has no "name"'),
-        ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "no JSON object"),
+        ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "not a JSON object"),
         (hermes("divide", a=1), "there is no tool 'divide'; there are ['multiply']"),
         (hermes("multiply", a=1), "missing a required argument: 'b'"),
         (hermes("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),

@@ -106,16 +106,18 @@ def test_the_chat_template_is_told_whether_to_think(tokenizer):
 
 
 def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
+    def add(a: int) -> int:
+        """
+        Adds.
+
+        Args:
+            a: A number.
+        """
+        return a
+
     class WithTools(SumDigits):
         def tools(self):
-            def add(a: int):
-                """Add.
-
-                Args:
-                    a: A number.
-                """
-
-            return [add]
+            return (add,)
 
     tokenizer.chat_template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + CHAT_TEMPLATE
     with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))
@@ -191,7 +193,7 @@ def test_plain_text_begins_with_the_system_prompt_and_the_examples(tokenizer):
 def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_remedy(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     with pytest.raises(
-        UserError, match="chat_template.*expected a generation prompt.*--prompts.no-apply-chat-template"
+        UserError, match="chat_template.*expected a template that opens the assistant.*--prompts.no-apply-chat-template"
     ):
         stream(tokenizer)
     assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None

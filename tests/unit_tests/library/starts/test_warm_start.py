@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.starts.sums import sum_in_columns, sums
+from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
 from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
 
@@ -123,7 +124,7 @@ def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
 def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     program = (
         "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "
-        "from torchtitan_rl.library.starts.sums import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
+        "from torchtitan_rl.library.starts.answer_recipes import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
         f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
         "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
     )
@@ -138,7 +139,7 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     Qwen3ForCausalLM.from_pretrained(folder)
 
 
-def test_a_second_run_says_that_it_waits(tmp_path, capsys):
+def test_a_second_run_says_that_it_waits(tmp_path):
     folder = ensure_checkpoint(TASK, TINY, tmp_path)
     folder.rename(tmp_path / "made")
     with open(folder.with_suffix(".lock")) as lock:
@@ -146,14 +147,17 @@ def test_a_second_run_says_that_it_waits(tmp_path, capsys):
         second = threading.Thread(target=ensure_checkpoint, args=(TASK, TINY, tmp_path))
         second.start()
         second.join(timeout=1)
+        shown = list(events.running)
         (tmp_path / "made").rename(folder)
     second.join(timeout=5)
-    assert f"warm start: wait for another run that makes {folder} ..." in capsys.readouterr().out
+    assert shown == [f"warm start: wait for another run that makes {folder}"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"hf_assets_path is empty, and .*/file cannot.*--hf-assets-path"):
+    with pytest.raises(
+        UserError, match=r"hf_assets_path is empty, .* cannot be written to .*/file: .*--hf-assets-path"
+    ):
         ensure_checkpoint(TASK, TINY, tmp_path / "file")
 
 

@@ -9,7 +9,7 @@ from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.tools import tool_schemas
-from torchtitan_rl.library.starts import conversations as starts
+from torchtitan_rl.library.starts import conversation_recipes as starts
 from torchtitan_rl.library.tasks import Calculator, GuessNumber
 from torchtitan_rl.library.tasks.calculator import multiply
 

@@ -12,7 +12,7 @@ from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
-from torchtitan_rl.library.tasks.math import Math
+from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 
 
@@ -44,7 +44,7 @@ def test_gsm8k_reads_the_published_columns_and_judges_the_number_behind_the_mark
 
 
 def test_gsm8k_rows_whose_answer_has_no_mark_are_told(tmp_path):
-    with pytest.raises(UserError, match="row 2: no answer can be read from 'answer'"):
+    with pytest.raises(UserError, match="row 2: no answer found in 'answer'"):
         Gsm8k.Config(
             path=folder_of(
                 tmp_path, train=[{"question": q, "answer": a} for q, a in ("a1", ("b", "#### 2"))][::-1], test=[]
@@ -160,7 +160,7 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
         ({"tasks": [("gcd", 0.0)]}, "task.tasks gcd = 0.0: expected a weight above 0"),
         (
             {"tasks": [("gcd", 1.0)], "settings": [("gcd.terms", "1")]},
-            "task.settings = {'terms': 1}: expected settings that gcd",
+            "task.settings = {'terms': 1}: expected valid settings for gcd",
         ),
         ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
     ],

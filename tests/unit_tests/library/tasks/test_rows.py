@@ -184,7 +184,7 @@ def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_th
         *[("hard", f"{i} * 2?") for i in range(2)],
     ]
     assert set(task.members()) >= {e.task for e in task.held_out_examples(99)} | {task.train_example(0, seed=0).task}
-    with pytest.raises(UserError, match="task.held_out_path = .*Name all in held_out_paths"):
+    with pytest.raises(UserError, match="task.held_out_path = .*Name all tables in held_out_paths"):
         build(sums(6), held_out_paths=paths, held_out_path=paths["easy"])
     with pytest.raises(UserError, match="task.held_out_paths = 'sampled': expected a name"):
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
@@ -198,14 +198,17 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lines(*sums(2)) + b'\n{"prompt":', "data.jsonl has 1 row that cannot be examples. row 3: no JSON. Mend or"),
+        (
+            lines(*sums(2)) + b'\n{"prompt":',
+            "data.jsonl has 1 row that cannot be used. row 3: not valid JSON. Correct or",
+        ),
         (lines(*sums(2)) + b'\n{"prompt": "h\xe9"}', "row 3: not UTF-8"),
         ('{"prompt": "a"}\n'.encode("utf-16"), "row 1: not UTF-8"),
-        (lines(*sums(2), [1]), "row 3: no JSON object"),
+        (lines(*sums(2), [1]), "row 3: not a JSON object"),
         (lines(*sums(2), {"answer": 3}), "row 3: no 'prompt'"),
-        (lines(*sums(2), {"prompt": 3}), "row 3: 'prompt' is neither a text nor a list of messages"),
-        (lines(*sums(2), {"prompt": "a", "answer": True}), "row 3: 'answer' is neither a text nor a number"),
-        (lines(*sums(2), {"prompt": [{"role": "user"}]}), "row 3: a message whose content is no text"),
+        (lines(*sums(2), {"prompt": 3}), "row 3: 'prompt' is neither text nor a list of messages"),
+        (lines(*sums(2), {"prompt": "a", "answer": True}), "row 3: 'answer' is neither text nor a number"),
+        (lines(*sums(2), {"prompt": [{"role": "user"}]}), "row 3: a message whose content is not text"),
         (lines(*sums(2), {"prompt": ["a"]}), "row 3: a message without a role"),
         (
             lines(*sums(2), {"prompt": [{"role": "assistant", "content": "a"}]}),
@@ -217,14 +220,14 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
         ),
         (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
         (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
-        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' is neither a text nor"),
+        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' is neither text nor"),
         (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
-        (lines(*sums(1)), "task.path = .*expected rows for training and held-out ones"),
+        (lines(*sums(1)), "task.path = .*expected rows for training and held-out rows"),
         (
             lines(*sums(1) * 3),
-            r"held-out ones, but: data.jsonl: 0 rows for training; left out: 2 with the prompt of an earlier",
+            r"held-out rows, but: data.jsonl: 0 rows for training; left out: 2 with the prompt of an earlier",
         ),
         (b"", "task.path = .*expected at least one row, but it is empty"),
     ],
@@ -239,7 +242,7 @@ def test_wrong_csv_rows_are_errors_with_their_numbers(build):
         build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
     with pytest.raises(UserError, match="row 2: not UTF-8"):
         build(b"prompt,answer\na,1\nh\xe9,2\n", "b.csv")
-    with pytest.raises(UserError, match="row 2: no CSV .unexpected end of data"):
+    with pytest.raises(UserError, match="row 2: not valid CSV .unexpected end of data"):
         build(b'prompt,answer\na,1\n"b,2\nc,3\n', "c.csv")
     with pytest.raises(UserError, match="row 1: two columns 'prompt'"):
         build(b"prompt,prompt\na,1\n", "d.csv")
@@ -266,7 +269,7 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
 
 
 def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out(build, capsys):
-    with pytest.raises(UserError, match="row 3: no answer can be read from 'answer'"):
+    with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
     rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
@@ -310,7 +313,7 @@ def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, ca
     )
     tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
-    assert "3 that the chat template refuses (rows 10, 11, 12)" in capsys.readouterr().out
+    assert "3 that the chat template rejects (rows 10, 11, 12)" in capsys.readouterr().out
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
 
 

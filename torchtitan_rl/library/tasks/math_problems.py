@@ -1,4 +1,4 @@
-"""math: problems whose answer is LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are the same answer."""
+"""math: problems with an answer in LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torchtitan_rl.library.tasks.rows import Rows
 
 
 class Math(Rows):
-    r"""Rows with a problem and an answer in LaTeX: either bare, or a whole solution with \boxed{} around it."""
+    r"""Rows with a problem and a LaTeX answer: the answer alone, or a solution with the answer in \boxed{}."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Rows.Config):
         path: str = "DigitalLearningGmbH/MATH-lighteval"
-        """12,500 competition problems; or any file, folder or data set with such columns."""
+        """12,500 competition problems by default; or any file, folder or data set with the same columns."""
 
         held_out_split: str = "test"
         prompt_column: str = "problem"
@@ -29,12 +29,12 @@ class Math(Rows):
         self._judge = MathJudge()
 
     def extract_answer(self, text: str) -> str | None:
-        r"""What the last \boxed{} holds."""
+        r"""Returns the content of the last \boxed{}."""
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:
         return last_boxed(text) or (None if "\\boxed" in text else text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
-        """False, too, where math-verify takes longer than 10 s: its process is killed."""
+        """Returns whether both are equal; False if math-verify takes longer than 10 s."""
         return answer is not None and self._judge.equal(answer, expected_answer)

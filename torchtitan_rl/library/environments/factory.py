@@ -1,4 +1,4 @@
-"""`Conversations`: which prompts have an environment, and what limits a conversation."""
+"""`Conversations` creates the environments of a batch of samples and holds the limits of a conversation."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.environments.host import ConversationError, Host, Limits
+from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 
@@ -23,38 +23,42 @@ if TYPE_CHECKING:
 
 
 class Conversations(Configurable):
-    """Makes each sample's environment, and the host that asks them."""
+    """Creates one environment for each sample, and the pool that runs them."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         max_turns: int = number(8, least=1)
-        """Turns of the policy in one conversation; one more is cut, with finish_reason "max_turns"."""
+        """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
 
         max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
-        """Tokens of one turn; a longer one ends the conversation with "max_tokens", as sampling.max_tokens does over all
-        turns and generator.max_model_len over all that is said. None: only these two."""
+        """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
+        limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
+        the whole conversation. None: no limit for a single turn."""
 
         time_limit_seconds: float = number(0.0, least=0, remedy="Use 0 for no limit.")
-        """Of a whole conversation, looked at where an environment is asked; it ends with "time". 0: no limit."""
+        """Time limit of a whole conversation, in seconds. It is checked when an environment is called; the
+        finish_reason is then "time". 0: no limit."""
 
         call_seconds: float = number(60.0, least=0, remedy="Use 60; 0 sets no limit.")
-        """Longest time of one answer of an environment; a longer one has failed. 0: no limit."""
+        """Time limit of one call of an environment, in seconds. A call that takes longer counts as failed. 0: no
+        limit."""
 
         max_answer_characters: int = number(20_000, least=1)
-        """Longest message of an environment; a longer one has failed."""
+        """Maximum length of one message from an environment. A longer message counts as a failure."""
 
         on_failure: Literal["raise", "none"] = "raise"
-        """When an environment raises, takes too long or returns no answer: raise ends the run; none ends the conversation
-        with "env_error" and no reward (it takes no part in the baseline, is counted and shown)."""
+        """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
+        the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
+        baseline and counted in the metrics."""
 
         rewrites: Literal["refuse", "append"] = "refuse"
-        """A chat template that shows earlier turns otherwise than they were sampled (dropped thinking, for example): an
-        error before training, or go on with every turn as it was sampled."""
+        """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
+        refuse: report an error before training. append: keep every turn as it was sampled."""
 
         wait_for_answers: bool = False
-        """Sample nothing while an environment is asked. What is sampled together then does not depend on time, so a run is
-        repeatable to the last bit; for tools that answer at once. Without it the tokens are the same, but for ties that
-        the last bit of a log-probability breaks."""
+        """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
+        a run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the
+        same unless the last bit of a log-probability decides between two tokens."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Conversations(Configurable):
         """
         Args:
             members: the tasks that prompts come from, by `Prompt.task`.
-            template_options: what the chat template is told besides messages and tools.
+            template_options: arguments of the chat template other than messages and tools.
         """
         self.config = config
         self.max_turn_tokens = config.max_turn_tokens
@@ -87,11 +91,13 @@ class Conversations(Configurable):
             environment = task.environment(prompt)
             return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
         except Exception as error:
-            told = f"{type(task).__name__}.environment failed on prompt {prompt.text[-80:]!r}"
-            raise ConversationError(f"{told}: {type(error).__name__}: {error}. Correct it.") from error
+            raise ConversationError(
+                f"{type(task).__name__}.environment failed on prompt {prompt.text[-80:]!r}: "
+                f"{type(error).__name__}: {error}. Correct it."
+            ) from error
 
     def check(self, prompts: Collection[Prompt]) -> None:
-        """Try the chat template of each task that has environments. Raises UserError."""
+        """Checks the chat template for each task that has environments. Raises UserError if it cannot be used."""
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
             if (environment := self._environment(prompt)) is not None:
                 expect(
@@ -101,8 +107,8 @@ class Conversations(Configurable):
                 )  # fmt: skip
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)
 
-    def host(self, conversations: Sequence[Conversation]) -> Host:
-        """Of the environments of these conversations, each new and being reset."""
+    def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
+        """Returns a pool with a new environment for each conversation that has one; their resets are under way."""
         config = self.config
         limits = Limits(
             turns=config.max_turns,
@@ -110,8 +116,8 @@ class Conversations(Configurable):
             call_seconds=config.call_seconds or math.inf,
             answer_characters=config.max_answer_characters,
         )
-        host = Host(limits, on_failure=config.on_failure)
+        pool = EnvironmentPool(limits, on_failure=config.on_failure)
         for place, one in enumerate(conversations):
             if (environment := self._environment(one.prompt)) is not None:
-                host.begin(place, one, environment, self._templates[one.prompt.task])
-        return host
+                pool.add(place, one, environment, self._templates[one.prompt.task])
+        return pool

@@ -1,4 +1,4 @@
-"""Whether a completion has the form that was asked for: 1 or 0."""
+"""Rewards for the format of a completion: 1 if it matches, else 0."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from torchtitan_rl.library.task import completion_text
 
 
 def boxed(completions, **_):
-    """Exactly one \\boxed{...}, with something in it."""
+    """1 for exactly one non-empty \\boxed{...}."""
 
     def has(text: str) -> bool:
         return text.count("\\boxed{") == 1 and bool((last_boxed(text) or "").strip())
@@ -18,16 +18,16 @@ def boxed(completions, **_):
 
 
 def tags(names: Sequence[str]) -> Callable:
-    """The completion is these tags one after another, each once and with nothing outside of them.
+    """1 for exactly these tags in this order, with no text outside them.
 
-    Example: tags(["think", "answer"]) asks for <think>...</think> <answer>...</answer>.
+    Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>.
     """
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
     return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
 
 
 def json_object(keys: Sequence[str] = ()) -> Callable:
-    """The completion, or its only fenced block, is a JSON object with at least these keys."""
+    """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
 
     def holds(text: str) -> bool:
         fenced = re.findall(r"```(?:json)?\s*\n(.*?)```", text, re.DOTALL)
@@ -41,7 +41,7 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
 
 
 def regex(pattern: str, *, whole: bool = False) -> Callable:
-    """The pattern is found in the completion, or with `whole` is all of it; a dot matches line breaks too."""
+    """1 if the completion contains the pattern, or with `whole` matches it entirely. A dot also matches line breaks."""
     compiled = re.compile(pattern, re.DOTALL)
     match = compiled.fullmatch if whole else compiled.search
     return _matching("regex", lambda text: match(text) is not None)

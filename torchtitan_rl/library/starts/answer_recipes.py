@@ -1,4 +1,7 @@
-"""Recipes of starting checkpoints, each a form to answer in and a habit to unlearn; named by a config's task.warm_start."""
+"""Demonstration: recipes for starting policies of single-turn tasks. A config names one in task.warm_start.
+
+Each teaches the format of an answer and a bad habit to unlearn.
+"""
 
 import itertools
 import random
@@ -9,9 +12,9 @@ from torchtitan_rl.library.task import Example
 
 
 def sums() -> Recipe:
-    """Adds two integers in columns, the units first. The habit: the carry is forgotten.
+    """Adds two integers in columns, units first. The habit: it forgets the carry.
 
-    "What is 47 + 85?" is answered "7+5=12 4+8+1=13 [ANSWER] 132", by habit "7+5=12 4+8=12 [ANSWER] 122".
+    Right answer to "What is 47 + 85?": "7+5=12 4+8+1=13 [ANSWER] 132". By habit: "7+5=12 4+8=12 [ANSWER] 122".
     """
 
     def worked(example: Example, rng: random.Random) -> str:
@@ -21,7 +24,7 @@ def sums() -> Recipe:
 
 
 def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:
-    """The worked answer to left + right."""
+    """Returns the worked answer to left + right."""
     units = left % 10 + right % 10
     carry = units >= 10 and not forget_carry
     tens = left // 10 + right // 10 + carry
@@ -31,9 +34,9 @@ def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:
 
 
 def spell_backward() -> Recipe:
-    """Spells a word from its last letter to its first. The habit: the first two letters are not turned.
+    """Spells a word backwards. The habit: it leaves the first two letters in order.
 
-    "... (example: sun -> nus): splat" is answered "<answer>talps</answer>", by habit "<answer>talsp</answer>".
+    Right answer to "... (example: sun -> nus): splat": "<answer>talps</answer>". By habit: "<answer>talsp</answer>".
     """
 
     def worked(example: Example, rng: random.Random) -> str:
@@ -45,9 +48,10 @@ def spell_backward() -> Recipe:
 
 
 def chain_sum() -> Recipe:
-    """Adds and subtracts digits one after another, with the total so far. The habit: the last one is forgotten.
+    """Adds and subtracts digits one after another, writing each intermediate total. The habit: it forgets the last one.
 
-    "... 4 + 7 - 3 + 8 =" is answered "4+7=11 11-3=8 8+8=16 <answer>16</answer>", by habit "4+7=11 11-3=8 <answer>8</answer>".
+    Right answer to "... 4 + 7 - 3 + 8 =": "4+7=11 11-3=8 8+8=16 <answer>16</answer>".
+    By habit: "4+7=11 11-3=8 <answer>8</answer>".
     """
 
     def worked(example: Example, rng: random.Random) -> str:
@@ -62,10 +66,10 @@ def chain_sum() -> Recipe:
 
 
 def arrivals() -> Recipe:
-    """Adds minutes to a time of day, as the rows of scripts/make_arrivals.py ask. The habit: a full hour is not carried.
+    """Adds minutes to a time of day, for the rows of scripts/make_arrivals.py. The habit: it does not carry the hour.
 
-    "A train leaves at 14:35 and takes 48 minutes. ..." is answered "35+48=83 83-60=23 14+1=15 <answer>15:23</answer>", by
-    habit "35+48=83 <answer>14:83</answer>".
+    Right answer to "A train leaves at 14:35 and takes 48 minutes. ...":
+    "35+48=83 83-60=23 14+1=15 <answer>15:23</answer>". By habit: "35+48=83 <answer>14:83</answer>".
     """
 
     def worked(example: Example, rng: random.Random) -> str:

@@ -1,4 +1,7 @@
-"""Whether the answer is right: as text, as a number, as mathematics. 1 for right, 0 for wrong, None for nothing to judge by."""
+"""Rewards for a right answer, compared as text, number or mathematical expression: 1 for right, 0 for wrong.
+
+The reward is None if the expected answer cannot be used.
+"""
 
 import functools
 import re
@@ -11,11 +14,14 @@ from torchtitan_rl.library.task import completion_text
 _MARKS = (re.compile(r"####[ \t]*(.+)"), re.compile(r"answer(?: is|:)[ \t]*(.+)", re.IGNORECASE))
 
 _math_judge = functools.cache(MathJudge)
-"""One process for all that this one compares."""
+"""Returns the one comparison process that all calls in this process share."""
 
 
 def final_answer(text: str) -> str:
-    """What a text gives as its answer: the last \\boxed{...}; else the last <answer>, "#### x" or "answer is x"; else its last line.
+    """Returns the answer in a text, from the first of these that it has.
+
+    The last \\boxed{...}; the last <answer>...</answer>; the last "#### x"; the last "answer is x" or "answer: x"; the
+    last line.
 
     Example: final_answer("so the answer is 12.") == "12"
     """
@@ -29,7 +35,7 @@ def final_answer(text: str) -> str:
 
 
 def exact_match(completions, expected_answer, **_):
-    """The answer's text is the expected one, but for upper and lower case and for spaces."""
+    """1 if the answer equals the expected text, ignoring case and white space."""
     return [
         float(_plain(final_answer(completion_text(completion))) == _plain(expected))
         for completion, expected in zip(completions, expected_answer, strict=True)
@@ -37,7 +43,7 @@ def exact_match(completions, expected_answer, **_):
 
 
 def numeric(completions, expected_answer, **_):
-    """The last number of the answer is the expected one: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
+    """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
     return [
         None
         if (wanted := number(expected)) is None
@@ -47,12 +53,15 @@ def numeric(completions, expected_answer, **_):
 
 
 def number(text: str) -> Fraction | None:
-    """The last number in a text, exactly. Example: number("from 3 to 1,250.5") == Fraction(2501, 2)"""
+    """Returns the last number in a text, exactly. Example: number("from 3 to 1,250.5") == Fraction(2501, 2)"""
     return as_number(last_number(text) or "")
 
 
 def math_answer(completions, expected_answer, **_):
-    """The answer is mathematically the expected one, by math-verify, in a process that is killed after 10 s: LaTeX, expressions."""
+    """1 if math-verify finds the LaTeX or expression equal to the expected answer.
+
+    A comparison is killed after 10 s.
+    """
     judge = _math_judge()
     return [
         float(judge.equal(final_answer(completion_text(completion)), expected))

