@@ -74,7 +74,7 @@ class RowSet:
         chosen = order[: max(1, round(share * len(order)))]
         other = copy.copy(self)
         other.kept, other.keys = self.kept[chosen], self.keys[chosen]
-        other.credit.left_out, other.noted = defaultdict(list), defaultdict(list)
+        other.left_out, other.noted = defaultdict(list), defaultdict(list)
         self.kept, self.keys = np.delete(self.kept, chosen), np.delete(self.keys, chosen)
         return other
 
