@@ -75,12 +75,16 @@ def _free_port() -> int:
 
 def _last_words(error: BaseException) -> str:
     """What the terminal gets of an unforeseen error: its traceback, or one line when it only tells that another rank is gone."""
-    from torchtitan_rl.core import comm
-
-    if not comm.lost_a_rank(error):
+    if not _lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # whole in the rank's log
     return "this rank lost another one and ends"
+
+
+def _lost_a_rank(error: BaseException) -> bool:
+    """Whether the error only says that another rank is gone. It comes from gloo, NCCL or the store."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Timed out waiting")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _users_line(error: BaseException) -> list[str]:

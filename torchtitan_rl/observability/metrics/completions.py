@@ -55,7 +55,9 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
     for group in groups:
         if taken and tokens >= max_tokens:
             break
-        taken.append([episode.completion.sampled_ids.astype(np.int64) for episode in group.samples])
+        taken.append(
+            [episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64) for episode in group.samples]
+        )
         tokens += sum(map(len, taken[-1]))
     metrics: dict[str, Metric] = {}
     for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2), ("jaccard_distance", _jaccard)):
