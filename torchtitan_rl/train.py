@@ -162,6 +162,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
     from torchtitan_rl.resilience.stop_signal import StopSignal
+    from torchtitan_rl.setup.build_grader import build_grader
     from torchtitan_rl.setup.folder import StillThere
     from torchtitan_rl.setup.memory import footprint_of
     from torchtitan_rl.setup.resume import described
@@ -175,7 +176,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
-    grader = config.grader.build(task=task)
+    grader = build_grader(config.grader, task)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
     evaluates = config.evaluation.every or config.eval_only  # else one prompt, for the weight sync's probe

@@ -24,6 +24,7 @@ from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.packing import atoms_of, pack, plan_microbatches  # noqa: E402
 from torchtitan_rl.core.types import Group, Prompt  # noqa: E402
+from torchtitan_rl.setup.build_grader import build_grader  # noqa: E402
 
 GROUP_SIZE, PROMPT_TOKENS = 8, 256
 
@@ -50,7 +51,7 @@ def main() -> None:
     )
     config = debug()
     task, algorithm = config.task.build(), Algorithm.Config().build(max_completion_tokens=args.tokens)
-    grader = config.grader.build(task=task)
+    grader = build_grader(config.grader, task)
     text = " ".join(["47 + 85 = 132"] * (args.tokens // 4)) + " [ANSWER] 132"
     example = task.train_example(0, seed=0)
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -29,12 +30,31 @@ from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.bench.side_ours import config_of, start  # noqa: E402
 from scripts.bench.step_vs_trl import checkpoint  # noqa: E402
 from torchtitan_rl.core.controller import Controller  # noqa: E402
+from torchtitan_rl.core.grading import Grader, TrainerState  # noqa: E402
+from torchtitan_rl.core.grading.grader import GradingRound  # noqa: E402
+from torchtitan_rl.core.types import Completion, Group, ScoredCompletion  # noqa: E402
 
 
 def waits(completions, trainer_state, operands, **_):
     """0.05 to 0.2 s, always the same for a prompt, as a sandbox or a server would."""
     time.sleep(random.Random(str(operands[0])).uniform(0.05, 0.2))
     return [float(len(completion) % 3) for completion in completions]
+
+
+class LateRound(GradingRound):
+    """Begins when the scores are asked for."""
+
+    def __init__(self, grader: Grader, state: TrainerState) -> None:
+        super().__init__(grader, state)
+        self._late: list[Group[Completion]] = []
+
+    def begin(self, group: Group[Completion]) -> None:
+        self._late.append(group)
+
+    def scores(self) -> list[Group[ScoredCompletion]]:
+        for group in self._late:
+            super().begin(group)
+        return super().scores()
 
 
 def make_controller(new_tokens: int, workers: int) -> Controller:
@@ -73,11 +93,11 @@ def main() -> None:
     fix_prompts(controller)
     flush, values = controller.recorder.flush, {}
     controller.recorder.flush = lambda step: values.update(flush(step))
-    ways = {"when all is sampled": lambda group, state: None, "as groups end": controller.grader.begin}
+    ways = {"when all is sampled": LateRound, "as groups end": GradingRound}
     found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for step in range(1, 2 * args.steps + 3):
         name = list(ways)[step % 2]
-        controller.grader.begin, controller.state.step = ways[name], step
+        controller.grader.round, controller.state.step = partial(ways[name], controller.grader), step
         controller._train_step()
         if step > 2:
             found[name].append(tuple(values[f"time/{part}"] for part in ("step", "generate", "grade", "train")))

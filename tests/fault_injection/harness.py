@@ -172,7 +172,7 @@ def start(
 def make_start() -> None:
     """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
     code = (
-        "from torchtitan_rl import device; from torchtitan_rl.setup.registry import load_config; "
+        "from torchtitan_rl.core import device; from torchtitan_rl.setup.registry import load_config; "
         "from torchtitan_rl.setup.start import prepare_start; prepare_start(load_config('debug'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -11,26 +11,30 @@ from tests.fault_injection.harness import start, steps_of, train
 SHORT = ["--num-steps", "4", "--checkpoint.interval", "1"]
 
 
-def reward(name):
-    return ["--grader.rewards", f"tests/fault_injection/rewards.py:{name}"]
+def reward(name, *, in_process=False):
+    named = ["--grader.rewards", f"tests/fault_injection/rewards.py:{name}"]
+    return [*named, "--grader.in-process", name] if in_process else named
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "message"),
+    ("name", "in_process", "code", "message"),
     [
-        ("exits", 3, "stopped: .*exits.*SystemExit: 0"),
-        ("vanishes", 1, r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
+        ("exits", False, 3, "stopped: .*exits.*SystemExit: 0"),
+        ("vanishes", False, 3, "stopped: .*vanishes.*its process was ended: it exited with code 0"),
+        ("vanishes", True, 1, r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
     ],
 )
-def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(tmp_path, name, code, message):
-    ended = train(tmp_path, *SHORT, *reward(name))
+def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(
+    tmp_path, name, in_process, code, message
+):
+    ended = train(tmp_path, *SHORT, *reward(name, in_process=in_process))
     assert ended.code == code
     ended.says(message)
     assert steps_of(tmp_path / "run") == [1]
 
 
 def test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1(tmp_path):
-    ended = train(tmp_path, *SHORT, *reward("vanishes"), ranks=2, BAD_RANK="1")
+    ended = train(tmp_path, *SHORT, *reward("vanishes", in_process=True), ranks=2, BAD_RANK="1")
     assert ended.code == 1
     ended.says(r"rank 1 \(.*\) in step 2: grade ended with code 0 before the end of training")
     ended.never_says("Traceback")

@@ -14,7 +14,7 @@ from tests.fault_injection.harness import ROOT, start, steps_of
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 STEPS = ["--num-steps", "4", "--checkpoint.interval", "1"]
-EATS = ["--grader.rewards", "tests/fault_injection/rewards.py:eats", "--grader.time-limit-seconds", "100"]
+EATS = ["--grader.rewards", "tests/fault_injection/rewards.py:eats", "--grader.in-process", "eats"]
 
 
 class MemoryGroup:

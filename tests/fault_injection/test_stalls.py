@@ -8,7 +8,7 @@ import pytest
 from tests.fault_injection.harness import start
 
 LIMITS = ["--watchdog.notice-seconds", "10", "--watchdog.limit-seconds", "30", "--num-steps", "500"]
-REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
+REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.in-process", "hangs"]
 
 
 def test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit(tmp_path):

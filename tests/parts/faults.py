@@ -44,7 +44,7 @@ a rank is stopped by a signal
   signal: kill -CONT 712
   1 fault_injection/test_stalls.py::test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit
 
-a reward function hangs on one rank
+a reward function of grader.in_process hangs on one rank
   watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack
   1 fault_injection/test_stalls.py::test_a_reward_that_hangs_is_shown_with_its_stack
 

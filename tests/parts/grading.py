@@ -3,6 +3,7 @@
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 class TaskOf(SumDigits):
@@ -17,7 +18,8 @@ class TaskOf(SumDigits):
 
 
 def grader(*functions, **config) -> Grader:
-    return Grader.Config(**config).build(task=TaskOf(*functions))
+    """Of these functions, in a worker; those named by `in_process` see what the test sees."""
+    return build_grader(Grader.Config(**config), TaskOf(*functions))
 
 
 def group(*texts: str, prompt: Prompt | None = None, **fields) -> Group[Completion]:

@@ -12,12 +12,14 @@ from transformers import AutoTokenizer
 
 import configs
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.folder import _lock
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start import check_tokenizer, prepare_start
@@ -73,7 +75,12 @@ def _config_file(text: str) -> Cause:
 
 
 def _grader(**settings: Any) -> Cause:
-    return lambda _: Grader.Config(**settings).build(task=SumDigits.Config().build())
+    def cause(_: Path) -> object:
+        config = Grader.Config(**settings)
+        check_fields(config, "grader")
+        return build_grader(config, SumDigits.Config().build())
+
+    return cause
 
 
 def _no_start(_: Path) -> None:
@@ -194,7 +201,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a weight that is NaN", "expected a finite number. 0 only watches a function", _grader(weights={"correct": float("nan")})),
         row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected 0 or more seconds",
             _grader(time_limit_seconds=-1)),
-        row("grader.workers 5000", "grader.workers = 5000: expected between 0 and 1024", _grader(workers=5000)),
+        row("grader.workers 5000", "grader.workers = 5000: expected at least 1 and at most 1024", _grader(workers=5000)),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _many_integers),
     ]  # fmt: skip

@@ -7,7 +7,6 @@ big (weights, activations, KV cache) is sharded inside `trainer` and `generator`
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from torchtitan.config import Configurable
 
@@ -184,15 +183,14 @@ class Controller(Configurable):
         prefix: str = "",
     ) -> list[Group[ScoredCompletion]]:
         """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
-        grades = self.generator.rank_in_replica == 0
-        state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps)
+        grading = self.grader.round(TrainerState(global_step=self.state.step, max_steps=self.config.num_steps))
         with _part(f"{prefix}generate"):
             # An evaluation, which has its own sampling, draws alike at every step and on any number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
-            finished = partial(self.grader.begin, state=state) if grades else None
-            mine = self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
+            finished = grading.begin if self.generator.rank_in_replica == 0 else None
+            self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
         with timed(f"{prefix}grade"):
-            scored = self.grader.score(mine if grades else [], state=state)
+            scored = grading.scores()
             record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)

@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 RewardFunction = Callable[..., Any]
 """TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""
 
-RESERVED_COLUMNS = frozenset(
-    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
-    + ["turn_rewards", "trainer_state", "log_extra", "log_metric"]
-)
-"""Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
-
 
 class AnswerJudge(Protocol):
     """Extracts and judges answers. Every `library.task.Task` does."""

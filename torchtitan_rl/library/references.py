@@ -1,11 +1,13 @@
 """Loads functions by reference: path/to/file.py:function or package.module:function."""
 
+import ast
 import difflib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +19,8 @@ from torchtitan_rl.core.errors import UserError, expect
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
 """Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
 checkout."""
+
+_REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:
@@ -34,6 +38,33 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     remedy = f"{did_you_mean(name, known)}It has {known}."
     expect(callable(function), field, reference, f"a function of {place}", remedy)
     return function
+
+
+def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
+    """A reward function and the name it goes by: the one behind the colon, or one given in front.
+
+    place:function, place:factory(keyword=value, ...), or name=either of them, with literal values.
+
+    Raises:
+        UserError: naming `grader.rewards`.
+    """
+    field_name = "grader.rewards"
+    found = _REWARD.fullmatch(reference)
+    if found is None:
+        return reference, load_function(reference, field_name)  # which says what is wrong with it
+    name, function = found["name"] or found["function"], load_function(found["place"], field_name)
+    if found["arguments"] is None:
+        expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
+        return name, function
+    try:
+        call = ast.parse(f"f({found['arguments']})", mode="eval").body
+        keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        return name, function(*map(ast.literal_eval, call.args), **keywords)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{field_name} = {reference!r}: expected a call with literal values that {found['function']} takes, but: {error}. "
+            "Correct the arguments."
+        ) from error
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:

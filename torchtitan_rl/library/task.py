@@ -11,7 +11,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import OwnConfig
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.services import RESERVED_COLUMNS, RewardFunction
+from torchtitan_rl.core.services import RewardFunction
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Faults = Callable[[Sequence["Example"]], list[str | None]]
 """Returns, for each example, why it cannot be a prompt; None if it can."""
+
+RESERVED_COLUMNS = frozenset(
+    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
+    + ["turn_rewards", "trainer_state", "log_extra", "log_metric"]
+)
+"""Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,9 @@ class WatchdogLimits:
     comm.init_timeout_seconds, whose end names nobody."""
 
 
+FORKED = b"a reward or tool forked and returned in the child too: the child ends here\n"
+
+
 class Board(Listener):
     """A rank's own place, written whenever it changes. Does nothing where no launcher watches."""
 
@@ -80,7 +83,7 @@ class Board(Listener):
     def moved(self, where: str) -> None:
         """See Listener."""
         if os.getpid() != self.place.pid:
-            os.write(2, b"a reward or tool forked and returned in the child too: the child ends here\n")
+            os.write(2, FORKED)
             os._exit(1)
         changes = self.place.changes + 1
         if (step := _step(where)) != _step(self.place.phase):  # counted anew: only a step is the same on every rank

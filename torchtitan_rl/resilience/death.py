@@ -61,7 +61,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-class Witness:
+class OomDetector:
     """Sees what the kernel kills, from when it is made: an older line of the kernel's log may name another process of the same id."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class Launcher:
         self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
         self.mark = f"{WATCH}={self.folder}"
         self.watchdog = Watchdog(self.folder, say)
-        self.witness = death.Witness()
+        self.oom_detector = death.OomDetector()
         self.asked = 0
         """The signal that asked for an end, 0 before."""
         self.asked_at = 0.0
@@ -170,7 +170,7 @@ class Launcher:
             name = signal.Signals(self.asked).name
             return 128 + self.asked, f"{name} before there was a step to finish: nothing new is saved"
         if agent_code < 0:
-            why = self.witness.explain(self.agent.pid, -agent_code)
+            why = self.oom_detector.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
         pid, code = self._first_death()
         if pid not in self._known:  # no program of ours, or nothing started
@@ -195,7 +195,7 @@ class Launcher:
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
         known = {"phase": place.phase if place else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
-        return f"{who} was {self.witness.explain(pid, -code, **known)}"
+        return f"{who} was {self.oom_detector.explain(pid, -code, **known)}"
 
 
 def _tells_least(code: int) -> int:

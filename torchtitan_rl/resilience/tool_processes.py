@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.resilience.workers import WorkerPool
 
 
 def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: float = 10.0) -> list[Callable[..., Any]]:
@@ -17,8 +18,6 @@ def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: flo
     Raises:
         UserError: for a coroutine function, which its own time limit ends.
     """
-    from torchtitan_rl.resilience.workers import WorkerPool  # grading knows tasks, and tasks know conversations
-
     for tool in tools:
         expect(
             not inspect.iscoroutinefunction(tool), "in_processes", tool.__name__, "functions",

@@ -4,9 +4,9 @@
     future = pool.submit(1, argument, seconds=10)   # wild(argument), in a process that already has it
     future.result()                                 # what it returns; TimeoutError once it has been killed
 
-Between this process and its workers stands a nursery: a small process, forked before there are threads, that forks each
-worker when it is asked for. It outlives nobody: when this process ends, however it ends, the nursery kills every worker with
-all that it has started, and goes.
+A fork server stands between this process and its workers: a small process, forked before there are threads, that forks each
+worker when it is asked for one. When this process ends, however it ends, the fork server kills every worker with all that the
+worker has started, and ends.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchtitan_rl.resilience import processes
-from torchtitan_rl.resilience.death import Witness
+from torchtitan_rl.resilience.board import FORKED
+from torchtitan_rl.resilience.death import OomDetector
 from torchtitan_rl.resilience.printed import print_as
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -43,51 +45,67 @@ class WorkerPool:
     """Up to `size` processes at a time, each with one call; a call that takes too long is killed and its process replaced."""
 
     def __init__(self, functions: Sequence[Callable], size: int, *, whose: str | None = None) -> None:
-        """Fork the nursery, which has `functions` as they are now: they need not be picklable, arguments and results must.
+        """Fork the server, which has `functions` as they are now: they need not be picklable, arguments and results must.
 
         Call it from the main thread, and early: the fewer threads there are, the less a fork can go wrong.
 
         Args:
             whose: what workers print counts as its output; None: as that of whatever the main thread is at.
         """
-        self._nursery = _Nursery(functions)
-        self._witness = Witness()
+        self._fork_server = _ForkServer(functions)
+        self._oom_detector = OomDetector()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker", initializer=print_as, initargs=(whose,))
         self._mine = threading.local()
-        self._closing = threading.Event()
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
-        """Call one of the functions, by its place; the result, or what it raised.
+        """Call one of the functions, by its place. The future has its result, or what it raised.
 
         Args:
             seconds: longest time of the call itself, after which it raises TimeoutError; 0 for no limit.
         """
-        return self._threads.submit(self._call, function, args, seconds)
+        return self.submit_all([(function, seconds)], *args)[0]
+
+    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
+        """Call several functions with the same arguments, one after another in one worker: (place, seconds) as for `submit`.
+
+        The arguments are sent once. After a call that was killed, the rest goes on in a fresh worker.
+        """
+        futures = [Future() for _ in calls]
+        self._threads.submit(self._run, deque(zip(calls, futures, strict=True)), args)
+        return futures
 
     def close(self) -> None:
-        """Kill what still runs, and the nursery."""
+        """Kill what still runs, and the fork server."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._nursery.close()
+        self._fork_server.close()
 
-    def _call(self, function: int, args: tuple, seconds: float) -> Any:
+    def _run(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
         """On one of the pool's threads, each of which has a worker of its own."""
-        worker = getattr(self._mine, "worker", None) or self._nursery.start()
-        self._mine.worker = None  # until it has answered
-        pid, connection = worker
+        while calls:
+            try:
+                self._answer(calls, args)
+            except Exception as error:
+                calls.popleft()[1].set_exception(error)
+
+    def _answer(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
+        """Set the results of the calls and take them off. Raises why the worker of the first that is left was ended."""
+        data = pickle.dumps(([function for (function, _), _ in calls], args))
+        pid, connection = getattr(self._mine, "worker", None) or self._fork_server.start()
+        self._mine.worker = None  # until it has answered all
         try:
-            connection.send((function, args))
-            ok, value = _heard(connection, seconds)
+            connection.send_bytes(data)
+            while calls:
+                ok, value = _heard(connection, calls[0][0][1])
+                _, future = calls.popleft()
+                (future.set_result if ok else future.set_exception)(value)
         except TimeoutError:
-            self._nursery.kill(pid)
+            self._fork_server.kill(pid)
             raise
         except (EOFError, OSError) as error:
-            how = _describe(self._nursery.kill(pid))
-            evidence = self._witness.out_of_memory(pid)
+            how = _describe(self._fork_server.kill(pid))
+            evidence = self._oom_detector.out_of_memory(pid)
             raise WorkerDied(f"its process was ended: {how}{evidence and f': {evidence}'}") from error
-        self._mine.worker = worker
-        if ok:
-            return value
-        raise value
+        self._mine.worker = pid, connection
 
 
 def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
@@ -102,15 +120,15 @@ def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
     raise TimeoutError(f"took longer than {seconds:g} s")
 
 
-class _Nursery:
-    """This process's side of the nursery."""
+class _ForkServer:
+    """This process's side of the fork server."""
 
     def __init__(self, functions: Sequence[Callable]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._pid = os.fork()
         if self._pid == 0:
-            _run_and_exit(_serve_nursery, theirs, functions)
+            _run_and_exit(_run_fork_server, theirs, functions)
         theirs.close()
 
     def start(self) -> tuple[int, Connection]:
@@ -146,12 +164,12 @@ def _run_and_exit(function: Callable, *args: Any) -> NoReturn:
         os._exit(0)
 
 
-def _serve_nursery(line: socket.socket, functions: Sequence[Callable]) -> None:
+def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None:
     """Start and kill workers as asked, until the other side is gone."""
     os.setsid()  # Ctrl-C is for the training process
     signal.signal(signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD))  # the end of the line ends the loop
     _control(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should another child hold the line open
-    _control(_PR_SET_CHILD_SUBREAPER, 1)  # what a worker's child leaves behind is the nursery's, and found
+    _control(_PR_SET_CHILD_SUBREAPER, 1)  # what a worker's child leaves behind is the fork server's child, and found
     _close_sockets(but=line.fileno())
     workers: set[int] = set()
     try:
@@ -185,20 +203,24 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
     import torch
 
     torch.set_num_threads(1)  # the parent's thread pool did not come along
-    sending = threading.Lock()
+    sending, pid = threading.Lock(), os.getpid()
     sys.stdout, sys.stderr = (_Sent(name, line, sending) for name in ("stdout", "stderr"))
     while True:
         try:
-            function, args = line.recv()
+            places, args = line.recv()
         except EOFError:
             return
-        try:
-            answer = (True, functions[function](*args))
-        except BaseException as error:  # an exit, too, is an answer
-            answer = (False, error)
-        data = _pickled(answer)
-        with sending:
-            line.send_bytes(data)
+        for place in places:
+            try:
+                answer = (True, functions[place](*args))
+            except BaseException as error:  # an exit, too, is an answer
+                answer = (False, error)
+            if os.getpid() != pid:  # else it would answer as well
+                os.write(2, FORKED)
+                os._exit(1)
+            data = _pickled(answer)
+            with sending:
+                line.send_bytes(data)
 
 
 class _Sent(io.TextIOBase):
@@ -231,9 +253,10 @@ def _pickled(answer: tuple[bool, Any]) -> bytes:
 
 
 def _end(pid: int, others: set[int]) -> int:
-    """Kill a worker's process group, and then whatever else became the nursery's child without being a worker."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kill a worker's process group, and then whatever else became the fork server's child without being a worker."""
+    with contextlib.suppress(ProcessLookupError):  # it has just been forked, and is no group's leader yet
         os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     while strays := [child for child in processes.children(os.getpid()) if child not in others]:
         for stray in strays:

@@ -3,6 +3,7 @@
 The one thing that it may make is the task's own start, where hf_assets_path is empty: no prompt has tokens without it.
 """
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from torchtitan_rl.core.device import gpu_memory_bytes
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.memory import GIB, memory_need, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start import check_tokenizer, prepare_start
@@ -43,7 +45,8 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
-    _show("rewards, of answers to prompt 1", _rewards(config.grader.build(task=task), task, prompts, tokenizer))
+    with closing(build_grader(config.grader, task)) as grader:
+        _show("rewards, of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 
 def _layout(config: "RunConfig", world_size: int) -> str:

@@ -15,6 +15,7 @@ from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Group
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
@@ -65,7 +66,7 @@ def talk(config, *texts: str):
     )
     list(roll_out([one], Script(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False))
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
-    [scored] = Grader.Config().build(task=task).score([group])
+    [scored] = build_grader(Grader.Config(), task).score([group])
     return one.prompt, scored.samples[0]
 
 

@@ -10,6 +10,7 @@ from tests.parts.grading import score
 from torchtitan_rl.core import types
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
 from torchtitan_rl.setup.validation import validate
@@ -42,11 +43,11 @@ def test_the_config_and_the_reward_of_the_readme_on_a_plain_and_on_a_chat_tokeni
     tokenizer.chat_template = template
     [prompt] = PromptStream.Config().build(task=task, tokenizer=tokenizer, seed=0).held_out(1)
     assert (prompt.messages is not None) == bool(template)
-    grader = config.grader.build(task=task)
+    grader = build_grader(config.grader, task)
     short, long = score(grader, "[ANSWER] 1", "x" * 200, prompt=prompt)
     assert short.reward_breakdown["brevity"] == pytest.approx(-0.010)
     assert long.reward_breakdown["brevity"] == pytest.approx(-0.2)
-    assert grader.drain_metrics()["extra/characters"].value == 105
+    assert grader.drain_metrics()["extra/brevity/characters"].value == 105
 
 
 def commands() -> list[tuple[str, str]]:

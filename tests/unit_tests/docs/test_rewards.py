@@ -9,10 +9,11 @@ import pytest
 
 from tests.parts.grading import TaskOf, logged, score
 from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.core.grading.reward import load_reward
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.setup.build_grader import build_grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MODULES = ("my_rewards", "my_task", "my_config")
@@ -42,14 +43,14 @@ def test_the_reward_functions_score_and_log(files, messages):
         on_failure_of={"judge": "none"},
         time_limit_seconds_of={"judge": 10},
     )
-    grader = config.build(task=SumDigits.Config().build())
+    grader = build_grader(config, SumDigits.Config().build())
     first, second = score(grader, "[ANSWER] 46", "", messages=messages)
     assert first.reward_breakdown == {"correct": 1.0, "format": 0.2, "brevity": 1 - 11 / 64, "judge": 1.0}
     assert first.reward == pytest.approx(2.2 + 0.1 * (1 - 11 / 64))
     assert second.reward_breakdown["judge"] is None
     assert second.reward == pytest.approx(-1.0 + 0.1)
-    assert (first.extra, second.extra) == ({"tokens": 11}, {"tokens": 0})
-    assert logged(grader) == {"extra/share_over_64_tokens": (0.0, "mean", 1)}
+    assert (first.extra, second.extra) == ({"brevity/tokens": 11}, {"brevity/tokens": 0})
+    assert logged(grader) == {"extra/brevity/share_over_64_tokens": (0.0, "mean", 2)}
 
 
 def test_the_task_gives_prompts_and_rewards(files):
@@ -63,7 +64,7 @@ def test_the_task_gives_prompts_and_rewards(files):
     assert two_epochs[:7] != two_epochs[7:]
     [held_out] = stream.held_out(1)
     assert held_out.text == "Spell anchor backwards.\n"
-    scored = score(Grader.Config().build(task=task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
+    scored = score(build_grader(Grader.Config(), task), "rohcna", "It is ROHCNA", "rohcxx", "", prompt=held_out)
     assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
 
 
@@ -76,7 +77,7 @@ def test_every_keyword_of_the_table_is_handed_over(files):
         seen.update(keywords)
         return [0.0]
 
-    score(Grader.Config().build(task=TaskOf(curious)), "x")
+    score(build_grader(Grader.Config(in_process=["curious"]), TaskOf(curious)), "x")
     assert set(named) == set(seen)
 
 
@@ -98,4 +99,4 @@ def test_the_command_lines_are_understood(files, monkeypatch, block):
     task = config.task.build()
     own = {function.__name__ for function in task.reward_functions()}
     named = {load_reward(reference)[0] for reference in config.grader.rewards}
-    assert set(config.grader.build(task=task).reward_names) == own | named
+    assert set(build_grader(config.grader, task).reward_names) == own | named

@@ -10,6 +10,7 @@ from scripts.make_arrivals import rows
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.starts.answer_recipes import arrivals
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
@@ -57,12 +58,12 @@ def test_the_reward_of_the_page_sees_the_column_and_logs(here):
     )
     text = f"<answer>{example.expected_answer}</answer>"
     sample = Completion(sample_idx=0, policy_version=0, token_ids=[1], logprobs=[0.0], text=text, finish_reason="stop")
-    grader = config.grader.build(task=task)
+    grader = build_grader(config.grader, task)
     [group] = grader.score([Group(prompt=prompt, samples=[sample])])
     assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
-    assert group.samples[0].extra == {"characters": len(text)}
+    assert group.samples[0].extra == {"short/characters": len(text)}
     minutes = example.columns["minutes"]
-    assert grader.drain_metrics()["extra/characters_a_minute"].value == pytest.approx(len(text) / minutes)
+    assert grader.drain_metrics()["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
 
 
 def test_what_is_told_of_the_rows_of_the_page_is_what_it_shows(here, capsys):

@@ -18,7 +18,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(death, "V1", tmp_path / "memory")
     monkeypatch.setattr(death, "V2", tmp_path)
     monkeypatch.setattr(death, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(death.Witness, "_kernel_log", lambda witness: "")
+    monkeypatch.setattr(death.OomDetector, "_kernel_log", lambda detector: "")
     monkeypatch.setattr(death, "node_bytes", lambda: 24 * GIB)
 
     def show(files):
@@ -36,8 +36,8 @@ def test_the_kernels_words_on_a_killed_process_are_found():
 
 
 def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monkeypatch):
-    monkeypatch.setattr(death.Witness, "_kernel_log", lambda witness: KERNEL)
-    said = death.Witness().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
+    monkeypatch.setattr(death.OomDetector, "_kernel_log", lambda detector: KERNEL)
+    said = death.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
     assert "out of memory, by the kernel's log (Out of memory: Killed" in said
     assert "Its peak was 22.6 of the node's 24.0 GiB of memory. Lower" in said
 
@@ -53,10 +53,10 @@ def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monke
 )
 def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_another(machine, files):
     machine(files)
-    witness = death.Witness()
-    assert "Nothing here tells of too little memory" in witness.explain(7, signal.SIGKILL)
+    detector = death.OomDetector()
+    assert "Nothing here tells of too little memory" in detector.explain(7, signal.SIGKILL)
     machine({name: text.replace("oom_kill 2", "oom_kill 3") for name, text in files.items()})
-    assert witness.explain(7, signal.SIGKILL).startswith(
+    assert detector.explain(7, signal.SIGKILL).startswith(
         "killed by signal 9 (SIGKILL): out of memory, by its control group's counter."
     )
 
@@ -75,19 +75,19 @@ def test_the_peak_is_held_against_the_narrowest_limit(machine, files):
     told = (
         "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
     )
-    assert told in death.Witness().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
+    assert told in death.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
 
 
 def test_what_to_lower_goes_by_the_phase(machine):
     machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
-    witness = death.Witness()
+    detector = death.OomDetector()
     machine({"job/memory.events": "oom_kill 1\n"})
-    in_grade = witness.explain(7, signal.SIGKILL, phase="step 3: grade")
+    in_grade = detector.explain(7, signal.SIGKILL, phase="step 3: grade")
     assert "Lower what the reward functions keep, or grader.workers, num_prompts" in in_grade
-    in_build = witness.explain(7, signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
+    in_build = detector.explain(7, signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
     assert "Lower num_prompts_per_step or" in in_build
 
 
 def test_another_signal_is_named_with_the_peak_alone(machine):
-    said = death.Witness().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
+    said = death.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
     assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."

@@ -10,7 +10,15 @@ import time
 import pytest
 
 from tests.parts.grading import grader, group, rewards
-from torchtitan_rl.resilience.printed import KEPT, SHOWN, bounded_output
+from torchtitan_rl.core import events
+from torchtitan_rl.resilience.printed import KEPT, SHOWN, BoundedOutput, bounded_output
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_run():
+    stop = events.listen(BoundedOutput())
+    yield
+    stop()
 
 
 def chatty(completions, **_):
@@ -24,9 +32,9 @@ def quiet(completions, **_):
     return [1.0] * len(completions)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_five_megabytes_are_cut_and_counted(workers, capfd):
-    one = grader(chatty, workers=workers)
+@pytest.mark.parametrize("in_process", [["chatty"], []])
+def test_five_megabytes_are_cut_and_counted(in_process, capfd):
+    one = grader(chatty, in_process=in_process)
     assert rewards(one.score([group("a")])[0].samples) == [1.0]
     one.close()
     for text in capfd.readouterr():
@@ -37,12 +45,13 @@ def test_five_megabytes_are_cut_and_counted(workers, capfd):
 
 
 def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_reward_functions(capsys):
-    one, a = grader(chatty, workers=1), group("a")
+    one = grader(chatty)
+    round = one.round()
     with bounded_output("tools and environments"):
-        one.begin(a)
+        round.begin(group("a"))
         while "x" not in (shown := capsys.readouterr().out):
             time.sleep(0.01)
-    one.score([a])
+    round.scores()
     one.close()
     shown += capsys.readouterr().out
     assert shown.count("x") == SHOWN

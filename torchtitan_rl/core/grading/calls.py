@@ -1,111 +1,81 @@
-"""Many calls at once: async ones wait together, worker processes compute beside them, the rest takes its turn here."""
+"""Where a call of a reward function runs: in a worker process, in one event loop with others, or in the training process."""
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torchtitan_rl.core.grading.reward import FAILURES, Judgement, Outcome, Reward, TrainerState, described
-from torchtitan_rl.core.grading.time_limit import call_with_time_limit
+from torchtitan_rl.core.grading.reward import Judgement, Reward, RewardResult, TrainerState
 from torchtitan_rl.core.types import Completion, Group
-from torchtitan_rl.resilience.workers import WorkerPool
 
-WHOSE = "reward functions"
-"""Output that is bounded together, printed here or in workers. See `observability.printed`."""
-
-_BLOCKED_SECONDS = 5.0
-"""After the longest limit: how long coroutines may hold up each other before the one that runs is ended."""
+_CANCEL_SECONDS = 5.0
+"""How long coroutines may take to end after the longest time limit, before they are given up."""
 
 
-class Call(NamedTuple):
-    """A reward function, or the task's judgement, and the group it is asked about."""
+class Workers(Protocol):
+    """Processes that call functions. `resilience.workers.WorkerPool` is one."""
+
+    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
+        """Call functions with the same arguments, one after another: (place, seconds).
+
+        A call that takes longer than `seconds` (0: no limit) is killed, and its future raises TimeoutError.
+        """
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+StartWorkers = Callable[..., Workers]
+"""Starts `size` processes that know some functions: start(functions, size, whose="reward functions")."""
+
+
+@dataclass(slots=True)
+class RewardCall:
+    """A reward function, or the task's judgement, asked about one group."""
 
     scorer: Reward | Judgement
     group: Group[Completion]
+    state: TrainerState
+    future: "Future[RewardResult] | None" = None
+    """The worker's answer, once it has it; None: it does not run in a worker."""
+    result: RewardResult | None = None
 
 
-class Calls:
-    """Runs calls of given scorers; which finishes first changes nothing in what comes back."""
-
-    def __init__(self, scorers: Sequence[Reward | Judgement], *, workers: int, in_process: Sequence[str]) -> None:
-        """With `workers`, fork the pool that the scorers run in, but those that are async or named by `in_process`."""
-        self._places = {id(scorer): place for place, scorer in enumerate(scorers)}
-        self._in_process = set(in_process)
-        self._pool = WorkerPool([scorer.run for scorer in scorers], workers, whose=WHOSE) if workers else None
-        self._begun: dict[tuple[int, int], _Begun] = {}
-
-    def begin(self, calls: Sequence[Call], state: TrainerState) -> None:
-        """Hand those that have workers to them, and return; `run` collects what they answer."""
-        for call in calls:
-            if self._has_worker(call) and _key(call) not in self._begun:
-                self._begun[_key(call)] = _Begun(call, self._submit(call, state))
-
-    def run(self, calls: Sequence[Call], state: TrainerState) -> list[Outcome]:
-        """Their outcomes, in their order. What was begun and is not among them is given up."""
-        self._give_up_all_but(calls)
-        self.begin(calls, state)
-        waiting = [i for i, call in enumerate(calls) if call.scorer.is_async]
-        away = [i for i, call in enumerate(calls) if self._has_worker(call)]
-        here = [i for i in range(len(calls)) if i not in {*waiting, *away}]
-        outcomes = dict(zip(waiting, _together([calls[i] for i in waiting], state), strict=True))
-        outcomes |= {i: calls[i].scorer.run(calls[i].group, state) for i in here}
-        outcomes |= {i: self._begun.pop(_key(calls[i])).outcome() for i in away}
-        return [outcomes[i] for i in range(len(calls))]
-
-    def close(self) -> None:
-        """End the worker processes."""
-        if self._pool:
-            self._pool.close()
-
-    def _has_worker(self, call: Call) -> bool:
-        return self._pool is not None and not call.scorer.is_async and call.scorer.name not in self._in_process
-
-    def _submit(self, call: Call, state: TrainerState) -> "Future[Outcome]":
-        place, seconds = self._places[id(call.scorer)], call.scorer.time_limit_seconds
-        return self._pool.submit(place, call.group, state, False, seconds=seconds)
-
-    def _give_up_all_but(self, calls: Sequence[Call]) -> None:
-        """What nobody collects, as the groups of a sampling that failed: no worker starts on it any more."""
-        for key in self._begun.keys() - set(map(_key, calls)):
-            self._begun.pop(key).future.cancel()
+def finish(calls: Sequence[RewardCall]) -> None:
+    """Fill in the result of every call. Async functions wait together; what runs in this process takes its turn."""
+    _run_together([call for call in calls if call.future is None and call.scorer.is_async])
+    for call in calls:
+        if call.future is not None:
+            call.result = _from_worker(call)
+        elif not call.scorer.is_async:
+            call.result = call.scorer.run(call.group, call.state)
 
 
-class _Begun(NamedTuple):
-    """A call that a worker has, or will have."""
-
-    call: Call
-    """Kept, so that no other scorer or group has its identity meanwhile."""
-    future: "Future[Outcome]"
-
-    def outcome(self) -> Outcome:
-        """What the worker made of it, or why none could."""
-        try:
-            return self.future.result()
-        except FAILURES as error:
-            return Outcome.failed(len(self.call.group.samples), described(error))
+def _from_worker(call: RewardCall) -> RewardResult:
+    try:
+        return call.future.result()
+    except Exception as error:  # the worker was killed or died, or the group or the result cannot be pickled
+        return RewardResult.failed(len(call.group.samples), f"{type(error).__name__}: {error}")
 
 
-def _key(call: Call) -> tuple[int, int]:
-    """Scorers and groups are told apart by identity: they need not be hashable, and an evaluation asks prompts again."""
-    return id(call.scorer), id(call.group)
-
-
-def _together(calls: Sequence[Call], state: TrainerState) -> list[Outcome]:
-    """All async calls in one event loop."""
+def _run_together(calls: Sequence[RewardCall]) -> None:
+    """Run async calls in one event loop, in a thread that is given up if a coroutine blocks it."""
     if not calls:
-        return []
-    outcomes = [
-        Outcome.failed(len(call.group.samples), "TimeoutError: it does not let itself be cancelled") for call in calls
-    ]
+        return
+    results: dict[int, RewardResult] = {}
 
     async def one(place: int) -> None:
-        outcomes[place] = await calls[place].scorer.run_async(calls[place].group, state)
+        results[place] = await calls[place].scorer.run_async(calls[place].group, calls[place].state)
 
     async def every() -> None:
         await asyncio.gather(*map(one, range(len(calls))))
 
     limits = [call.scorer.time_limit_seconds for call in calls]
-    with contextlib.suppress(TimeoutError):  # then those that would not end have failed
-        call_with_time_limit(lambda: asyncio.run(every()), max(limits) + _BLOCKED_SECONDS if all(limits) else 0)
-    return outcomes
+    thread = threading.Thread(target=lambda: asyncio.run(every()), name="async rewards", daemon=True)
+    thread.start()
+    thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
+    for call, found in zip(calls, [results.get(place) for place in range(len(calls))], strict=True):
+        message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
+        call.result = found or RewardResult.failed(len(call.group.samples), message)

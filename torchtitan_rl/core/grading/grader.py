@@ -2,51 +2,43 @@
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.generator.environment import environment_reward
-from torchtitan_rl.core.grading.calls import WHOSE, Call, Calls
-from torchtitan_rl.core.grading.reward import (
-    FailurePolicy,
-    Judgement,
-    Outcome,
-    Reward,
-    RewardError,
-    TrainerState,
-    function_name,
-    load_reward,
-)
-from torchtitan_rl.core.grading.reward_log import LogNames, MetricSums
-from torchtitan_rl.core.services import RewardFunction
+from torchtitan_rl.core.grading.calls import RewardCall, StartWorkers, finish
+from torchtitan_rl.core.grading.reward import FailurePolicy, Judgement, Reward, RewardError, RewardResult, TrainerState
+from torchtitan_rl.core.grading.reward_log import RewardMetrics
 from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.task import Task
 
 logger = logging.getLogger(__name__)
 
+WHOSE = "reward functions"
+"""Whose output is bounded together, printed in this process or in workers."""
 
 MOST_FAILED_STEPS = 3
-"""Calls of `score` in a row without a single reward, all failed: then on_failure "none" does not help, and the run stops."""
+"""Times in a row that all scores may fail with on_failure "none" before the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """A task that examples come from, with what scores their completions."""
+class Scorers:
+    """What scores the completions of one task: its reward functions, those of the config, and its judgement."""
 
     rewards: list[Reward]
     judgement: Judgement
 
     @property
+    def all(self) -> list[Reward | Judgement]:
+        return [*self.rewards, self.judgement]
+
+    @property
     def turn_weight(self) -> float:
-        """Of what an environment gave for each turn."""
+        """Weight of what an environment gave for each turn."""
         return sum(reward.weight for reward in self.rewards if reward.function is environment_reward)
 
 
@@ -78,89 +70,98 @@ class Grader(Configurable):
         time_limit_seconds_of: dict[str, float] = number({}, least=0, remedy="Use 0 for no limit.")
         """The same for single reward functions, by name."""
 
-        workers: int = number(0, least=0, most=1024, remedy="0 grades in the training process.")
-        """Processes, on each generator replica, in which reward functions and the task's judgement run, several groups at
-        once and while others are still sampled; there a call that takes too long is killed, native code too. Async functions
-        need none: they wait together. 0: in the training process, one after another, when all is sampled."""
+        workers: int = number(1, least=1, most=1024)
+        """Processes, on each generator replica, in which reward functions and the task's judgement run while other groups are
+        still sampled. A call that takes too long is killed. Async functions need no worker: they wait together."""
 
         in_process: list[str] = field(default_factory=list)
-        """Reward functions, by name, that stay in the training process in spite of `workers`: they hold a model on the GPU,
-        or share memory with something there."""
+        """Reward functions, by name, that run in the training process after sampling, because they hold a model on the GPU or
+        share memory with the run. "judgement" names the task's. They have no time limit: the watchdog names one that hangs."""
 
-    def __init__(self, config: Config, *, task: "Task") -> None:
-        extra = [load_reward(reference) for reference in config.rewards]
-        self._members = {name: _member(config, one, extra) for name, one in task.members().items()}
-        self.reward_names = list(dict.fromkeys(r.name for member in self._members.values() for r in member.rewards))
-        _check(config, self.reward_names)
-        scorers = [s for member in self._members.values() for s in (*member.rewards, member.judgement)]
-        self._calls = Calls(scorers, workers=config.workers, in_process=config.in_process)
-        self._column_names = LogNames("column")
-        self._metrics = MetricSums()
+    def __init__(self, config: Config, *, scorers: dict[str, Scorers], start_workers: StartWorkers) -> None:
+        """
+        Args:
+            scorers: for each of the task's members, by name. `setup.build_grader` makes them of the config and the task.
+            start_workers: called once, with what workers run. They know all that this process knows by then.
+        """
+        self._scorers = scorers
+        self.reward_names = list(dict.fromkeys(r.name for one in scorers.values() for r in one.rewards))
+        self._in_process = set(config.in_process)
+        functions = {(name, i): scorer.run for name, one in scorers.items() for i, scorer in enumerate(one.all)}
+        self._places = {key: place for place, key in enumerate(functions)}
+        self._workers = start_workers(list(functions.values()), config.workers, whose=WHOSE)
+        self._metrics = RewardMetrics()
         self._warned: set[str] = set()
         self._failed_steps = 0
 
-    def begin(self, group: Group[Completion], *, state: TrainerState | None = None) -> None:
-        """Let the workers, where there are any, start on a group while others are still sampled; `score` collects it."""
-        self._calls.begin(self._calls_about(group), state or TrainerState())
+    def round(self, state: TrainerState | None = None) -> "GradingRound":
+        """The grading of the groups that are sampled together, which may begin before the last group ends."""
+        return GradingRound(self, state or TrainerState())
 
     def score(
         self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
     ) -> list[Group[ScoredCompletion]]:
-        """The same groups with the completions' rewards, in the same order.
-
-        A reward is the weighted sum over the functions that gave one: None from a function leaves that function out; a
-        failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
-        Raises RewardError when a function fails whose policy is "raise", or all have failed several times in a row.
-        """
-        calls = [self._calls_about(group) for group in groups]
-        with output_of(WHOSE):
-            outcomes = iter(self._calls.run([call for about in calls for call in about], state or TrainerState()))
-        scored = [
-            self._scored(group, self._members[group.prompt.task], [next(outcomes) for _ in about])
-            for group, about in zip(groups, calls, strict=True)
-        ]
-        self._stop_if_all_fail(scored)
-        return scored
+        """The same groups, in order, with their rewards: a round that has ended already. Raises as `GradingRound.scores`."""
+        round = self.round(state)
+        for group in groups:
+            round.begin(group)
+        return round.scores()
 
     def close(self) -> None:
         """End the worker processes."""
-        self._calls.close()
+        self._workers.close()
 
     def drain_metrics(self) -> dict[str, Metric]:
         """What this rank's reward functions logged since the last call, and how many scores failed."""
         return self._metrics.drain()
 
-    def _calls_about(self, group: Group[Completion]) -> list[Call]:
-        """Of its task's rewards, in order, and of the judgement; none where there is nothing to score."""
-        member = self._members[group.prompt.task]
-        return [Call(scorer, group) for scorer in (*member.rewards, member.judgement)] if group.samples else []
+    def calls(self, group: Group[Completion], state: TrainerState) -> list[RewardCall]:
+        """The calls that score a group: its task's rewards, in order, and the judgement. Those for workers have begun."""
+        task = group.prompt.task
+        calls = [RewardCall(scorer, group, state) for scorer in self._scorers[task].all if group.samples]
+        away = {
+            self._places[task, i]: call
+            for i, call in enumerate(calls)
+            if not call.scorer.is_async and call.scorer.name not in self._in_process
+        }
+        limits = [(place, call.scorer.time_limit_seconds) for place, call in away.items()]
+        for call, future in zip(away.values(), self._workers.submit_all(limits, group, state), strict=True):
+            call.future = future
+        return calls
 
-    def _scored(self, group: Group[Completion], member: _Member, outcomes: list[Outcome]) -> Group[ScoredCompletion]:
-        """Put a group's outcomes together: those of its member's rewards, in order, and of the judgement."""
-        scorers = [*member.rewards, member.judgement]
-        for scorer, outcome in zip(scorers, outcomes):
-            self._report(scorer, outcome, group)
-        return Group(
-            prompt=group.prompt, samples=[self._combined(i, group, member, outcomes) for i in range(len(group.samples))]
-        )
+    def combine(self, group: Group[Completion], results: list[RewardResult]) -> Group[ScoredCompletion]:
+        """The group with its rewards, from the results of its calls. Raises RewardError where a failure's policy says so."""
+        scorers = self._scorers[group.prompt.task]
+        for scorer, result in zip(scorers.all, results):
+            self._report(scorer, result, group)
+        samples = [self._scored(place, group, scorers, results) for place in range(len(group.samples))]
+        return Group(prompt=group.prompt, samples=samples)
 
-    def _report(self, scorer: Reward | Judgement, outcome: Outcome, group: Group[Completion]) -> None:
-        """Count what a call logged and took; say what failed. Raises RewardError where its policy says so."""
-        if outcome.log_error:
-            self._warn_once(f"log of {scorer.name}", f"{outcome.log_error} Its logging is dropped for this group.")
-        self._metrics.add(scorer.name, outcome.metrics)
-        self._metrics.add_seconds(scorer.name, outcome.seconds)
-        for column in outcome.extras:
-            self._column_names.register(scorer.name, column)
-        if outcome.errors:
-            self._metrics.add_failures(scorer.name, len(outcome.errors))
-            index, message = next(iter(outcome.errors.items()))
-            one = (
-                f" for completion {index} ({group.samples[index].text[:80]!r})"
-                if message.startswith("returned")
-                else ""
-            )
-            self._on_failure(scorer, message + one, group.prompt)
+    def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
+        """Warn if no completion has a reward because functions fail. Raises RewardError after several times in a row."""
+        samples = [sample for group in groups for sample in group.samples]
+        if not samples:
+            return
+        errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
+        self._failed_steps = self._failed_steps + 1 if all(errors) else 0
+        if all(errors):
+            name, message = errors[0]
+            shown = f"No completion got a reward: all {len(samples)} failed, such as {name}: {message}"
+            logger.warning(shown)
+            if self._failed_steps == MOST_FAILED_STEPS:
+                raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
+
+    def _report(self, scorer: Reward | Judgement, result: RewardResult, group: Group[Completion]) -> None:
+        """Count what a call logged and took, and say what failed. Raises RewardError where its policy says so."""
+        if result.log_error:
+            self._warn_once(f"log of {scorer.name}", f"{result.log_error} Its logging is dropped for this group.")
+        self._metrics.add_logged(scorer.name, result.metrics, len(group.samples))
+        self._metrics.add_call(scorer.name, result.seconds, len(result.errors))
+        if result.errors:
+            place, message = next(iter(result.errors.items()))
+            if message.startswith("returned"):
+                message += f" for completion {place} ({group.samples[place].text[:80]!r})"
+            self._on_failure(scorer, message, group.prompt)
 
     def _on_failure(self, reward: Reward | Judgement, message: str, prompt: Prompt) -> None:
         described = f"Reward function {reward.name!r} failed on prompt {prompt.text[:80]!r}: {message}."
@@ -174,24 +175,22 @@ class Grader(Configurable):
             f"{described} Such completions get no reward; the metric reward/{reward.name}/failures counts them.",
         )
 
-    def _combined(
-        self, index: int, group: Group[Completion], member: _Member, outcomes: list[Outcome]
+    def _scored(
+        self, place: int, group: Group[Completion], scorers: Scorers, results: list[RewardResult]
     ) -> ScoredCompletion:
         breakdown: dict[str, float | None] = {}
         extra: dict[str, Any] = {}
-        completion = group.samples[index]
-        failed = completion.error is not None
-        if failed:
+        completion = group.samples[place]
+        if completion.error is not None:
             extra["error/environment"] = completion.error
-        for reward, outcome in zip(member.rewards, outcomes):  # the judgement's is left over
-            breakdown[reward.name] = outcome.scores[index]
-            for column, values in outcome.extras.items():
-                extra[self._column_names.shown(reward.name, column)] = values[index]
-            if index in outcome.errors:
-                failed = True
-                extra[f"error/{reward.name}"] = outcome.errors[index]
-        answer, correct = outcomes[-1].scores[index] or (None, None)
-        weighted = [r.weight * breakdown[r.name] for r in member.rewards if breakdown[r.name] is not None]
+        for reward, result in zip(scorers.rewards, results):  # the judgement's result is left over
+            breakdown[reward.name] = result.scores[place]
+            extra |= {f"{reward.name}/{column}": values[place] for column, values in result.extras.items()}
+            if place in result.errors:
+                extra[f"error/{reward.name}"] = result.errors[place]
+        failed = completion.error is not None or any(place in result.errors for result in results[:-1])
+        answer, correct = results[-1].scores[place] or (None, None)
+        weighted = [r.weight * breakdown[r.name] for r in scorers.rewards if breakdown[r.name] is not None]
         return ScoredCompletion(
             completion=completion,
             reward=sum(weighted) if weighted and not failed else None,
@@ -199,22 +198,8 @@ class Grader(Configurable):
             extra=extra,
             answer=answer,
             correct=correct,
-            turn_rewards=tuple(member.turn_weight * (turn.reward or 0.0) for turn in completion.turns),
+            turn_rewards=tuple(scorers.turn_weight * (turn.reward or 0.0) for turn in completion.turns),
         )
-
-    def _stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
-        """Say, and in the end do not accept, that no completion at all has a reward because functions fail."""
-        samples = [sample for group in groups for sample in group.samples]
-        if not samples:
-            return
-        errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
-        self._failed_steps = self._failed_steps + 1 if all(errors) else 0
-        if all(errors):
-            name, message = errors[0]
-            shown = f"No completion got a reward: all {len(samples)} failed, such as {name}: {message}"
-            logger.warning(shown)
-            if self._failed_steps == MOST_FAILED_STEPS:
-                raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
@@ -222,54 +207,27 @@ class Grader(Configurable):
             logger.warning(message)
 
 
-def _member(config: Grader.Config, task: "Task", extra: Sequence[tuple[str, RewardFunction]]) -> _Member:
-    """The rewards and the judgement of one task. Raises UserError for none, two of one name or a keyword that nobody gives."""
-    functions = [*((function_name(function), function) for function in task.reward_functions()), *extra]
-    names = [name for name, _ in functions]
-    expect(
-        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
-    )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    expect(
-        not twice, "grader.rewards", config.rewards,
-        f"one reward function of each name, but with the task's own there are two called {twice}",
-        "Give one another name: other_name=path/to/file.py:function.",
-    )  # fmt: skip
-    rewards = [
-        Reward(
-            name=name,
-            function=function,
-            weight=config.weights.get(name, 1.0),
-            on_failure=config.on_failure_of.get(name, config.on_failure),
-            time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
-        )
-        for name, function in functions
-    ]
-    columns = task.train_example(0, seed=0).columns
-    for reward in rewards:
-        reward.check_keywords(columns)
-    return _Member(
-        rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
-    )
+class GradingRound:
+    """The grading of the groups that one replica samples together. Each begun call is kept with its group."""
 
+    def __init__(self, grader: Grader, state: TrainerState) -> None:
+        self._grader, self._state = grader, state
+        self._begun: list[tuple[Group[Completion], list[RewardCall]]] = []
 
-def _check(config: Grader.Config, names: list[str]) -> None:
-    """Raise UserError for settings of a function that does not exist, and for impossible ones."""
-    settings: dict[str, Collection[str]] = {
-        "weights": config.weights,
-        "on_failure_of": config.on_failure_of,
-        "time_limit_seconds_of": config.time_limit_seconds_of,
-        "in_process": config.in_process,
-    }
-    expect(
-        0 <= config.workers <= 1024, "grader.workers", config.workers, "between 0 and 1024",
-        "0 grades in the training process.",
-    )  # fmt: skip
-    for setting, by_name in settings.items():
-        known = set(by_name) <= set(names)
-        expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
-    for name, weight in config.weights.items():
-        expect(math.isfinite(weight), f"grader.weights {name}", weight, "a finite number", "0 only watches a function.")
-    for name, seconds in {"": config.time_limit_seconds, **config.time_limit_seconds_of}.items():
-        field = f"grader.time_limit_seconds_of {name}" if name else "grader.time_limit_seconds"
-        expect(0 <= seconds < math.inf, field, seconds, "0 or more seconds", "Use 0 for no limit.")
+    def begin(self, group: Group[Completion]) -> None:
+        """Hand a group's calls to the workers and return, while other groups are still sampled."""
+        self._begun.append((group, self._grader.calls(group, self._state)))
+
+    def scores(self) -> list[Group[ScoredCompletion]]:
+        """Wait for the calls. Returns the begun groups with the completions' rewards, in the order of their prompts.
+
+        A reward is the weighted sum over the functions that gave one: None from a function leaves that function out; a
+        failed function leaves the completion without a reward, as the rest's sum does not compare with its siblings'.
+        Raises RewardError when a function fails whose policy is "raise", or all have failed several times in a row.
+        """
+        begun = sorted(self._begun, key=lambda one: one[0].prompt.prompt_idx)
+        with output_of(WHOSE):
+            finish([call for _, calls in begun for call in calls])
+        scored = [self._grader.combine(group, [call.result for call in calls]) for group, calls in begun]
+        self._grader.stop_if_all_fail(scored)
+        return scored

@@ -1,42 +1,36 @@
-"""One reward function: how it is found, called and held to what it promises."""
+"""What scores a group: a reward function or the task's judgement, how it is called and how its output is checked."""
 
-import ast
 import asyncio
 import copy
 import inspect
 import math
-import re
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
+from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
-from torchtitan_rl.core.grading.time_limit import Expired, call_with_time_limit
-from torchtitan_rl.core.services import RESERVED_COLUMNS, AnswerJudge, RewardFunction
+from torchtitan_rl.core.services import AnswerJudge, RewardFunction
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import Completion, Group
-from torchtitan_rl.library.references import load_function
 
 T = TypeVar("T")
 
 FailurePolicy = Literal["raise", "none"]
 
-FAILURES = (Exception, SystemExit, KeyboardInterrupt)
-"""What a function may raise that counts as its failure: an exit must not look like the end of a finished run, and a Ctrl-C of
-the user's is a signal that the run has taken for itself."""
-
-_REFERENCE = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
-
 ERROR_CHARACTERS = 2000
-"""Of what a function raises: some quote all that they were given."""
+"""Longest text that is kept of an exception: some quote all that they were given."""
+
+
+JUDGEMENT = "judgement"
+"""The name of the task's own judgement, beside those of reward functions."""
 
 
 class RewardError(TrainingStopped):
-    """A reward function raised, took too long, or returned what is no score."""
+    """A reward function raised, took too long, or did not return scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +44,11 @@ class TrainerState:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What one reward function made of one group."""
+class RewardResult:
+    """What one call returned for one group."""
 
     scores: list[Any]
-    """One a completion: None where it gave none."""
+    """One for each completion; None where it gave none."""
     errors: dict[int, str] = field(default_factory=dict)
     """{place in the group: what went wrong}"""
     extras: dict[str, list[Any]] = field(default_factory=dict)
@@ -64,53 +58,39 @@ class Outcome:
     seconds: float = 0.0
 
     @classmethod
-    def failed(cls, size: int, message: str) -> "Outcome":
+    def failed(cls, size: int, message: str) -> "RewardResult":
         """No score for any of `size` completions."""
         return cls([None] * size, dict.fromkeys(range(size), message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A reward function with its weight and its rules."""
+    """A reward function with its weight and its settings."""
 
     name: str
     function: RewardFunction
     weight: float = 1.0
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
-    """Of one call, for one prompt's group; 0 for none."""
+    """For one call, which scores one prompt's group; 0 for none."""
 
     @property
     def is_async(self) -> bool:
-        """Whether it is declared so; calls of such functions wait for their answers together."""
-        function = self.function
-        while isinstance(function, partial):
-            function = function.func
+        """Whether it is declared `async def`. Calls of such functions wait for their answers together."""
+        function = unwrapped(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    def check_keywords(self, columns: Iterable[str]) -> None:
-        """Raise UserError for a keyword that it needs and neither the grader nor these columns of the task give."""
-        given = RESERVED_COLUMNS | set(columns)
-        named, _ = self._parameters()
-        missing = [name for name, p in named.items() if p.default is p.empty and name not in given]
-        expect(
-            not missing, f"reward function {self.name}", missing,
-            f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
-        )  # fmt: skip
+    def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
+        """Score one group, without a time limit of its own. An exception becomes a result with errors."""
+        return _value(self._result(group, state, self._call))
 
-    def run(self, group: Group[Completion], state: TrainerState, limited: bool = True) -> Outcome:
-        """Its scores of one group; what it raises, too, is an outcome.
+    async def run_async(self, group: Group[Completion], state: TrainerState) -> RewardResult:
+        """`run` for an async function, cancelled after `time_limit_seconds`. Others go on while it waits."""
+        return await self._result(group, state, self._wait)
 
-        Args:
-            limited: end it after `time_limit_seconds`; not in a worker, which is killed instead.
-        """
-        return _value(self._outcome(group, state, self._call_limited if limited else self._call))
-
-    async def run_async(self, group: Group[Completion], state: TrainerState) -> Outcome:
-        """`run` of an async function: others go on while it waits."""
-        return await self._outcome(group, state, self._await_limited)
-
-    async def _outcome(self, group: Group[Completion], state: TrainerState, call: Callable) -> Outcome:
+    async def _result(
+        self, group: Group[Completion], state: TrainerState, call: Callable[[dict[str, Any]], Awaitable[Any]]
+    ) -> RewardResult:
         size, begin = len(group.samples), time.perf_counter()
         log, log_error = RewardLog(self.name, size), ""
         try:
@@ -121,47 +101,48 @@ class Reward:
                 log, log_error = RewardLog(self.name, size), str(error)
                 output = await call(self._keywords(group, state, None))
             scores = as_scores(output, size)
-        except FAILURES as error:
-            outcome = Outcome.failed(size, described(error))
+        except BaseException as error:  # sys.exit() must not look like the end of a finished run
+            result = RewardResult.failed(size, _described(error))
         else:
             errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
-            outcome = Outcome([None if i in errors else score for i, score in enumerate(scores)], errors)
-        outcome.extras, outcome.metrics, outcome.log_error = log.extras, log.metrics, log_error
-        outcome.seconds = time.perf_counter() - begin
-        return outcome
+            result = RewardResult([None if i in errors else score for i, score in enumerate(scores)], errors)
+        result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
+        result.seconds = time.perf_counter() - begin
+        return result
 
     async def _call(self, keywords: dict[str, Any]) -> Any:
         output = self.function(**keywords)
         return asyncio.run(_awaited(output)) if inspect.isawaitable(output) else output
 
-    async def _call_limited(self, keywords: dict[str, Any]) -> Any:
-        return call_with_time_limit(lambda: _value(self._call(keywords)), self.time_limit_seconds)
-
-    async def _await_limited(self, keywords: dict[str, Any]) -> Any:
-        seconds = self.time_limit_seconds
+    async def _wait(self, keywords: dict[str, Any]) -> Any:
         try:
-            async with asyncio.timeout(seconds or None) as limit:
+            async with asyncio.timeout(self.time_limit_seconds or None) as limit:
                 return await self.function(**keywords)
-        except (TimeoutError, Expired):
-            if seconds and limit.when() <= asyncio.get_running_loop().time():
-                raise TimeoutError(f"took longer than {seconds:g} s") from None
-            raise
+        except TimeoutError as error:  # the limit's, or the function's own
+            raise (
+                TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
+            ) from None
 
     def _keywords(self, group: Group[Completion], state: TrainerState, log: RewardLog | None) -> dict[str, Any]:
-        """Of all that it may know, what it names, or everything where it takes **kwargs; its own copies."""
+        """The keywords that the function names, or all of them if it takes **kwargs. Values are copies of its own."""
         given = {name: partial(_column, value) for name, value in group.prompt.columns.items()} | _LISTS
         given |= {
             "trainer_state": lambda _: state,
             "log_extra": lambda _: log.log_extra if log else _ignore,
             "log_metric": lambda _: log.log_metric if log else _ignore,
         }
-        named, takes_all = self._parameters()
-        if missing := [name for name, p in named.items() if p.default is p.empty and name not in given]:
+        if missing := self.missing(given):
             raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
+        named, takes_all = self._parameters()
         return {name: make(group) for name, make in given.items() if takes_all or name in named}
 
+    def missing(self, given: Collection[str]) -> list[str]:
+        """The keywords that it needs and that are not given."""
+        named, _ = self._parameters()
+        return [name for name, p in named.items() if p.default is p.empty and name not in given]
+
     def _parameters(self) -> tuple[dict[str, inspect.Parameter], bool]:
-        """Those that have a name of their own, and whether it takes **kwargs besides."""
+        """The parameters with a name, and whether it also takes **kwargs."""
         parameters = inspect.signature(self.function).parameters.values()
         named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -169,75 +150,52 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The task's own view of a group, under the same rules as a reward function: (answer, correct) a completion."""
+    """The task's own view of a group, under the same rules as a reward function. A score is (answer, correct)."""
 
     task: AnswerJudge
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
-    name: str = "judgement"
+    name: str = JUDGEMENT
     is_async: bool = False
 
-    def run(self, group: Group[Completion], state: TrainerState, limited: bool = True) -> Outcome:
+    def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
         """As `Reward.run`."""
-
-        def judge() -> list[tuple[str | None, bool | None]]:
-            answers = [_answer(self.task.extract_answer(completion.text)) for completion in group.samples]
-            return [(answer, self.task.judge(answer, group.prompt)) for answer in answers]
-
         begin = time.perf_counter()
         try:
-            outcome = Outcome(call_with_time_limit(judge, self.time_limit_seconds if limited else 0))
-        except FAILURES as error:
-            outcome = Outcome.failed(len(group.samples), described(error))
-        outcome.seconds = time.perf_counter() - begin
-        return outcome
-
-
-def load_reward(reference: str) -> tuple[str, RewardFunction]:
-    """A reward function and the name it goes by: the one behind the colon, or one given in front.
-
-    place:function, place:factory(keyword=value, ...), or name=either of them, with literal values.
-
-    Raises:
-        UserError: naming `grader.rewards`.
-    """
-    field_name = "grader.rewards"
-    found = _REFERENCE.fullmatch(reference)
-    if found is None:
-        return reference, load_function(reference, field_name)  # which says what is wrong with it
-    name, function = found["name"] or found["function"], load_function(found["place"], field_name)
-    if found["arguments"] is None:
-        expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
-        return name, function
-    try:
-        call = ast.parse(f"f({found['arguments']})", mode="eval").body
-        keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        return name, function(*map(ast.literal_eval, call.args), **keywords)
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{field_name} = {reference!r}: expected a call with literal values that {found['function']} takes, but: {error}. "
-            "Correct the arguments."
-        ) from error
+            answers = [_answer(self.task.extract_answer(completion.text)) for completion in group.samples]
+            result = RewardResult([(answer, self.task.judge(answer, group.prompt)) for answer in answers])
+        except BaseException as error:
+            result = RewardResult.failed(len(group.samples), _described(error))
+        result.seconds = time.perf_counter() - begin
+        return result
 
 
 def as_scores(output: Any, group_size: int) -> list[float | None]:
-    """A reward function's output as one float or None a completion; NaN and infinity stay as they are.
+    """A reward function's output as one float or None for each completion; NaN and infinity stay as they are.
 
     Raises ValueError for a wrong number of values and TypeError for values that are no numbers.
     """
     shape = getattr(output, "shape", (group_size,))
-    if (
-        output is None
-        or isinstance(output, (str, bytes, dict, set, frozenset))
-        or not hasattr(output, "__len__")
-        or shape == ()
-    ):
+    is_list = hasattr(output, "__len__") and not isinstance(output, (str, bytes, dict, set, frozenset))
+    if not is_list or shape == ():
         raise TypeError(f"returned {type(output).__name__}, expected a list of {group_size} floats or None")
     if len(shape) > 1:
         raise ValueError(f"returned shape {tuple(shape)} for {group_size} completions, expected ({group_size},)")
     if len(output) != group_size:
         raise ValueError(f"returned {len(output)} values for {group_size} completions")
     return [None if value is None else _number(value) for value in output]
+
+
+def is_failed(score: float | None) -> bool:
+    """Whether a score is NaN or infinite. None has not failed: the function did not apply."""
+    return score is not None and not math.isfinite(score)
+
+
+def unwrapped(function: Callable) -> Callable:
+    """The function behind partials."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _number(value: Any) -> float:
@@ -250,32 +208,17 @@ def _number(value: Any) -> float:
 
 
 def _answer(given: Any) -> str | None:
-    """It is compared with a text, to which a number is never equal."""
+    """An extracted answer, checked: a number would never be equal to the expected text."""
     if given is None or isinstance(given, str):
         return given
     raise TypeError(f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None")
 
 
-def is_failed(score: float | None) -> bool:
-    """Whether a score is NaN or infinite. None is none of that: the function did not apply."""
-    return score is not None and not math.isfinite(score)
-
-
-def function_name(function: Callable) -> str:
-    """The name of a task's reward function in configs and tables."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def described(error: BaseException) -> str:
-    """What was raised, and on which line of whose file. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "/torchtitan_rl/core/grading/" not in frame.filename
-    ]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+def _described(error: BaseException) -> str:
+    """The exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if "/torchtitan_rl/core/grading/" not in frame.filename]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
 
 
@@ -284,7 +227,7 @@ async def _awaited(output: Any) -> Any:
 
 
 def _value(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns in which nothing waits: no event loop runs, so what it calls may run one."""
+    """The value of a coroutine that never waits. No event loop runs meanwhile, so what it calls may run one."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -311,8 +254,8 @@ _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "turn_rewards": lambda g: [[turn.reward for turn in c.turns] for c in g.samples],
     "expected_answer": lambda g: [g.prompt.expected_answer] * len(g.samples),
 }
-"""Lists with one entry a completion, made anew for every call: a function may do with them what it likes."""
+"""Lists with one entry for each completion, made anew for every call: a function may change them."""
 
 
 def _ignore(*_: Any) -> None:
-    """In place of a callback."""
+    """A callback while logging is switched off."""

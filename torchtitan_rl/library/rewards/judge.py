@@ -81,7 +81,7 @@ class Judge:
             for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)
         ]
         marks = [self._ask(question) for question in questions]  # before any await, so that the budget is used in order
-        log_metric("judge_left_out", sum(mark is None for mark in marks) / len(marks))
+        log_metric("left_out", sum(mark is None for mark in marks) / len(marks))
         found = await asyncio.gather(*(mark for mark in marks if mark is not None))
         given = iter(found)
         return [None if mark is None else next(given) / self.highest for mark in marks]

@@ -99,7 +99,9 @@ def test_a_controlled_beta_must_not_start_at_0():
 def test_floors_that_take_all_the_mass_of_a_group_are_refused_before_a_run():
     algorithm = Algorithm.Config(loss=MaxEnt.Config(q_floor=0.25)).build(max_completion_tokens=16)
     algorithm.validate_sampling(3)
-    with pytest.raises(UserError, match=r"algorithm\.loss\.q_floor = 0\.25: expected less than 1 / 4"):
+    with pytest.raises(
+        UserError, match=r"algorithm\.loss\.q_floor = 0\.25: expected less than 1 / sampling\.n = 1 / 4"
+    ):
         algorithm.validate_sampling(4)
 
 

@@ -30,6 +30,7 @@ from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
 from torchtitan_rl.resilience.printed import SHOWN
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +307,7 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made):
         return [time.time()] * len(completions)
 
     generator.environments = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
-    graded = Grader.Config(workers=1, in_process=["here"]).build(task=TaskOf(away, here))
+    graded = build_grader(Grader.Config(workers=1, in_process=["here"]), TaskOf(away, here))
     run = SimpleNamespace(
         generator=generator, grader=graded, state=SimpleNamespace(step=1), config=SimpleNamespace(num_steps=1)
     )

@@ -31,10 +31,11 @@ def test_workers_start_at_once_and_what_runs_here_waits_for_the_score(build, tmp
 
     called, [one] = [], groups(1)
     graded = build(away, here, together, workers=1, in_process=["here"])
-    graded.begin(one)
+    round = graded.round()
+    round.begin(one)
     wait_for(tmp_path / "begun")
     assert not called
-    assert rewards(graded.score([one])[0].samples) == [7.0]
+    assert rewards(round.scores()[0].samples) == [7.0]
     assert (tmp_path / "begun").read_text() == "once"
 
 
@@ -46,14 +47,14 @@ def later_the_earlier(completions, log_extra, log_metric, **_):
     return [float("nan") if number == 1 else float(number)]
 
 
-def test_what_was_begun_in_any_order_scores_as_if_it_had_not_been(build):
+def test_the_order_in_which_groups_begin_and_end_changes_nothing(build):
     found = []
-    for begun in (False, True):
+    for order in (1, -1):
         graded, asked = build(later_the_earlier, workers=3, on_failure="none"), [*groups(3), group(prompt_idx=3)]
-        if begun:
-            for one in reversed(asked):
-                graded.begin(one)
-        scored = graded.score(asked)
+        round = graded.round()
+        for one in asked[::order]:
+            round.begin(one)
+        scored = round.scores()
         found.append(([(s.reward, s.reward_breakdown, s.extra) for g in scored for s in g.samples], logged(graded)))
     assert found[0] == found[1]
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
@@ -65,23 +66,41 @@ def test_the_first_group_that_failed_is_named_not_the_first_to_fail(build):
         raise ValueError(f"of {completions[0]}")
 
     graded, asked = build(fails, workers=3), groups(3)
-    for one in asked:
-        graded.begin(one)
     with pytest.raises(RewardError, match="'fails'.*ValueError: of 0"):
         graded.score(asked)
 
 
-def test_no_worker_starts_on_what_nobody_will_collect(build, tmp_path):
-    """As after a sampling that failed."""
+def test_two_rounds_at_once_keep_their_groups_apart(build):
+    """As an evaluation that asks the prompts of a step again."""
+    graded = build(later_the_earlier, workers=1, on_failure="none")
+    one, other = graded.round(), graded.round()
+    one.begin(group("2", prompt_idx=0))
+    other.begin(group("0", prompt_idx=0))
+    assert rewards(other.scores()[0].samples) == [0.0]
+    assert rewards(one.scores()[0].samples) == [2.0]
 
+
+def test_no_worker_starts_on_what_is_left_when_the_grader_closes(build, tmp_path):
     def slow(completions, **_):
         (tmp_path / completions[0]).touch()
         time.sleep(0.5)
         return [1.0]
 
     graded = build(slow, workers=1)
+    round = graded.round()
     for one in groups(3):
-        graded.begin(one)
+        round.begin(one)
     wait_for(tmp_path / "0")
-    assert rewards(graded.score([group("other")])[0].samples) == [1.0]
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "other"}
+    graded.close()
+    time.sleep(1)
+    assert {path.name for path in tmp_path.iterdir()} == {"0"}
+
+
+def test_what_a_function_keeps_between_calls_stays_in_its_worker(build):
+    def counts(completions, **_):
+        counts.calls = getattr(counts, "calls", 0) + 1
+        return [float(counts.calls)]
+
+    graded = build(counts)
+    assert [rewards(g.samples) for _ in range(2) for g in graded.score(groups(2))] == [[1.0], [2.0], [3.0], [4.0]]
+    assert not hasattr(counts, "calls")

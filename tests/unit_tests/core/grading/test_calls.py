@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from tests.parts.grading import TaskOf, constant, group, groups, logged, rewards
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader, RewardError
 from torchtitan_rl.resilience.workers import WorkerDied, WorkerPool
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 async def later_the_earlier(completions, log_extra, **_):
@@ -30,36 +32,33 @@ def slowly(completions, log_extra, **_):
     return [float(text) for text in completions]
 
 
-@pytest.mark.parametrize(("function", "workers"), [(later_the_earlier, 0), (slowly, 8)])
+@pytest.mark.parametrize(("function", "workers"), [(later_the_earlier, 1), (slowly, 8)])
 def test_all_groups_of_a_step_wait_together_and_come_back_in_order(build, function, workers):
     graded = build(function, workers=workers)
     scored = graded.score(groups(8))
     assert [rewards(g.samples) for g in scored] == [[float(i)] for i in range(8)]
-    spans = [g.samples[0].extra["span"] for g in scored]
+    spans = [g.samples[0].extra[f"{function.__name__}/span"] for g in scored]
     together = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
     assert max(together) >= 4, spans  # one after another: never two
     assert graded.drain_metrics()[f"reward/{function.__name__}/seconds"].value > 0
 
 
-def test_an_async_function_that_blocks_is_ended_and_the_others_keep_what_they_have(build, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.core.grading.calls._BLOCKED_SECONDS", 0.2)
+def test_an_async_function_that_blocks_is_given_up_and_the_others_keep_what_they_have(build, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.core.grading.calls._CANCEL_SECONDS", 0.2)
 
     async def blocks(completions, **_):
-        while True:
-            pass
+        time.sleep(3)
 
     async def quick(completions, **_):
         return [1.0]
 
     [scored] = build(quick, blocks, time_limit_seconds=0.3, on_failure="none").score(groups(1))
     assert scored.samples[0].reward_breakdown == {"quick": 1.0, "blocks": None}
-    assert "took longer than 0.3 s" in scored.samples[0].extra["error/blocks"]
+    assert "took longer than 0.3 s and cannot be cancelled" in scored.samples[0].extra["error/blocks"]
 
 
 def takes_the_alarm(completions, **_):
     """As math_verify does: it sets the process's only alarm, and clears it."""
-    import signal
-
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.alarm(0)
     while True:
@@ -89,12 +88,18 @@ def dies(completions, **_):
     os._exit(0)
 
 
+def alarm(completions, **_):
+    signal.alarm(1)
+    time.sleep(30)
+
+
 @pytest.mark.parametrize(
     ("function", "limit", "said"),
     [
         (native_loop, 0.5, "longer than 0.5 s"),
         (fork_bomb, 0.5, "longer than 0.5 s"),
         (dies, 30.0, "its process was ended: it exited with code 0"),
+        (alarm, 30.0, "its process was ended: killed by SIGALRM"),
     ],
 )
 def test_what_only_a_kill_ends_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):
@@ -111,7 +116,7 @@ def test_what_only_a_kill_ends_is_killed_and_the_next_call_has_a_new_process(bui
 
 
 def _descendants() -> set[int]:
-    """Processes of this session's tests that run under the nursery: they have this process's command line."""
+    """Processes of this session's tests that run under the fork server: they have this process's command line."""
     mine = Path("/proc/self/cmdline").read_bytes()
     return {int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p) == mine}
 
@@ -131,9 +136,9 @@ def test_what_a_function_logs_and_raises_in_a_worker_arrives(build):
 
     graded = build(logs, constant(1.0), workers=1, on_failure="none")
     [scored] = score(graded, "a")
-    assert scored.extra["seen"] == "a"
+    assert scored.extra["logs/seen"] == "a"
     assert scored.extra["error/logs"].startswith("KeyError: 'gone' (")
-    assert logged(graded)["extra/number"] == (3.0, "mean", 1)
+    assert logged(graded)["extra/logs/number"] == (3.0, "mean", 1)
 
 
 def test_a_function_may_stay_in_the_training_process(build):
@@ -143,10 +148,18 @@ def test_a_function_may_stay_in_the_training_process(build):
         pids.append(os.getpid())
         return [0.0]
 
-    score(build(here, workers=1, in_process=["here"]), "a")
-    assert pids == [os.getpid()]
+    class JudgesHere(TaskOf):
+        def extract_answer(self, text):
+            pids.append(os.getpid())
+
+    graded = build_grader(Grader.Config(in_process=["here", "judgement"]), JudgesHere(here))
+    score(graded, "a")
+    graded.close()
+    assert pids == [os.getpid()] * 2
     with pytest.raises(UserError, match="grader.in_process = .*'there'"):
-        build(here, workers=1, in_process=["there"])
+        build(here, in_process=["there"])
+    with pytest.raises(UserError, match="grader.workers = 0: expected between 1 and 1024"):
+        build(here, workers=0)
 
 
 def test_nothing_outlives_the_process_that_started_it(tmp_path):
@@ -179,11 +192,61 @@ def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
     pool.close()
 
 
-def test_an_interrupt_that_a_function_raises_is_its_own_failure(build):
-    def interrupts(completions, **_):
-        raise KeyboardInterrupt
+def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
+    pool = WorkerPool([lambda: time.sleep(1000)], 1)
+    for _ in range(20):
+        with pytest.raises(TimeoutError, match="longer than"):
+            pool.submit(0, seconds=1e-9).result(timeout=60)
+    pool.close()
 
-    assert rewards(score(build(interrupts, on_failure="none"), "a")) == [None]
+
+def test_calls_with_the_same_arguments_each_have_their_own_time_and_end(build):
+    pool = WorkerPool([lambda x: x + 1, lambda x: time.sleep(1000), lambda x: os._exit(3), lambda x: x + 2], 1)
+    first, hangs, dies, last = pool.submit_all([(0, 30), (1, 0.3), (2, 30), (3, 30)], 1)
+    assert (first.result(60), last.result(60)) == (2, 3)
+    assert "longer than 0.3 s" in str(hangs.exception())
+    assert "it exited with code 3" in str(dies.exception())
+    pool.close()
+
+
+class Unusual(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Unusual, SystemExit])
+@pytest.mark.parametrize("in_process", [["raises"], []])
+def test_whatever_a_function_raises_is_its_own_failure(build, error, in_process):
+    def raises(completions, **_):
+        raise error
+
+    [scored] = score(build(raises, in_process=in_process, on_failure="none"), "a")
+    assert scored.extra["error/raises"].startswith(f"{error.__name__}: ")
+
+
+def test_a_function_that_forks_and_returns_twice_answers_once(build, capfd):
+    def forks(completions, **_):
+        os.fork()
+        return [float(completions[0])]
+
+    graded = build(forks)
+    assert [rewards(g.samples) for g in graded.score(groups(3))] == [[0.0], [1.0], [2.0]]
+    deadline = time.monotonic() + 10
+    said = ""
+    while said.count("forked and returned in the child too") < 3 and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.05)
+    assert said.count("forked and returned in the child too: the child ends here") == 3
+
+
+def test_columns_that_cannot_be_pickled_fail_and_cost_no_worker(build):
+    graded = build(constant(1.0), on_failure="none")
+    [scored] = score(graded, "a", columns={"place": lambda: 1})
+    assert "pickle" in scored.extra["error/constant"]
+    assert rewards(score(graded, "a")) == [1.0]
+
+
+def test_the_package_can_be_imported_first():
+    subprocess.run([sys.executable, "-c", "from torchtitan_rl.core.grading import Grader"], check=True)
 
 
 @pytest.mark.parametrize(
@@ -247,13 +310,13 @@ def test_rewards_go_by_the_name_in_their_reference_and_factories_take_literals(t
     file = tmp_path / "mine.py"
     file.write_text(FILE)
     references = [f"{file}:judge", f"{file}:at_most(2)", "strict=" + f"{file}:at_most(limit=1, low=-1.0)"]
-    built = Grader.Config(rewards=references, weights={"judge": 0.5, "strict": 2.0}).build(task=TaskOf())
+    built = build_grader(Grader.Config(rewards=references, weights={"judge": 0.5, "strict": 2.0}), TaskOf())
     assert built.reward_names == ["judge", "at_most", "strict"]
     assert score(built, "ab")[0].reward == 0.5 + 1.0 - 2.0
     with pytest.raises(UserError, match=r"grader.rewards = .*at_most\(file\)'.*literal values"):
-        Grader.Config(rewards=[f"{file}:at_most(file)"]).build(task=TaskOf())
+        build_grader(Grader.Config(rewards=[f"{file}:at_most(file)"]), TaskOf())
     with pytest.raises(UserError, match=r"grader.rewards = .*Judge'.*not a class. Add \(\)"):
-        Grader.Config(rewards=[f"{file}:Judge"]).build(task=TaskOf())
+        build_grader(Grader.Config(rewards=[f"{file}:Judge"]), TaskOf())
 
 
 def test_the_members_of_a_mixture_are_scored_by_their_own_functions():
@@ -261,7 +324,7 @@ def test_the_members_of_a_mixture_are_scored_by_their_own_functions():
         def members(self):
             return {"one": TaskOf(constant(1.0, "first")), "two": TaskOf(constant(2.0, "second"))}
 
-    graded = Grader.Config(weights={"second": 2.0}).build(task=Mixture())
+    graded = build_grader(Grader.Config(weights={"second": 2.0}), Mixture())
     scored = graded.score([group("46", task="two"), group("x", task="one")])
     assert [g.samples[0].reward_breakdown for g in scored] == [{"second": 2.0}, {"first": 1.0}]
     assert [g.samples[0].reward for g in scored] == [4.0, 1.0]
@@ -285,9 +348,8 @@ class WithSolution(TaskOf):
         return dataclasses.replace(super().train_example(index, seed=seed), columns={"solution": "$46$"})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_reward_functions_that_trl_publishes_run_unchanged(workers):
-    graded = Grader.Config(rewards=TRL, workers=workers).build(task=WithSolution())
+def test_the_reward_functions_that_trl_publishes_run_unchanged():
+    graded = build_grader(Grader.Config(rewards=TRL, workers=2), WithSolution())
     fields = {"messages": [{"role": "user", "content": "?"}], "columns": {"solution": "$46$"}}
     right, wrong = score(graded, r"<think>\n40+6\n</think>\n$\boxed{46}$", "45", **fields)
     graded.close()

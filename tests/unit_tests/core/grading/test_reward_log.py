@@ -13,7 +13,7 @@ def test_extras_travel_with_their_completions():
         return [0.0] * len(completions)
 
     scored = score(grader(counts), "ab", "c")
-    assert [s.extra for s in scored] == [{"characters": 2}, {"characters": 1}]
+    assert [s.extra for s in scored] == [{"counts/characters": 2}, {"counts/characters": 1}]
 
 
 def test_metrics_are_drained_as_mean_and_count():
@@ -25,7 +25,7 @@ def test_metrics_are_drained_as_mean_and_count():
     graded = grader(accurate)
     score(graded, "right", "right", "right")
     score(graded, "wrong")
-    assert logged(graded) == {"extra/accuracy": (0.75, "mean", 4)}
+    assert logged(graded) == {"extra/accurate/accuracy": (0.75, "mean", 4)}
     assert logged(graded) == {}
 
 
@@ -39,7 +39,7 @@ def test_conditional_logging_leaves_other_groups_without_the_column():
     graded = grader(sometimes)
     assert score(graded, "even")[0].extra == {}
     assert logged(graded) == {}
-    assert score(graded, "odd")[0].extra == {"note": "seen"}
+    assert score(graded, "odd")[0].extra == {"sometimes/note": "seen"}
 
 
 def test_a_wrong_length_raises_at_the_call_naming_function_and_column():
@@ -91,14 +91,36 @@ def logs(name, column):
     return function
 
 
-def test_one_name_of_two_functions_is_namespaced_and_warned_once(caplog):
+def test_a_group_weighs_as_many_as_its_completions():
+    def share(completions, log_metric, **_):
+        log_metric("right", sum(text == "right" for text in completions) / len(completions))
+        return [0.0] * len(completions)
+
+    graded = grader(share)
+    score(graded, "right", "right", "right", "wrong")
+    score(graded, "wrong", "wrong")
+    assert logged(graded) == {"extra/share/right": (0.5, "mean", 6)}
+
+
+def test_names_carry_their_functions_whoever_logs_besides():
     graded = grader(logs("f", "note"), logs("g", "note"), logs("h", "own"))
-    scored = [score(graded, "a")[0] for _ in range(3)]
-    assert all(s.extra == {"f/note": "f", "g/note": "g", "own": "h"} for s in scored)
+    assert score(graded, "a")[0].extra == {"f/note": "f", "g/note": "g", "h/own": "h"}
     metrics = logged(graded)
-    assert metrics["extra/f/note"] == (1.0, "mean", 3)
-    assert metrics["extra/g/note"] == (3.0, "mean", 3)
-    assert len([r for r in caplog.records if "column 'note'" in r.message]) == 1
+    assert metrics["extra/f/note"] == (1.0, "mean", 1)
+    assert metrics["extra/g/note"] == (3.0, "mean", 1)
+    alone = grader(logs("f", "note"))
+    assert score(alone, "a")[0].extra == {"f/note": "f"}
+    assert list(logged(alone)) == ["extra/f/note"]
+
+
+def test_what_cannot_leave_a_worker_costs_the_extras_and_not_the_scores(caplog):
+    def careless(completions, log_extra, **_):
+        log_extra("function", [lambda: 1 for _ in completions])
+        return [1.0] * len(completions)
+
+    scored = score(grader(careless), "a")
+    assert (rewards(scored), scored[0].extra) == ([1.0], {})
+    assert "'careless' called log_extra('function', ...) with values that cannot be pickled" in caplog.text
 
 
 def test_a_reward_function_named_like_a_core_column_overwrites_nothing():
@@ -115,7 +137,10 @@ def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
 
     graded = grader(shaky)
     score(graded, "a")
-    assert logged(graded) == {"extra/value": (2.0, "mean", 2), "extra/value/non_finite": (2.0, "sum", 1.0)}
+    assert logged(graded) == {
+        "extra/shaky/value": (2.0, "mean", 0.5),  # two of four values, of one completion
+        "extra/shaky/value/non_finite": (2.0, "sum", 1.0),
+    }
 
 
 def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
@@ -124,9 +149,9 @@ def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
         raise RuntimeError("later")
 
     scored = score(grader(fails_late, on_failure="none"), "a")
-    assert scored[0].extra["seen"] == "a"
+    assert scored[0].extra["fails_late/seen"] == "a"
     assert scored[0].extra["error/fails_late"].startswith("RuntimeError: later (")
-    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 124)")
+    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 149)")
 
 
 def test_tensors_are_shown_as_numbers():
@@ -137,8 +162,8 @@ def test_tensors_are_shown_as_numbers():
         return [0.0] * len(completions)
 
     [scored] = score(grader(lengths), "abc")
-    assert scored.extra == {"length": 3}
-    assert type(scored.extra["length"]) is int
+    assert scored.extra == {"lengths/length": 3}
+    assert type(scored.extra["lengths/length"]) is int
 
 
 def test_grading_needs_no_process_group():

@@ -24,6 +24,7 @@ from torchtitan_rl.library.rewards import (
     script,
     tags,
 )
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 def of(function, *texts, expected="46"):
@@ -83,7 +84,7 @@ def test_each_has_its_name_where_it_is_referred_to():
     config = Grader.Config(
         rewards=[f"{place}:numeric", f"short={place}:length(target=10)", f'{place}:tags(["a", "b"])']
     )
-    assert config.build(task=TaskOf()).reward_names == ["numeric", "short", "tags"]
+    assert build_grader(config, TaskOf()).reward_names == ["numeric", "short", "tags"]
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_a_spent_budget_leaves_the_function_out(server):
     graded = grader(Judge(server[0], "m", budget=2))
     [scored] = graded.score([group("a", "bb", "ccc", "a")])
     assert rewards(scored.samples) == [0.1, 0.2, None, 0.1]
-    assert logged(graded)["extra/judge_left_out"].value == 0.25
+    assert logged(graded)["extra/Judge/left_out"].value == 0.25
 
 
 def test_a_judge_without_a_mark_or_in_time_is_a_failure(server):

@@ -11,6 +11,7 @@ from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Rows
+from torchtitan_rl.setup.build_grader import build_grader
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +153,7 @@ def test_answers_are_compared_as_their_kind_says(build, kind, text, expected, ri
 def test_rows_without_answers_have_no_reward_and_no_judgement_of_their_own(build):
     task = build([{"prompt": "a"}, {"prompt": "b"}])
     with pytest.raises(UserError, match="grader.rewards = .*a reward function, as the task has none"):
-        Grader.Config().build(task=task)
+        build_grader(Grader.Config(), task)
     assert task.judge("x", None) is None
 
 

@@ -1,0 +1,79 @@
+"""The run's grader, from its config: reward functions found by their references, workers started, settings checked."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.grading.grader import Scorers
+from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, unwrapped
+from torchtitan_rl.library.references import load_reward
+from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
+from torchtitan_rl.resilience.workers import WorkerPool
+
+
+def build_grader(config: Grader.Config, task: Task) -> Grader:
+    """The grader of `task`, with its worker processes. Call it before there are threads, and close the grader.
+
+    Raises UserError for reward functions that cannot be found or called, and for impossible settings.
+    """
+    extra = [load_reward(reference) for reference in config.rewards]
+    scorers = {name: _scorers(config, member, extra) for name, member in task.members().items()}
+    _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
+    return config.build(scorers=scorers, start_workers=WorkerPool)
+
+
+def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> Scorers:
+    """The rewards and the judgement of one task.
+
+    Raises UserError for no reward, for two of one name, and for a keyword that nobody gives.
+    """
+    functions = [*((_name(function), function) for function in task.reward_functions()), *extra]
+    names = [name for name, _ in functions]
+    expect(
+        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
+    )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    expect(
+        not twice, "grader.rewards", config.rewards,
+        f"one reward function of each name, but with the task's own there are two called {twice}",
+        "Give one another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
+    rewards = [
+        Reward(
+            name=name,
+            function=function,
+            weight=config.weights.get(name, 1.0),
+            on_failure=config.on_failure_of.get(name, config.on_failure),
+            time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+        )
+        for name, function in functions
+    ]
+    given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
+    for reward in rewards:
+        missing = reward.missing(given)
+        expect(
+            not missing, f"reward function {reward.name}", missing,
+            f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
+        )  # fmt: skip
+    return Scorers(
+        rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
+    )
+
+
+def _check(config: Grader.Config, names: list[str]) -> None:
+    """Raise UserError for settings of a function that does not exist."""
+    settings: dict[str, Collection[str]] = {
+        "weights": config.weights,
+        "on_failure_of": config.on_failure_of,
+        "time_limit_seconds_of": config.time_limit_seconds_of,
+        "in_process": set(config.in_process) - {JUDGEMENT},
+    }
+    for setting, by_name in settings.items():
+        known = set(by_name) <= set(names)
+        expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
+
+
+def _name(function: Callable) -> str:
+    """The name of a task's reward function in configs and tables."""
+    function = unwrapped(function)
+    return getattr(function, "__name__", type(function).__name__)
