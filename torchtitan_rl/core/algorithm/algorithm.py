@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -84,22 +83,7 @@ class Algorithm(OwnConfig):
                 "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
                 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.',
             )  # fmt: skip
-            if isinstance(self.loss, ListwiseLoss.Config):
-                self._check_listwise()
-
-        def _check_listwise(self) -> None:
-            """Raise UserError for a setting that has no effect with a listwise loss."""
-            corrects = not isinstance(self.mismatch, NoCorrection.Config)
-            for name, wrong, expected, remedy in (
-                ("kl.coef", self.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
-                ("credit", self.credit != "episode", "episode", "A listwise loss weighs whole completions."),
-                ("seed_grpo", self.seed_grpo is not None, "None", "It scales advantages, but a listwise loss sets its own."),
-                ("advantage", type(self.advantage) is not Grpo.Config, "the default", "A listwise loss has its own; leave the field out."),
-                ("mismatch", corrects and getattr(self.loss, "clip_coef", 0) == 0, "no correction",
-                 "It weighs tokens, so it needs the clip loss: set clip_coef > 0."),
-            ):  # fmt: skip
-                value = attrgetter(name)(self)
-                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
+            self.loss.check_objective(self)
 
     def __init__(self, config: Config, *, max_completion_tokens: int) -> None:
         """

@@ -3,19 +3,31 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
+from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Metric
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 
 class Loss(OwnConfig, ABC):
     """The base of `algorithm.loss`: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Both may have controllers."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OwnConfig.Config):
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            """Raise UserError if a setting of the objective has no effect with this loss."""
 
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
@@ -82,6 +94,22 @@ class ListwiseLoss(Loss):
 
     The loss sets masses and advantages itself; `algorithm.advantage` is not used.
     """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Loss.Config):
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            weighs_tokens = not isinstance(objective.mismatch, NoCorrection.Config) and not getattr(
+                self, "clip_coef", 0
+            )
+            for name, wrong, expected, remedy in (
+                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
+                ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
+                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Leave the field out."),
+                ("mismatch", weighs_tokens, "no correction", "It weighs tokens: add the clip loss with clip_coef > 0."),
+            ):
+                value = attrgetter(name)(objective)
+                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
 
     token_loss: PolicyLoss | None = None
     """An additional token loss, whose ratio and clipping are reported; None: there is none."""
