@@ -107,7 +107,7 @@ def has_field(config, path: str) -> bool:
 
 
 def test_the_types_and_the_files_of_the_readme_exist():
-    diagram = README.partition("The way of one sample")[2].partition("What is *small*")[0]
+    diagram = README.partition("One sample, in the types")[2].partition("Small things")[0]
     named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)", diagram, re.MULTILINE))
     assert {name for pair in named for name in pair if name} == {
         *("Prompt", "Completion", "ScoredCompletion", "Episode", "Member", "TrainBatch")
