@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo, all_equal
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, TokenMean
-from torchtitan_rl.core.algorithm.episodes import has_preference, set_advantage, turn_returns, whole_returns
+from torchtitan_rl.core.algorithm.episodes import has_preference, set_advantage, turn_returns
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
@@ -190,8 +190,11 @@ class Algorithm(OwnConfig):
                 self.listwise.weigh(members)
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        returns = turn_returns if self.config.credit == "turn" else whole_returns
-        advantages = self.advantage.of_turns([[returns(episode) for episode in group.samples] for group in groups])
+        by_turn = self.config.credit == "turn"
+        returns = [
+            [turn_returns(e) if by_turn else [e.credit.shaped_reward] for e in group.samples] for group in groups
+        ]
+        advantages = self.advantage.of_turns(returns)
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
             for episode, of_turns in zip(group.samples, values, strict=True):

@@ -33,11 +33,6 @@ def has_preference(group: Group[ScoredCompletion] | Group[Episode]) -> bool:
     return not all_equal([one.reward for one in group.samples if one.reward is not None and math.isfinite(one.reward)])
 
 
-def whole_returns(episode: Episode) -> list[float | None]:
-    """The shaped reward, as the only return."""
-    return [episode.credit.shaped_reward]
-
-
 def turn_returns(episode: Episode) -> list[float | None]:
     """R_k = shaped reward - rewards of the turns before k: the reward from turn k on. At least one return.
 
