@@ -237,7 +237,7 @@ def build_test_list() -> list[OverrideDefinitions]:
                  "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "2")] * 2,
             "the best checkpoint is kept, a run that becomes no better ends, and the same command adds nothing",
             "data_stop_after", 1, [ended_after_the_best(10)],
-            expect_output=["evaluation/accuracy is no longer becoming better"],
+            expect_output=["evaluation/accuracy has stopped improving"],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED),

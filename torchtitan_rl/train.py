@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import Trainer
-    from torchtitan_rl.library.environments.conversations import Conversations
+    from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.observability.recorder import Recorder
     from torchtitan_rl.resilience.checkpoint_folder import Resume
@@ -87,12 +87,16 @@ def _free_port() -> int:
 
 def _error_message(error: BaseException) -> str:
     """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
-    from torchtitan_rl.core import comm
-
-    if not comm.lost_a_rank(error):
+    if not _lost_a_rank(error):
         return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # with the traceback, in the rank's log
     return "this rank lost the connection to another one and ends"
+
+
+def _lost_a_rank(error: BaseException) -> bool:
+    """Whether the error only says that another rank is gone. It comes from gloo, NCCL or the store."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Timed out waiting")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _users_line(error: BaseException) -> list[str]:

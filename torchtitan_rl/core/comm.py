@@ -1,4 +1,4 @@
-"""The few collectives over small Python values. Everything else is sharded tensors and goes through torch."""
+"""Process groups, and the few collectives over small Python values. Tensors use torch's own collectives."""
 
 import os
 import pickle
@@ -16,22 +16,21 @@ T = TypeVar("T")
 
 
 def init_process_group(config: CommConfig) -> None:
-    """NCCL for GPU tensors with gloo beside it for small Python values; gloo alone on a CPU."""
+    """Start NCCL for GPU tensors and gloo for small Python values; on a CPU, gloo for both."""
     if not ON_CPU:
         from torchtitan.tools.utils import get_local_device
 
         torch.cuda.set_device(get_local_device())
-    os.environ.pop(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING", None
-    )  # torchrun's; torchtitan sets its own and warns of the clash
+    # torchrun sets it; torchtitan sets its own value and would warn about this one.
+    os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)
     init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
 
 
 def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's list, concatenated in rank order, on every rank of `group` (None: all ranks).
 
-    Arrays inside the items travel as raw buffers and arrive as read-only views of what was received: no copy and no Python
-    object for each element, 4 bytes for an int32 or a float32 and 1 for a bool.
+    Arrays inside the items are sent as raw buffers (4 bytes for an int32 or a float32, 1 for a bool) and arrive as read-only
+    views of the received bytes.
     """
     if dist.get_world_size(group) == 1:
         return mine
@@ -42,7 +41,7 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
     dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
     rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
     np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
-    # Broadcasts of exactly these bytes: gloo's all_gather pads to the longest and copies all of it twice more.
+    # Broadcasts send exactly these bytes; gloo's all_gather pads to the longest list and makes two more copies.
     sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
     for work in sent:
         work.wait()
@@ -50,7 +49,7 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
 
 
 def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
-    """One rank's list from its bytes: the pickle first, then its out-of-band buffers, of these lengths."""
+    """One rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
     ends = np.cumsum(lengths)
     views = [memoryview(row[end - length : end]).toreadonly() for end, length in zip(ends, lengths, strict=True)]
     return pickle.loads(views[0], buffers=views[1:])
@@ -74,7 +73,7 @@ def broadcast(value: T) -> T:
 
 
 def largest(number: int) -> int:
-    """The largest of all ranks' numbers, on every rank."""
+    """The largest number of all ranks, on every rank."""
     if dist.get_world_size() == 1:
         return number
     numbers = torch.tensor(float(number))
@@ -82,14 +81,8 @@ def largest(number: int) -> int:
     return int(numbers)
 
 
-def lost_a_rank(error: BaseException) -> bool:
-    """Whether an error is only the news that another rank is gone, from gloo, NCCL or the store."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Timed out waiting")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
 def is_rank_0() -> bool:
-    """Whether this is the rank that writes what is written once."""
+    """Whether this is rank 0, which writes everything that is written once."""
     return dist.get_rank() == 0
 
 
@@ -99,6 +92,6 @@ def barrier() -> None:
 
 
 def close_process_group() -> None:
-    """End distributed work; vLLM's shutdown may already have done it."""
+    """Destroy the process groups, unless vLLM's shutdown has already done so."""
     if dist.is_initialized():
         dist.destroy_process_group()

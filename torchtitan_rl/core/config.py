@@ -1,4 +1,4 @@
-"""What the fields of a Config may hold, declared beside each field; and `OwnConfig`."""
+"""Config fields that declare their limits, the check of all fields, and `OwnConfig`."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.errors import expect
 
 MANY = 10**12
-"""The limit of a number that declares no upper one: more is a slip, and would overflow later, far from its cause."""
+"""The upper limit of a number that declares none. A larger one is a typing error and would overflow later on."""
 
 _COMPARISONS = {
     "above": ("more than", operator.gt),
@@ -26,10 +26,10 @@ _COMPARISONS = {
 
 
 class OwnConfig(Configurable):
-    """A Configurable whose subclasses need no `Config` of their own to be built as themselves.
+    """A Configurable whose subclasses may leave out `Config`.
 
-    torchtitan builds the class that a Config is nested in. A subclass with its parent's Config would silently be built as
-    its parent, so each subclass gets its own.
+    torchtitan builds the class that a Config is nested in. With the parent's Config, a subclass would silently be built as
+    its parent. This class therefore gives each subclass its own Config.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -47,9 +47,9 @@ class OwnConfig(Configurable):
 
 
 def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -> Any:
-    """A config field that holds a number within limits: above (>), least (>=), most (<=), below (<).
+    """A config field for a number with limits: above (>), least (>=), most (<=), below (<).
 
-    A limit may name another field of the same config. The numbers of a list, a tuple or a dict have the same limits.
+    A limit may be the name of another field of the same config. In a list, tuple or dict the limits apply to every number.
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
@@ -58,12 +58,12 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
 
 
 def check_fields(config: Any, path: str = "") -> None:
-    """Check every `number`, choice (Literal) and list of texts of a config and of the configs in it.
+    """Check every `number`, choice (Literal) and list of texts in a config and its nested configs.
 
-    A config function may set anything, and the command line only warns of a choice that does not exist.
+    Config functions can set any value, and the command line only warns about an unknown choice.
 
     Raises:
-        UserError: naming the field by its full `path`.
+        UserError: names the field by its full `path`.
     """
     for one in fields(config):
         value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
@@ -84,10 +84,10 @@ def check_fields(config: Any, path: str = "") -> None:
 
 
 def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:
-    """Raise UserError, naming the field as `name`, unless `value` is within the limits that a `number` declares.
+    """Raise UserError, with the field called `name`, unless `value` is within the declared limits of a `number`.
 
     Args:
-        config: holds the other fields that limits name.
+        config: contains the fields that the limits name.
     """
     bounds, words, remedy = {}, [], declared.metadata["remedy"]
     for how, limit in declared.metadata["limits"].items():
@@ -103,7 +103,7 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """(key, value) of everything in a dict, ("", value) of everything in a list or tuple, and of anything else itself."""
+    """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other value."""
     if isinstance(value, dict):
         return value.items()
     return [("", one) for one in (value if isinstance(value, (list, tuple)) else [value])]

@@ -1,7 +1,7 @@
-"""One step after another: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
+"""The training loop: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
 
-Every rank runs this same program. What is small (prompts, completions, rewards, episodes) is equal on every rank; what is
-big (weights, activations, KV cache) is sharded inside `trainer` and `generator`.
+Every rank runs this program. Small values (prompts, completions, rewards, episodes) are equal on every rank. Large ones
+(weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import sample_memory
 from torchtitan_rl.core.evaluation import Evaluation
@@ -29,27 +29,27 @@ from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
 
 @contextmanager
 def _part(name: str) -> Iterator[None]:
-    """A timed part of a step. The memory in use is sampled at its end, where it is the part's peak on a GPU."""
+    """A timed part of a step. Its memory use is sampled at the end; on a GPU this is the peak of the part."""
     with timed(name):
         yield
         sample_memory()
 
 
 class Controller(Configurable):
-    """Owns the parts of a run and the order in which they act."""
+    """Owns the parts of a run and calls them in order."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        seed: int = number(0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ...")  # numpy, in vLLM, takes no larger
-        """Seed of the data order and the sampling."""
+        seed: int = number(0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ...")  # numpy's limit, in vLLM
+        """Seed of the data order and of sampling."""
 
         num_steps: int = number(200, least=1, most=10**9, remedy="Use 50 or more.")
-        """Steps of the whole run, those before a resume included."""
+        """Steps of the whole run, including those before a resume."""
 
         num_prompts_per_step: int = number(
             32, least=1, most=65536, remedy="Use 16 or more; the host keeps a step's completions in memory."
         )
-        """Prompts in one step over all generator replicas; each gets sampling.n completions."""
+        """Prompts per step, over all generator replicas. Each gets sampling.n completions."""
 
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
         generator: Generator.Config = field(default_factory=Generator.Config)
@@ -74,8 +74,8 @@ class Controller(Configurable):
     ) -> None:
         """
         Args:
-            state: where the run stands; the start, or what a checkpoint held.
-            held_out: the prompts of every evaluation, at least one: the weight sync's probe reads the first.
+            state: the progress of the run, new or from a checkpoint.
+            held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
         """
         self.config = config
         self.trainer = trainer
@@ -90,11 +90,11 @@ class Controller(Configurable):
         self._saved = False
 
     def run(self) -> int:
-        """Train to the last step, or to the end of the step in which a stop is asked for, evaluating and saving when due.
+        """Train to the last step, or to the end of the step in which a stop is requested. Evaluate and save when due.
 
-        What was measured and saved is on disk when it returns: only the teardown is left, in `close`.
+        All results are on disk when it returns; only `close` remains.
 
-        Returns: 0 when training is complete, or the number of the signal that stopped it.
+        Returns: 0 if training is complete, else the number of the signal that stopped it.
         """
         self._begin()
         stopped = 0
@@ -105,15 +105,15 @@ class Controller(Configurable):
             stopped = comm.largest(self.services.stop.number)
         if self.evaluation.gives_up:
             best_by = self.config.evaluation.best_by
-            progress(f"evaluation.stop_after: {best_by} is no longer becoming better; raise it to go on")
+            progress(f"evaluation.stop_after: {best_by} has stopped improving; raise stop_after to continue")
         if stopped or self.evaluation.gives_up:
             self._stop()
         self.services.observer.close()
-        comm.barrier()  # a rank that leaves early would look like a failure to the others
+        comm.barrier()  # the other ranks would take an early exit for a failure
         return stopped
 
     def evaluate_only(self) -> None:
-        """Evaluate in place of training."""
+        """Evaluate without training."""
         self.sync_weights()
         with heartbeat("evaluation"):
             self._evaluate()
@@ -121,7 +121,7 @@ class Controller(Configurable):
         comm.barrier()
 
     def _begin(self) -> None:
-        """Give the engine its first weights; evaluate a new run's start, or say where a resumed one goes on."""
+        """Push the first weights. Evaluate a new run before its first step, or report where a resumed run continues."""
         self.sync_weights()
         if self.state.step == 0:
             with heartbeat("evaluation before the first step"):
@@ -134,13 +134,13 @@ class Controller(Configurable):
             progress(f"resuming after step {self.state.step}")
 
     def _stop(self) -> None:
-        """Save what the last step did not, and say how to go on."""
+        """Save the last step if it is not saved yet, and report how to continue."""
         saved = self._saved or self.services.checkpoints.save(self.state.step, last_step=True)
         how_to_go_on = f"start again with --dump-folder {self.services.run_folder} to go on"
         progress(f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}")
 
     def _train_step(self) -> None:
-        """The way of one step."""
+        """One training step."""
         step, services = self.state.step, self.services
         with timed("step"):
             groups = self._collect_episodes()
@@ -153,17 +153,17 @@ class Controller(Configurable):
         self.state.count(groups, update)
         services.observer.step(groups, update, self.state)
         services.observer.flush(step)
-        # After the flush, so that a resumed run neither repeats nor loses this step's metrics.
+        # Saved after the flush, so that a resumed run neither repeats nor loses this step's metrics.
         with timed("checkpoint/save"):
             self._saved = services.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Group[Episode]]:
-        """Sample and grade the step's prompts, with fresh ones for groups that teach nothing if the algorithm asks for it."""
+        """Sample, grade and credit the step's prompts. The algorithm may ask for more if groups have equal rewards."""
         scored: list[Group[ScoredCompletion]] = []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
             scored += self._sample(self.services.prompts.next_batch(missing, first_idx=len(scored)), round=round)
-            missing = self.config.num_prompts_per_step - sum(self.algorithm.usable_groups(scored))
+            missing = self.config.num_prompts_per_step - sum(map(has_preference, scored))
             if missing == 0:
                 break
         self.generator.sleep()
@@ -182,10 +182,10 @@ class Controller(Configurable):
         sampling: SamplingConfig | None = None,
         prefix: str = "",
     ) -> list[Group[ScoredCompletion]]:
-        """Each replica samples and grades its share; all shares on every rank, in the prompts' order."""
+        """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
         grading = self.grader.round(TrainerState(global_step=self.state.step, max_steps=self.config.num_steps))
         with _part(f"{prefix}generate"):
-            # An evaluation, which has its own sampling, draws alike at every step and on any number of replicas.
+            # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
             finished = grading.begin if self.generator.rank_in_replica == 0 else None
             self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
@@ -197,7 +197,7 @@ class Controller(Configurable):
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def sync_weights(self) -> None:
-        """Push the policy into the engine, and prove it."""
+        """Push the policy into the engine and verify the weights there."""
         num_bytes = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype),
             self.generator,
@@ -209,7 +209,7 @@ class Controller(Configurable):
         record_metric("sync/bytes", num_bytes, "max")
 
     def _evaluate_when_due(self) -> bool:
-        """Evaluate when due, and decide by the results; whether it was."""
+        """Evaluate if due and act on the results. Returns whether it was due."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
             return False
         self.evaluation.conclude(self._evaluate())
@@ -218,7 +218,7 @@ class Controller(Configurable):
         return True
 
     def _evaluate(self) -> dict[str, float]:
-        """Sample the held-out prompts in every way that is configured; the evaluation's metrics."""
+        """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
         sampled = {}
         for one, sampling in self.evaluation.passes.items():
             with timed("evaluate"):
@@ -227,7 +227,7 @@ class Controller(Configurable):
         return self.services.observer.evaluation(sampled, self.state)
 
     def close(self) -> None:
-        """Stop the engine, before the process group that it uses."""
+        """Stop the engine, then the process group that it uses."""
         self.grader.close()
         self.generator.close()
         comm.close_process_group()

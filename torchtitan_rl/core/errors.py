@@ -1,4 +1,4 @@
-"""The errors whose message, not whose traceback, is for the user, and the one way to report a wrong value."""
+"""Errors that the user sees as a message without a traceback, and `expect`, which reports a wrong value."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ class UserError(ValueError):
 
 
 class TrainingStopped(Exception):
-    """Training ended itself before an update that would have done damage; the last checkpoint is good. Exit code 3."""
+    """Training stopped itself before a harmful update; the last checkpoint is good. Exit code 3."""
 
 
 def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: when it is due, how they are sampled, and what the results decide."""
+"""Evaluation on held-out prompts: its schedule, its sampling, and the decisions made from the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,50 +12,48 @@ from torchtitan_rl.core.generator import SamplingConfig
 
 
 class EvaluationPass(NamedTuple):
-    """One way of sampling the held-out prompts, and the names its results go by."""
+    """The names of one pass over the held-out prompts."""
 
     prefix: str
-    """Of its metrics and its sample table, such as "evaluation"."""
+    """Prefix of its metrics and its sample table, such as "evaluation"."""
     split: str
-    """Of its rows: eval_greedy or eval_sampled."""
-
-    @classmethod
-    def named(cls, prefix: str, sampling: SamplingConfig) -> "EvaluationPass":
-        """The pass that samples so."""
-        return cls(prefix, "eval_greedy" if sampling.temperature == 0 else "eval_sampled")
+    """The split in its rows: eval_greedy or eval_sampled."""
 
 
 class Evaluation(Configurable):
-    """When to evaluate, on how many prompts, sampled how; and what the results decide."""
+    """The schedule and the passes of the evaluation, and the decisions made from its results."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         every: int = number(10, least=0, remedy="0 turns evaluation off.")
-        """Steps between evaluations, besides one before the first step and one after the last; 0 never evaluates."""
+        """Steps between evaluations. There is also one before the first step and one after the last. 0: none at all."""
 
         num_prompts: int = number(256, least=1, most=65536, remedy="evaluation.every 0 turns evaluation off.")
-        """How many held-out prompts: always the task's first."""
+        """The number of held-out prompts, always the task's first ones."""
 
         sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
-        """Greedy by default."""
+        """Sampling of the first pass; greedy by default."""
 
         sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
-        """A second pass, with temperature and n > 1, for mean@n and pass@k; its metrics are evaluation/sampled/...
-        n 0: no second pass."""
+        """Sampling of a second pass, with temperature and n > 1, for mean@n and pass@k. Its metrics are
+        evaluation/sampled/... With n 0 there is no second pass."""
 
         best_by: str = ""
-        """A metric of the evaluation, such as evaluation/accuracy: the checkpoint of the step where it is highest is kept
-        beside the newest ones. With a minus sign in front the lowest is best. Empty: none is."""
+        """A metric of the evaluation, such as evaluation/accuracy. The checkpoint of the step with its highest value is kept
+        besides the newest ones. With a leading minus sign the lowest value is best. Empty: no best checkpoint."""
 
         stop_after: int = number(0, least=0, remedy="0 never stops.")
-        """End the run after so many evaluations in a row that are not better than the best by `best_by`; 0: never."""
+        """End the run after this many evaluations in a row without a new best value of `best_by`; 0: never."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         ways = {"evaluation": config.sampling} | ({"evaluation/sampled": config.sampled} if config.sampled.n else {})
-        self.passes = {EvaluationPass.named(prefix, sampling): sampling for prefix, sampling in ways.items()}
+        self.passes = {
+            EvaluationPass(prefix, "eval_greedy" if sampling.temperature == 0 else "eval_sampled"): sampling
+            for prefix, sampling in ways.items()
+        }
         self.is_best = False
-        """Whether the last results are the best so far."""
+        """Whether the latest results are the best so far."""
         self._best: float | None = None
         self._worse = 0
         named = bool(config.best_by) or not config.stop_after
@@ -66,17 +64,17 @@ class Evaluation(Configurable):
         expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
 
     def due(self, step: int, num_steps: int) -> bool:
-        """Whether the policy is evaluated after `step` (0: before the first)."""
+        """Whether to evaluate after `step` (0: before the first)."""
         every = self.config.every
         return bool(every) and (step % every == 0 or step == num_steps)
 
     @property
     def gives_up(self) -> bool:
-        """Whether the results have not become better for long enough to end the run."""
+        """Whether `stop_after` evaluations in a row were not better than the best."""
         return bool(self.config.stop_after) and self._worse >= self.config.stop_after
 
     def conclude(self, metrics: Mapping[str, float]) -> None:
-        """Decide whether these results are the best so far. Raises UserError where `best_by` is none of them."""
+        """Decide whether these results are the best so far. Raises UserError if `best_by` is not among them."""
         if not (name := self.config.best_by.removeprefix("-")):
             return
         expect(name in metrics, "evaluation.best_by", name, f"one of {sorted(metrics)}", "Correct the name.")
@@ -86,7 +84,7 @@ class Evaluation(Configurable):
         self._worse = 0 if self.is_best else self._worse + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know to decide alike."""
+        """The state that a resumed run needs to make the same decisions."""
         return {"best": self._best, "worse": self._worse}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""What happens in a run, told to whoever listens: numbers, phases with their seconds, lines for people.
+"""Events of a run for its listeners: metrics, timed phases and progress lines.
 
-The core calls these functions and knows no listener. `train.py` adds them: the metrics, the terminal, the rank's status file.
-Without listeners numbers are dropped and phases are silent; `progress` prints in any case.
+The core calls these functions. `train.py` adds the listeners: the metrics, the terminal and the watchdog. Without listeners
+metrics are dropped and phases are silent; `progress` always prints.
 """
 
 import os
@@ -13,20 +13,20 @@ Kind = Literal["phase", "heartbeat", "timed"]
 
 
 class Listener:
-    """Hears what happens on this rank. A subclass overrides what it needs; nothing in it may raise."""
+    """Receives the events of this rank. A subclass overrides the methods it needs; none may raise."""
 
     def record(self, key: str, value: Any, reduction: str, weight: float) -> None:
-        """A number, or rows of a table: see `record_metric`."""
+        """Called with a number or the rows of a table: see `record_metric`."""
 
     def moved(self, where: str) -> None:
-        """The rank entered or left a context. Example: "step 3: grade"."""
+        """Called when the rank enters or leaves a context. Example: "step 3: grade"."""
 
     def during(self, kind: Kind, name: str) -> AbstractContextManager[None]:
-        """Held open as long as the context `name` is."""
+        """A context that is open for as long as the context `name`."""
         return nullcontext()
 
     def output_of(self, whose: str) -> AbstractContextManager[None]:
-        """Held open while other people's code runs and may print."""
+        """A context that is open while other people's code runs, which may print."""
         return nullcontext()
 
 
@@ -36,30 +36,30 @@ running: list[str] = []
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Tell `listener` what happens from now on; returns a function that ends it."""
+    """Add a listener; returns a function that removes it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
 
 def progress(message: str) -> None:
-    """Print one line, from global rank 0 alone (by torchrun's RANK). Never raises."""
+    """Print one line on global rank 0 (torchrun's RANK). Never raises."""
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError, ValueError):  # a full disk, a pipe nobody reads, a closed or an ASCII stream
             print(message, flush=True)
 
 
 def record_metric(key: str, value: Any, reduction: str = "mean", weight: float = 1.0) -> None:
-    """Record a value under `key` for this step's flush; on any rank, in any thread. Never communicates or raises.
+    """Record a value for this step's flush. Works on any rank in any thread, never communicates, never raises.
 
     Args:
         key: such as "reward/mean".
         value: a number or a 0-d tensor; for "distribution" also a list or a 1-D tensor of numbers; for "table" a dict or a
-            list of dicts, each one row.
-        reduction: how values of the key are merged over calls and ranks, a value of `observability.Reduce`; one key has one.
-        weight: of a mean or a standard deviation: how many units (tokens, sequences) the value stands for.
+            list of dicts, each of them one row.
+        reduction: the merge over calls and ranks, a value of `observability.Reduce`; always the same for one key.
+        weight: for a mean or a standard deviation, the number of units (tokens, sequences) that the value stands for.
 
-    A value that is the same on every rank is recorded by every rank with "last". Of a distribution or a table each rank
-    records its own share.
+    Every rank records a value that is equal on all ranks, with "last". Each rank records its own share of a distribution or
+    a table.
     """
     for listener in _listeners:
         listener.record(key, value, reduction, weight)
@@ -72,23 +72,23 @@ def record_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def timed(name: str) -> AbstractContextManager[None]:
-    """Record the seconds spent inside as `time/{name}`: summed over the step's calls on a rank, of the slowest rank."""
+    """Record the seconds inside as `time/{name}`: the sum of a step's calls on the slowest rank."""
     return _inside("timed", name)
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """A long part of the start: the terminal shows its begin, its end with its seconds, and that it still runs."""
+    """A long phase of the start. The terminal shows its beginning, its progress, and its duration."""
     return _inside("phase", name)
 
 
 def heartbeat(name: str) -> AbstractContextManager[None]:
-    """A part that is usually short: the terminal shows it only when it takes long, with the `timed` part it is in."""
+    """A usually short phase. The terminal shows it, with the current `timed` part, only if it takes long."""
     return _inside("heartbeat", name)
 
 
 @contextmanager
 def output_of(whose: str) -> Iterator[None]:
-    """Inside, other people's code may print; listeners bound it. Example: output_of("reward functions")"""
+    """Inside, other people's code may print; listeners limit the output. Example: output_of("reward functions")"""
     with ExitStack() as open_contexts:
         for listener in _listeners:
             open_contexts.enter_context(listener.output_of(whose))

@@ -1,9 +1,9 @@
-"""What serves a run without being read to understand it: the controller calls these, `train.py` hands it real ones."""
+"""Interfaces to the rings: the core calls these objects, and `train.py` hands it the real ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.types import Episode, Group, Metric, Prompt
 
@@ -12,9 +12,22 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
 
+RewardFunction = Callable[..., Any]
+"""TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""
+
+
+class AnswerJudge(Protocol):
+    """Extracts and judges answers. Every `library.task.Task` does."""
+
+    def extract_answer(self, text: str) -> str | None:
+        """The answer in a completion's text, in canonical form; None if there is none."""
+
+    def judge(self, answer: str | None, prompt: Prompt) -> bool | None:
+        """Whether the answer is correct; None if the prompt has nothing to judge it by."""
+
 
 class Prompts(Protocol):
-    """The data, tokenised; every rank gets the same prompts. Its position is part of a checkpoint."""
+    """The tokenised data. Every rank gets the same prompts, and checkpoints contain the position."""
 
     def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
         """The next training prompts, with prompt_idx first_idx, first_idx + 1, ..."""
@@ -23,50 +36,50 @@ class Prompts(Protocol):
         """The first `num` held-out prompts; the same at every call."""
 
     def metrics(self, num_seen: int) -> dict[str, Metric]:
-        """How far the data has been gone through after `num_seen` prompts."""
+        """Progress through the data after `num_seen` prompts."""
 
 
 class Observer(Protocol):
-    """Turns what happened into metrics, tables and files. None of its methods can change training."""
+    """Turns the facts of a step into metrics, tables and files. No method can change training."""
 
     def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
-        """A step is done; `state` counts it already."""
+        """Called after each step; `state` already counts it."""
 
     def evaluation(
         self, passes: Mapping["EvaluationPass", Sequence[Group[Episode]]], state: "RunState"
     ) -> dict[str, float]:
-        """The held-out prompts were sampled in these ways. Returns the evaluation's metrics by name."""
+        """Returns the evaluation's metrics by name, from the held-out groups of each pass."""
 
     def flush(self, step: int) -> None:
-        """Merge what all ranks recorded and write it. Collective, once a step."""
+        """Merge and write the metrics of all ranks. Collective; called once a step."""
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write everything that is still pending."""
 
 
 class Checkpoints(Protocol):
     """Saves the run."""
 
     def save(self, step: int, *, last_step: bool = False) -> bool:
-        """Save when due; whether it is saved. Collective."""
+        """Save if a checkpoint is due; returns whether the step is saved. Collective."""
 
     def keep_best(self, step: int) -> None:
-        """Keep the checkpoint of `step`, the current one, as the best so far."""
+        """Keep the checkpoint of the current `step` as the best so far."""
 
 
 class Stop(Protocol):
     """A request to end the run after the current step."""
 
     number: int
-    """The signal that asked; 0 for none."""
+    """The signal that was received; 0 for none."""
 
     def arm(self) -> None:
-        """Listen for signals, again: other people's code may have taken them over."""
+        """Install the signal handlers again, in case a library has replaced them."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Services:
-    """All of them, for one run."""
+    """The services of one run."""
 
     prompts: Prompts
     observer: Observer

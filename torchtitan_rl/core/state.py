@@ -1,4 +1,4 @@
-"""The small state of a run that its checkpoints hold beside the tensors."""
+"""The small state of a run that checkpoints hold beside the tensors."""
 
 import json
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from torchtitan_rl.core.types import Episode, Group
 
 
 class RunState(Stateful):
-    """The step, counters, and whatever else has `state_dict` / `load_state_dict`; equal on every rank.
+    """The step, the counters, and parts with `state_dict` and `load_state_dict`. Equal on every rank.
 
-    Stored as one JSON text, so that a part may gain or lose entries between versions without breaking a checkpoint.
+    Stored as one JSON text, so that parts can gain or lose entries between versions without breaking checkpoints.
     """
 
     COUNTERS = ("step", "optimizer_steps", "prompts_seen", "tokens_seen")
@@ -23,7 +23,7 @@ class RunState(Stateful):
         self.parts = parts
 
     def count(self, groups: Sequence[Group[Episode]], update: UpdateReport) -> None:
-        """Add a step's work to the counters."""
+        """Add a step to the counters."""
         self.optimizer_steps += update.optimizer_steps
         self.prompts_seen += len(groups)
         self.tokens_seen += update.trained_tokens

@@ -1,18 +1,18 @@
-"""Other people's text and values, made safe to keep and to show."""
+"""Text and values from other people's code, made safe to keep and to show."""
 
 from typing import Any
 
 PLAIN = frozenset((str, bool, float, type(None)))
-"""Types that are plain as they are."""
+"""Types that need no conversion."""
 
 MAX_DEPTH = 10
-"""Levels of nesting that are kept; what lies deeper becomes text. A list that holds itself has no other end."""
+"""Levels of nesting that are kept; deeper values become text. This also ends a list that contains itself."""
 
 
 def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
-    """The cell as something every sink can hold: None, bool, int of 64 bits, float, str, or lists and dicts of them.
+    """The cell as a type that every sink can store: None, bool, 64-bit int, float, str, or lists and dicts of them.
 
-    Tensors and arrays become numbers or lists; anything else becomes its text. Never raises.
+    Tensors and arrays become numbers or lists; anything else becomes text. Never raises.
     """
     if type(cell) in PLAIN:
         return cell
@@ -30,13 +30,8 @@ def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
         return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
 
 
-def utf8(text: str) -> str:
-    """The text with lone surrogates as \\ud800 escapes: every other character as it is, and encodable as UTF-8."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def head_and_tail(text: str, most: int) -> str:
-    """At most about `most` characters of the text, from both its ends, saying how many are left out."""
+    """About `most` characters from both ends of the text, with the number of characters left out between them."""
     if len(text) <= most:
         return text
     head, tail = most - most // 3, most // 3

@@ -5,13 +5,16 @@ import re
 import unicodedata
 from typing import Any
 
-from torchtitan_rl.core.text import utf8
-
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 _HARMFUL = {"Cc", "Cf", "Zl", "Zp"}
 """Unicode categories: control, format (including direction overrides), line and paragraph separators."""
 _KEPT = "\n\u200c\u200d"
 """Newline, and the joiners that emoji and some scripts need."""
+
+
+def utf8(text: str) -> str:
+    """The text with lone surrogates as \\ud800 escapes: every other character as it is, and encodable as UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def flat_cell(cell: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
-from torchtitan_rl.core.text import utf8
+from torchtitan_rl.observability.cell_text import utf8
 from torchtitan_rl.observability.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observability.sample_rows import Row, has_score, plain, plain_row
 from torchtitan_rl.observability.select import Selection

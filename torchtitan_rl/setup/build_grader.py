@@ -6,8 +6,8 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, unwrapped
-from torchtitan_rl.core.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.library.references import load_reward
+from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
 
 

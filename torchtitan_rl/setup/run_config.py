@@ -8,9 +8,9 @@ from torchtitan.config import CommConfig
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.controller import Controller
-from torchtitan_rl.core.task import Task
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.rank_status import WatchdogLimits

@@ -1,11 +1,12 @@
 # ruff: noqa: F401 (this page is the list of names)
-"""Objectives: rewards to advantages, log-probabilities to a loss. Pure functions and small controllers; no vLLM, no
-collectives. Start at `Algorithm`."""
+"""The training objective: rewards to advantages, log-probabilities to a loss. Start at `Algorithm`.
+
+Everything here is a pure function or a small object. Nothing imports vLLM or communicates between ranks.
+"""
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, BatchStd, GroupMean, Grpo, Rloo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
-from torchtitan_rl.core.algorithm.groups import GroupScale
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
 from torchtitan_rl.core.algorithm.losses import Cispo, Clip, Gspo, ListwiseLoss, PolicyLoss, Reinforce

@@ -1,40 +1,39 @@
-"""Advantages: pure functions of a group's rewards, in float64."""
+"""Advantages: functions of a group's rewards, computed in float64."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.types import Episode, Group, Metric
 
 
 class Advantage(OwnConfig, ABC):
-    """Turns each group's rewards into advantages. A subclass writes `of_group`; the rules all share are here.
+    """Turns each group's rewards into advantages. A subclass writes `of_group`; the shared rules are here.
 
-    A None reward takes no part in any baseline and gets 0. A group whose rewards are all equal gets exactly 0, tested
-    on the rewards themselves: 0.1, 0.1, 0.1 has a mean that is not 0.1 in floating point, and a standard deviation of
-    1e-17 would be divided by.
+    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal, every advantage
+    is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is not 0.1, and the
+    standard deviation 1e-17 would become a divisor.
     """
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
-        """Every group's advantages, in the same shape as `groups`; NaN or infinite where the rewards overflow."""
+        """The advantages of every group, in the shape of `groups`; NaN or infinite if the rewards overflow."""
         step_rewards = [reward for group in groups for reward in group if reward is not None]
         return [self._with_shared_rules(group, step_rewards) for group in groups]
 
     def of_turns(self, groups: list[list[list[float | None]]]) -> list[list[list[float]]]:
-        """Every sample's advantages, one for each of its returns: those at one place are each other's baseline.
+        """The advantages of every sample, one for each of its returns. The k-th returns of a group share a baseline.
 
-        A place that one sample alone reaches has nothing to compare with and gets 0.
+        If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
         """
         most = max((len(returns) for group in groups for returns in group), default=0)
-        found: list[list[list[float]]] = [[[] for _ in group] for group in groups]
-        for turn in range(most):
-            at_turn = [[returns[turn] if turn < len(returns) else None for returns in group] for group in groups]
-            for samples, values in zip(found, self(at_turn), strict=True):
-                for advantages, value in zip(samples, values, strict=True):
-                    advantages.append(value)
+        turns = [
+            self([[returns[k] if k < len(returns) else None for returns in group] for group in groups])
+            for k in range(most)
+        ]
         return [
-            [advantages[: len(returns)] for advantages, returns in zip(samples, group, strict=True)]
-            for samples, group in zip(found, groups, strict=True)
+            [[turns[k][g][i] for k in range(len(returns))] for i, returns in enumerate(group)]
+            for g, group in enumerate(groups)
         ]
 
     def _with_shared_rules(self, group: list[float | None], step_rewards: list[float]) -> list[float]:
@@ -46,29 +45,29 @@ class Advantage(OwnConfig, ABC):
 
     @abstractmethod
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        """Advantages of one group of at least two rewards that are not all equal; `step_rewards` are all the step's."""
+        """The advantages of one group with at least two different rewards; `step_rewards` are those of the whole step."""
 
 
 def all_equal(rewards: list[float]) -> bool:
-    """Whether the rewards carry no preference: none, one, or all the same number."""
+    """Whether all rewards are the same number. True for no reward or one."""
     return not rewards or min(rewards) == max(rewards)
 
 
 def centered(rewards: list[float]) -> list[float]:
-    """r_i - mean(r); infinite where the sum overflows, for the caller to find."""
+    """r_i - mean(r); infinite if the sum overflows, which the caller must check."""
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
 
 def sample_std(values: list[float]) -> float:
-    """Standard deviation with N - 1; 0 for fewer than two values, infinite where the squares overflow."""
+    """Standard deviation with N - 1; 0 for fewer than two values, infinite if the squares overflow."""
     if len(values) < 2:
         return 0.0
     return math.sqrt(sum(difference * difference for difference in centered(values)) / (len(values) - 1))
 
 
 def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:
-    """(r_i - mean(r)) / (std + std_eps); NaN for a std that overflowed, which would make every advantage a silent 0."""
+    """(r_i - mean(r)) / (std + std_eps); NaN if std overflowed, because dividing by infinity would hide it as 0."""
     if not math.isfinite(std):
         return [math.nan] * len(rewards)
     return [difference / (std + std_eps) for difference in centered(rewards)]
@@ -94,9 +93,9 @@ class Grpo(Advantage):
 
 
 class BatchStd(Grpo):
-    """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of all the step's rewards.
+    """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of the whole step's rewards.
 
-    One divisor for every group, so an easy and a hard prompt keep their relative weight.
+    All groups have the same divisor, so easy and hard prompts keep their relative weight.
     """
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
@@ -109,3 +108,15 @@ class Rloo(Advantage):
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         scale = len(rewards) / (len(rewards) - 1)
         return [scale * difference for difference in centered(rewards)]
+
+
+class GroupScale(OwnConfig, ABC):
+    """A factor on all advantages of a group."""
+
+    @abstractmethod
+    def scale(self, group: Group[Episode]) -> float:
+        """The factor for this group."""
+
+    def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
+        """Metrics of the step's groups."""
+        return {}

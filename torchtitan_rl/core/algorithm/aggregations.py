@@ -1,4 +1,4 @@
-"""Aggregations: per-token losses into the scalar that is minimised."""
+"""Aggregations: per-token losses to the scalar that is minimised."""
 
 from abc import ABC, abstractmethod
 
@@ -13,7 +13,7 @@ class Aggregation(OwnConfig, ABC):
 
     @abstractmethod
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        """[T] -> 0-d. Tokens outside the mask count nothing; an update without loss tokens gives 0, not NaN."""
+        """[T] -> 0-d. Tokens outside the mask are ignored. An update without loss tokens gives 0, not NaN."""
 
 
 class TokenMean(Aggregation):
@@ -27,17 +27,15 @@ class SeqMeanTokenMean(Aggregation):
     """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the update's S sequences. GRPO, arXiv 2402.03300."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        of_sequence = inputs.sequences.mean(token_losses)  # [S]
-        return of_sequence.sum() / max(inputs.normalizers.num_sequences, 1)
+        return inputs.sequences.mean(token_losses).sum() / max(inputs.normalizers.num_sequences, 1)  # sum of [S]
 
 
 class SeqSumConst(Aggregation):
     """L = sum_i sum_t l_it / (S * longest completion allowed). Dr.GRPO, arXiv 2503.20783.
 
-    Linear in each completion's length: nothing divides by the lengths that happened to be sampled.
+    The divisor does not depend on the sampled lengths, so a completion's weight grows linearly with its length.
     """
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        normalizers = inputs.normalizers
-        constant = max(normalizers.num_sequences, 1) * normalizers.max_completion_tokens
-        return (token_losses * inputs.mask).sum() / constant
+        sequences = max(inputs.normalizers.num_sequences, 1)
+        return (token_losses * inputs.mask).sum() / (sequences * inputs.normalizers.max_completion_tokens)

@@ -1,18 +1,15 @@
-"""`Algorithm`: one objective, composed from small pieces, as the controller and the trainer call it."""
+"""`Algorithm`: the training objective, composed of small parts. The controller and the trainer call it."""
 
 import math
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, all_equal
+from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo, all_equal
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, TokenMean
-from torchtitan_rl.core.algorithm.credit import set_advantage, turn_returns, whole_returns
-from torchtitan_rl.core.algorithm.episodes import count_normalizers, has_preference
-from torchtitan_rl.core.algorithm.groups import GroupScale
+from torchtitan_rl.core.algorithm.episodes import has_preference, set_advantage, turn_returns
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
@@ -28,79 +25,65 @@ from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens,
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import OwnConfig, check_fields, number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
+from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, TrainBatch
 
 
 class LossOutput(NamedTuple):
-    """What `Algorithm.loss` returns for one micro-batch."""
+    """The result of `Algorithm.loss` for one micro-batch."""
 
     loss: Tensor
-    """0-d, this micro-batch's share: shares of all micro-batches and data-parallel ranks sum to the step's loss."""
+    """0-d share of the update's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
     metrics: dict[str, Metric]
-    """On the host: floats, and a float tensor [at most 4096] where the reduction is "distribution"."""
+    """On the host. Values are floats, or a float tensor [at most 4096] if the reduction is "distribution"."""
 
 
 class Algorithm(OwnConfig):
-    """The objective of a run: rewards to advantages, log-probabilities to a loss, merged statistics to controllers.
+    """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers.
 
-    Everything is a pure function of its arguments, except for controllers, whose state `state_dict` returns. Nothing
-    here communicates: groups are the same on every rank, and `loss` divides by counts of the whole update.
+    Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns. Nothing
+    communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
-        """How a group's rewards become advantages: GroupMean, Grpo, BatchStd or Rloo."""
+        """Rewards to advantages: GroupMean, Grpo, BatchStd or Rloo."""
         loss: Loss.Config = field(default_factory=Clip.Config)
         """The policy loss: Clip, Gspo, Cispo, Reinforce or MaxEnt."""
         credit: Literal["episode", "turn"] = "episode"
-        """What an advantage is of: the whole completion, or each turn of a conversation by what was earned from it on."""
+        """One advantage for the whole completion, or one for each turn of a conversation, from the rewards of that turn and
+        later ones."""
         aggregation: Aggregation.Config = field(default_factory=TokenMean.Config)
-        """How token losses become one number: TokenMean, SeqMeanTokenMean or SeqSumConst."""
+        """Token losses to one number: TokenMean, SeqMeanTokenMean or SeqSumConst."""
         mismatch: Mismatch.Config = field(default_factory=NoCorrection.Config)
-        """Correction for sampler and trainer computing different log-probabilities."""
+        """Correction for the difference between the sampler's and the trainer's log-probabilities."""
         kl: KL.Config = field(default_factory=KL.Config)
-        """The term that holds the policy near a frozen reference; off by default."""
+        """The penalty for moving away from a frozen reference; off by default."""
         entropy_coef: float = number(0.0, least=0)
         """Weight of the entropy bonus, token-weighted; 0 for none."""
         truncation: Truncation.Config = field(default_factory=Truncation.Config)
-        """What to do with completions that were cut: by the length limit, or by a conversation's."""
+        """The treatment of completions that were cut by the length limit or a conversation's limits."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
-        """Groups whose rewards are all equal: keep them in the normalisers with advantage 0, drop them before the
-        forward, or replace them by groups of fresh prompts (what is still of zero variance after that is dropped)."""
+        """Groups whose rewards are all equal. Keep: advantage 0, counted in the normalisers. Drop: left out of the
+        forward. Refill: replaced by groups of new prompts; if their rewards are all equal too, they are dropped."""
         refill_rounds: int = number(1, least=1)
-        """Most rounds of fresh prompts a step, with zero_variance "refill"."""
+        """With zero_variance "refill": the largest number of rounds of new prompts per step."""
         seed_grpo: GroupScale.Config | None = None
-        """Scale advantages down by the group's semantic entropy; None for off."""
+        """Scales advantages down by the group's semantic entropy; None: off."""
         old_logprobs: Literal["policy", "sampler"] = "policy"
-        """Denominator of the ratio: the trainer's own log-probabilities before the first update, or the sampler's."""
+        """The ratio's denominator: the trainer's log-probabilities before the first update, or the sampler's."""
         nonfinite: Literal["raise", "mask"] = "raise"
-        """NaN or infinite rewards, advantages and log-probabilities: an error that names the prompt, the sample and the
-        function, or left out of the loss and counted."""
+        """NaN or infinite rewards, advantages and log-probabilities. Raise: an error that names the prompt, the sample
+        and the source. Mask: they are left out of the loss and counted."""
 
         def __post_init__(self) -> None:
             check_fields(self, "algorithm")
             expect(
                 self.old_logprobs == "policy" or isinstance(self.mismatch, NoCorrection.Config),
                 "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
-                'The ratio is then already against the sampler; use old_logprobs "policy" to correct separately.',
+                'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.',
             )  # fmt: skip
-            if isinstance(self.loss, ListwiseLoss.Config):
-                self._check_listwise()
-
-        def _check_listwise(self) -> None:
-            """What would have no effect beside a listwise loss."""
-            corrects = not isinstance(self.mismatch, NoCorrection.Config)
-            for name, wrong, expected, remedy in (
-                ("kl.coef", self.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
-                ("credit", self.credit != "episode", "episode", "Its weights are of whole completions."),
-                ("seed_grpo", self.seed_grpo is not None, "None", "It scales advantages, which a listwise loss sets."),
-                ("advantage", type(self.advantage) is not Grpo.Config, "the default", "It has its own; leave the field out."),
-                ("mismatch", corrects and getattr(self.loss, "clip_coef", 0) == 0, "no correction",
-                 "A token weight has no place in a softmax over sequences; it needs the clip loss (clip_coef > 0)."),
-            ):  # fmt: skip
-                value = attrgetter(name)(self)
-                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
+            self.loss.check_objective(self)
 
     def __init__(self, config: Config, *, max_completion_tokens: int) -> None:
         """
@@ -119,52 +102,36 @@ class Algorithm(OwnConfig):
         self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
         self.raises = config.nonfinite == "raise"
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether a frozen reference model must be loaded, and every episode needs its log-probabilities."""
-        return self.config.kl.coef > 0 or self.policy_loss.needs_reference
-
-    @property
-    def requires_whole_groups(self) -> bool:
-        """Whether the packer must keep a prompt's group in one micro-batch."""
-        return self.listwise is not None
-
-    @property
-    def refill_rounds(self) -> int:
-        """Rounds of fresh prompts a step may ask for, to replace groups that teach nothing."""
-        return self.config.refill_rounds if self.config.zero_variance == "refill" else 0
-
-    @property
-    def controller_inputs(self) -> tuple[str, ...]:
-        """Keys of the step's globally merged metrics that `after_update` reads; empty without controllers."""
-        return self.policy_loss.controller_inputs
+        self.needs_reference = config.kl.coef > 0 or self.policy_loss.needs_reference
+        """Whether a frozen reference model must be loaded and score every episode."""
+        self.requires_whole_groups = self.listwise is not None
+        """Whether the packer must keep each group in one micro-batch."""
+        self.refill_rounds = config.refill_rounds if config.zero_variance == "refill" else 0
+        """The largest number of rounds of new prompts per step, to replace groups without a preference."""
+        self.controller_inputs = self.policy_loss.controller_inputs
+        """Keys of the merged metrics that `after_update` reads; empty without controllers."""
 
     def validate_sampling(self, n: int) -> None:
-        """Raise UserError for n completions a prompt, or a longest completion, that the objective cannot work with."""
+        """Raise UserError if the objective does not work with n completions per prompt or with the longest completion."""
         expect(
-            n >= 2, "sampling.n", n, "at least 2 completions a prompt, for the baseline is the group's own",
+            n >= 2, "sampling.n", n, "at least 2 completions per prompt, because the group is its own baseline",
             "Use 4 or more; 8 and 16 are common.",
         )  # fmt: skip
         self.truncation.validate_length(self.max_completion_tokens)
         self.policy_loss.validate_group_size(n)
 
-    def usable_groups(self, groups: list[Group[ScoredCompletion]]) -> list[bool]:
-        """Whether each group's rewards differ, before any penalty: False is what `zero_variance` drops or refills."""
-        return [has_preference(group) for group in groups]
-
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
-        """Fill in `shaped_reward`, `advantage`, `mass`, `anchored` and `left_out` of the step's episodes.
+        """Set `shaped_reward`, `advantage`, `mass`, `anchored` and `left_out` of the step's episodes.
 
-        In this order: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
+        The order is: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
         weights), semantic-entropy scale.
 
         Args:
-            groups: the whole step's, for advantages may depend on all of it, with the reference's log-probabilities
-                where `needs_reference`.
+            groups: all groups of the step, because advantages may depend on all of them. With `needs_reference` each
+                episode has the reference's log-probabilities.
 
         Raises:
-            ValueError: an episode without the reference's log-probabilities.
+            ValueError: an episode lacks the reference's log-probabilities.
             NonFiniteError: with nonfinite "raise", naming prompt, sample and function.
         """
         for group in groups:
@@ -178,7 +145,7 @@ class Algorithm(OwnConfig):
         for group in groups:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
-                    fault = f"the advantage is {episode.credit.advantage}, for the rewards overflow"
+                    fault = f"the advantage is {episode.credit.advantage}, because the rewards overflow"
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member) -> None:
@@ -186,7 +153,7 @@ class Algorithm(OwnConfig):
         if self.needs_reference and episode.reference_logprobs is None:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
-                "or the loss weighs by the reference (Algorithm.needs_reference). Score the reference before."
+                "or the loss uses the reference (Algorithm.needs_reference). Call Trainer.score_reference first."
             )
         if (fault := episode_fault(episode)) is not None:
             return leave_out(member, fault, raises=self.raises)
@@ -203,7 +170,7 @@ class Algorithm(OwnConfig):
         return None
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
-        # Dropping looks at what the grader said, as DAPO's filter does: a length penalty must not save such a group.
+        # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
         if self.config.zero_variance != "keep" and not has_preference(group):
             for episode in group.samples:
                 episode.credit.left_out = episode.credit.left_out or "zero variance"
@@ -219,33 +186,41 @@ class Algorithm(OwnConfig):
         for group in groups:
             for episode in group.samples:
                 episode.credit.mass = episode.credit.q_mass = 0.0
-            members = [episode for episode in group.samples if episode.in_loss]
-            if members:
+            if members := [episode for episode in group.samples if episode.in_loss]:
                 self.listwise.weigh(members)
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        returns = turn_returns if self.config.credit == "turn" else whole_returns
-        advantages = self.advantage.of_turns([[returns(episode) for episode in group.samples] for group in groups])
+        by_turn = self.config.credit == "turn"
+        returns = [
+            [turn_returns(e) if by_turn else [e.credit.shaped_reward] for e in group.samples] for group in groups
+        ]
+        advantages = self.advantage.of_turns(returns)
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
     def is_silent(self, episode: Episode) -> bool:
-        """Whether nothing in the objective has a gradient at this episode, once credit is assigned: it needs no backward."""
-        anchored = self.kl.in_loss and episode.credit.anchored
-        quiet = self.listwise is None and self.policy_loss.silent_without_advantage and self.config.entropy_coef == 0
-        advantages = episode.credit.turn_advantages or (
-            episode.credit.advantage,
-        )  # those of turns may cancel out in the mean
-        return quiet and not anchored and not any(advantages)
+        """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
+        if self.listwise or not self.policy_loss.silent_without_advantage or self.config.entropy_coef > 0:
+            return False
+        if self.kl.in_loss and episode.credit.anchored:
+            return False
+        return not any(episode.credit.turn_advantages or [episode.credit.advantage])  # turns may cancel out in the mean
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:
-        """What the losses of one update over `groups` divide by."""
-        return count_normalizers(groups, self.max_completion_tokens)
+        """The counts that the losses of one update over `groups` divide by. Only sampled tokens in the loss count."""
+        lengths = [[e.completion.num_sampled for e in group.samples if e.in_loss] for group in groups]
+        lengths = [[length for length in group if length] for group in lengths]
+        return Normalizers(
+            num_tokens=sum(map(sum, lengths)),
+            num_sequences=sum(map(len, lengths)),
+            num_groups=sum(map(bool, lengths)),
+            max_completion_tokens=self.max_completion_tokens,
+        )
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """What only the objective knows of the step's groups; the same on every rank."""
+        """The objective's own metrics of the step's groups; the same on every rank."""
         return self.policy_loss.group_metrics(groups) | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
 
     def loss(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:
@@ -253,21 +228,21 @@ class Algorithm(OwnConfig):
 
         Args:
             batch: T tokens, S sequences.
-            logprobs: [T] log pi of `batch.labels`, with gradient; anything outside the loss mask.
+            logprobs: [T] log pi of `batch.labels`, with gradient. Values outside the loss mask are ignored.
             entropy: [T] H(pi) at each position, in nats, with gradient if `entropy_coef` > 0.
 
         Returns:
-            The share of the step's loss, connected to `logprobs` even when no token takes part (then 0 with zero
-            gradient, so that every rank runs its backward), and the micro-batch's metrics.
+            The share of the step's loss and the micro-batch's metrics. The loss always depends on `logprobs`, so that
+            every rank can run its backward; without loss tokens it is 0 with zero gradient.
 
         Raises:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
-            ValueError: a KL term without `batch.reference_logprobs`, or a listwise loss over half a group.
+            ValueError: a KL term without `batch.reference_logprobs`, or a listwise loss over a part of a group.
         """
         self._check(batch)
         raw = quantities(batch, logprobs, entropy if self.config.entropy_coef > 0 else entropy.detach())
         finite = finite_tokens(batch.loss_mask, raw)  # [T] bool
-        # 0 * inf and its gradient are NaN, a selected 0 is not.
+        # Multiplying by a mask would not do: 0 * inf and its gradient are NaN.
         clean = {name: torch.where(finite, values, 0.0) for name, values in raw.items()}  # [T] each
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
         log_weight = (clean["old_logprob"] - clean["sampler_logprob"]).detach()  # [T] log pi_old - log mu
@@ -286,7 +261,7 @@ class Algorithm(OwnConfig):
         terms = self._terms(inputs, clean, batch.anchored)
         with torch.no_grad():
             tally = Tally()
-            tally.sum("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum())
+            tally.put("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum")
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, clean)
             record_sampler(tally, log_weight, correction, inputs)
@@ -298,7 +273,7 @@ class Algorithm(OwnConfig):
     def _check(self, batch: TrainBatch) -> None:
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
             raise ValueError(
-                f"batch.reference_logprobs = None: expected the reference's log-probabilities, because "
+                "batch.reference_logprobs = None: expected the reference's log-probabilities, because "
                 f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
                 "coefficient to 0."
             )
@@ -306,11 +281,11 @@ class Algorithm(OwnConfig):
             check_whole_groups(batch)
 
     def _terms(self, inputs: LossInputs, clean: dict[str, Tensor], anchored: Tensor) -> dict[str, Tensor]:
-        """Each 0-d; `anchored` [S]."""
+        """The parts of the loss and their "total", 0-d each. `anchored` is [S]."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         total = terms["policy"]
         if self.kl.in_loss and "reference_logprob" in clean:
-            # A group without preference must not be moved by the reference alone.
+            # In a group with equal rewards the reference would be the only force, so it does not apply there.
             learning = inputs.sequences.expand(anchored.to(inputs.mask.dtype))  # [T]
             divergence = self.kl(inputs.logprobs, clean["reference_logprob"]) * learning  # [T]
             terms["kl"] = self.aggregation(divergence, inputs)
@@ -330,14 +305,14 @@ class Algorithm(OwnConfig):
             record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
         record_ratio(tally, self.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
-            tally.weighted_mean(key, value, weight)
+            tally.put(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Move the controllers; call once a step on every rank with the same merged values of `controller_inputs`."""
+        """Update the controllers. Call it once a step on every rank, with the same merged `controller_inputs`."""
         return self.policy_loss.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:
-        """Controllers' state, the same on every rank; part of the checkpoint."""
+        """The controllers' state for the checkpoint; the same on every rank."""
         return {"loss": self.policy_loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,9 +321,9 @@ class Algorithm(OwnConfig):
 
 
 def check_whole_groups(batch: TrainBatch) -> None:
-    """Raise ValueError unless the masses of each group's sequences with loss tokens sum to 1 in this micro-batch.
+    """Raise ValueError if a group is split over micro-batches, which would silently change a listwise loss.
 
-    A listwise loss over half a group is another loss, and nothing else would tell.
+    The masses of a whole group's sequences with loss tokens add up to 1.
     """
     present = Sequences(batch.sequence_ids, batch.loss_mask, len(batch.group_ids)).present  # [S]
     same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
@@ -358,6 +333,6 @@ def check_whole_groups(batch: TrainBatch) -> None:
         first = int(broken.nonzero()[0])
         raise ValueError(
             f"prompt {int(batch.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
-            "expected 1. The loss spans whole groups: the packer must keep a prompt's completions together "
+            "expected 1. A listwise loss needs whole groups: the packer must keep a prompt's completions together "
             "(Algorithm.requires_whole_groups)."
         )

@@ -1,16 +1,18 @@
-"""From scored groups to groups of episodes, and what a group says before any advantage."""
+"""Episodes from scored completions, and the two ways to give them credit: as a whole, or turn by turn."""
 
 import math
+from collections import Counter
+from itertools import accumulate
 
 from torchtitan_rl.core.algorithm.advantages import all_equal
-from torchtitan_rl.core.types import Episode, Group, Normalizers, ScoredCompletion
+from torchtitan_rl.core.types import Episode, Group, ScoredCompletion
 
 
 def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]]:
-    """The same groups with an episode for each completion, without advantages yet.
+    """The same groups with an episode for each completion, still without advantages.
 
     Raises:
-        ValueError: a prompt_idx, or a sample_idx of one group, that comes twice.
+        ValueError: a duplicate prompt_idx, or a duplicate sample_idx within a group.
     """
     check_unique([group.prompt.prompt_idx for group in groups], "two groups with prompt_idx")
     for group in groups:
@@ -20,26 +22,34 @@ def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]
 
 
 def check_unique(indices: list[int], what: str) -> None:
-    """Raise ValueError naming the first index that comes twice."""
-    seen: set[int] = set()
-    for index in indices:
-        if index in seen:
+    """Raise ValueError naming the first duplicate index."""
+    for index, count in Counter(indices).items():
+        if count > 1:
             raise ValueError(f"{what} {index}; each must be unique.")
-        seen.add(index)
 
 
 def has_preference(group: Group[ScoredCompletion] | Group[Episode]) -> bool:
-    """Whether a group's rewards differ, before any penalty; rewards that are None, NaN or infinite take no part."""
+    """Whether a group's rewards differ, before any penalty. Rewards that are None, NaN or infinite are ignored."""
     return not all_equal([one.reward for one in group.samples if one.reward is not None and math.isfinite(one.reward)])
 
 
-def count_normalizers(groups: list[Group[Episode]], max_completion_tokens: int) -> Normalizers:
-    """The counts that losses divide by, over one update's groups; only sampled tokens in the loss count."""
-    lengths = [[e.completion.num_sampled for e in group.samples if e.in_loss] for group in groups]
-    lengths = [[length for length in group if length] for group in lengths]
-    return Normalizers(
-        num_tokens=sum(map(sum, lengths)),
-        num_sequences=sum(map(len, lengths)),
-        num_groups=sum(map(bool, lengths)),
-        max_completion_tokens=max_completion_tokens,
-    )
+def turn_returns(episode: Episode) -> list[float | None]:
+    """R_k = shaped reward - rewards of the turns before k: the reward from turn k on. At least one return.
+
+    Example: turn rewards 0.5 and 0.2, and 1.0 for the whole conversation (1.7 in total), give [1.7, 1.2].
+    """
+    if episode.credit.shaped_reward is None or not episode.scored.turn_rewards:
+        return [episode.credit.shaped_reward] * max(len(episode.completion.turns), 1)
+    earned = accumulate(episode.scored.turn_rewards[:-1], initial=0.0)
+    return [episode.credit.shaped_reward - before for before in earned]
+
+
+def set_advantage(episode: Episode, advantages: list[float]) -> None:
+    """Set the episode's advantage: one for all tokens, or one for each turn and their mean over sampled tokens."""
+    if len(advantages) == 1:
+        episode.credit.advantage = advantages[0]
+        return
+    lengths = [turn.num_tokens for turn in episode.completion.turns]
+    episode.credit.turn_advantages = tuple(advantages)
+    weighted = sum(value * length for value, length in zip(advantages, lengths, strict=True))
+    episode.credit.advantage = weighted / max(sum(lengths), 1)

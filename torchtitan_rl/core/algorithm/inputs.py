@@ -1,4 +1,4 @@
-"""What a loss, an aggregation and a mismatch correction read: one micro-batch, packed and cleaned."""
+"""The inputs of losses, aggregations and mismatch corrections: one packed micro-batch without non-finite values."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from torchtitan_rl.core.types import Normalizers
 
 LOG_RATIO_LIMIT = 20.0
-"""|log ratio| beyond which the exponent is clamped: e^20 is 4.9e8, whose square still fits float32, so that one token
-cannot make the gradient norm infinite. Clamped tokens get no gradient through the ratio and are counted."""
+"""Clamp on |log ratio|. e^20 is 4.9e8, whose square fits float32, so one token cannot make the gradient norm infinite.
+Clamped tokens get no gradient through the ratio and are counted."""
 
 
 class Sequences:
@@ -19,20 +19,20 @@ class Sequences:
     """
 
     def __init__(self, ids: Tensor, mask: Tensor, num_sequences: int) -> None:
-        """`ids` [T] int64 in [0, S], S on padding; `mask` [T], 1 on loss tokens; `num_sequences` is S."""
+        """`ids`: [T] int64 in [0, S], S on padding. `mask`: [T], 1 on loss tokens. `num_sequences`: S."""
         self.ids = ids
         self.mask = mask
         self.num = num_sequences
         self.lengths = self.sum(torch.ones_like(mask))  # [S] loss tokens of each sequence
-        self.present = self.lengths > 0  # [S] takes part in the loss
+        self.present = self.lengths > 0  # [S] in the loss
 
     def sum(self, values: Tensor) -> Tensor:
-        """[T] -> [S]: the sum over each sequence's loss tokens."""
-        with_padding = values.new_zeros(self.num + 1)  # [S + 1], the last is padding's
+        """[T] -> [S]: sums over each sequence's loss tokens."""
+        with_padding = values.new_zeros(self.num + 1)  # [S + 1], the last for padding
         return with_padding.index_add(0, self.ids, values * self.mask.to(values.dtype))[: self.num]
 
     def mean(self, values: Tensor) -> Tensor:
-        """[T] -> [S]: the mean over each sequence's loss tokens; 0 for a sequence without any."""
+        """[T] -> [S]: means over each sequence's loss tokens; 0 for a sequence without loss tokens."""
         return self.sum(values) / self.lengths.clamp(min=1).to(values.dtype)
 
     def expand(self, values: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Sequences:
 
 @dataclass(slots=True, kw_only=True)
 class LossInputs:
-    """One packed micro-batch as the losses see it: T tokens, S sequences. Outside `mask` every [T] tensor is 0."""
+    """One packed micro-batch of T tokens and S sequences. Outside `mask` every [T] tensor is 0."""
 
     logprobs: Tensor
     """[T] log pi of each label, with gradient."""
@@ -54,12 +54,12 @@ class LossInputs:
     mask: Tensor
     """[T] 1.0 on loss tokens."""
     correction: Tensor
-    """[T] the sampler-mismatch weight, no gradient; 1 without a correction."""
+    """[T] the weight of the mismatch correction, no gradient; 1 without a correction."""
     sequences: Sequences
     group_ids: Tensor
     """[S] int64"""
     mass: Tensor
-    """[S] `Episode.mass`; 0 where there is none."""
+    """[S] `Credit.mass`; 0 without a listwise loss."""
     normalizers: Normalizers
 
     @property
@@ -69,10 +69,10 @@ class LossInputs:
 
     @property
     def same_group(self) -> Tensor:
-        """[S, S] bool: whether two sequences answer the same prompt."""
+        """[S, S] bool: true if two sequences answer the same prompt."""
         return self.group_ids[:, None] == self.group_ids[None, :]
 
 
 def safe_exp(log_ratio: Tensor) -> Tensor:
-    """exp with the exponent clamped to +-LOG_RATIO_LIMIT, any shape."""
+    """exp with the exponent clamped to +-LOG_RATIO_LIMIT. Any shape."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

@@ -1,4 +1,4 @@
-"""The divergence from the frozen reference: estimators, and where the term goes."""
+"""The divergence from the frozen reference: its estimators, and its place in the loss or the reward."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from torchtitan_rl.core.config import OwnConfig, number
 from torchtitan_rl.core.types import Episode
 
 K3_LIMIT = 60.0
-"""k3's d is clamped to +-this: e^60 = 1.1e26 is a finite float32."""
+"""Clamp on |d| in k3: e^60 = 1.1e26 is a finite float32."""
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -19,16 +19,15 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     """An estimate of KL(pi || pi_ref) from samples of pi. Schulman, "Approximating KL divergence" (2020).
 
     With d = log pi - log pi_ref: k1 = d (unbiased, any sign); k2 = d^2 / 2 (biased, >= 0); k3 = e^(-d) + d - 1
-    (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, for e^(-d) - 1 loses every digit of a small d in
+    (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, because e^(-d) - 1 loses all digits of a small d in
     float32.
 
-    k3's d is clamped once, for the exponent and the linear term, to +-60. Beyond the limit the value stays what it is
-    there and so does the gradient, 1 - e^(-d): -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A
-    plain clamp would leave it at 0, one of the exponent alone at +1, which below -60 points away from the reference.
+    In k3, d is clamped to +-60 for the exponent and the linear term. Beyond the limit the value and the gradient
+    1 - e^(-d) stay constant: -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A plain clamp would make
+    the gradient 0. A clamp of the exponent alone would make it +1, which points away from the reference below -60.
 
     Args:
-        log_ratio: d, any shape; the result has the same.
-        estimator: which one.
+        log_ratio: d, of any shape; the result has the same shape.
     """
     if estimator == "k1":
         return log_ratio
@@ -39,16 +38,16 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
 
 
 class KL(OwnConfig):
-    """The reference term: coef * KL, in the loss (each token, then the aggregation) or the reward (each completion)."""
+    """The reference term coef * KL: in the loss (per token, then aggregated) or in the reward (per completion)."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         coef: float = number(0.0, least=0)
-        """Weight of the term; 0 loads no reference model."""
+        """Weight of the term; with 0 no reference model is loaded."""
         estimator: Estimator = "k3"
-        """How the divergence is estimated from sampled tokens."""
+        """The estimator of the divergence from sampled tokens."""
         placement: Literal["loss", "reward"] = "loss"
-        """In the loss, coef * KL is added to each token's; in the reward, coef * sum_t KL_t is subtracted from it."""
+        """Loss: coef * KL is added to each token's loss. Reward: coef * sum_t KL_t is subtracted from the reward."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -56,12 +55,12 @@ class KL(OwnConfig):
         self.in_reward = config.coef > 0 and config.placement == "reward"
 
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        """The unweighted estimate of each token, [T]."""
+        """[T] the unweighted estimate of each token."""
         return kl_estimate(logprobs - reference_logprobs, self.config.estimator)  # [T]
 
     def penalty(self, episode: Episode) -> float:
-        """coef * sum_t KL_t over the tokens that the policy sampled, whose log-probabilities are the sampler's."""
+        """coef * sum_t KL_t over the sampled tokens, with the sampler's log-probabilities as the policy's."""
         sampled = episode.completion.loss_mask  # [L]
-        of_policy = torch.from_numpy(episode.completion.logprobs[sampled]).double()  # [num_sampled]
-        of_reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]
-        return self.config.coef * kl_estimate(of_policy - of_reference, self.config.estimator).sum().item()
+        policy = torch.from_numpy(episode.completion.logprobs[sampled]).double()  # [num_sampled]
+        reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]
+        return self.config.coef * self(policy, reference).sum().item()

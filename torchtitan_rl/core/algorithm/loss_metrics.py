@@ -1,5 +1,6 @@
-"""What one micro-batch says about the loss, the policy, the ratio, the sampler and the reference."""
+"""Metrics of one micro-batch: the loss, the policy, the ratio, the sampler and the reference."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,47 +12,42 @@ from torchtitan_rl.core.algorithm.losses import PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction
 from torchtitan_rl.core.types import Metric
 
-LENGTH_BUCKETS = ((0, 32), (33, 64), (65, 128), (129, 256), (257, None))
-"""Sampled tokens of a completion, both ends included; None is no limit."""
+LENGTH_BUCKETS = {
+    "0-32": (0, 32),
+    "33-64": (33, 64),
+    "65-128": (65, 128),
+    "129-256": (129, 256),
+    "257+": (257, math.inf),
+}
+"""Name: smallest and largest number of sampled tokens, both included."""
 MAX_DISTRIBUTION_VALUES = 4096
-"""Most values that one micro-batch adds to a distribution: evenly spaced among its loss tokens."""
-
-
-def bucket_name(bucket: tuple[int, int | None]) -> str:
-    """Example: bucket_name((0, 32)) == "0-32", bucket_name((257, None)) == "257+"."""
-    first, last = bucket
-    return f"{first}+" if last is None else f"{first}-{last}"
+"""The most values that one micro-batch adds to a distribution. They are evenly spaced among its loss tokens."""
 
 
 class Tally:
-    """Collects tensors and turns them into `Metric`s, all 0-d ones in one transfer from the device."""
+    """Collects tensors and turns them into `Metric`s, with one transfer from the device for all 0-d tensors."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
         self._distributions: dict[str, Metric] = {}
 
-    def mean(self, key: str, values: Tensor, mask: Tensor) -> None:
-        """The mean of `values` where `mask` is not 0 (same shape), weighted by how many there are."""
-        count = mask.sum()
-        total = torch.where(mask > 0, values, 0.0).sum()
-        self._entries[key] = (total / count.clamp(min=1), "mean", count)
+    def put(self, key: str, value: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        """Add a 0-d `value`; a mean stands for `weight` units, 0-d."""
+        self._entries[key] = (value, reduction, torch.ones_like(value) if weight is None else weight)
 
-    def weighted_mean(self, key: str, value: Tensor, weight: Tensor) -> None:
-        """A 0-d mean that stands for `weight` units."""
-        self._entries[key] = (value, "mean", weight)
+    def mean(self, key: str, values: Tensor, mask: Tensor) -> None:
+        """Add the mean of `values` where `mask` is not 0 (same shape), weighted by their number."""
+        count = mask.sum()
+        self.put(key, torch.where(mask > 0, values, 0.0).sum() / count.clamp(min=1), count)
 
     def extremes(self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")) -> None:
-        """`<prefix>min` and `<prefix>max` of `values` where `mask` is not 0 (same shape)."""
+        """Add `<prefix>min` and `<prefix>max` of `values` where `mask` is not 0 (same shape)."""
         for kind in kinds if values.numel() > 0 else ():
             inside = torch.where(mask > 0, values, float("inf" if kind == "min" else "-inf"))
-            self._entries[f"{prefix}{kind}"] = (getattr(inside, kind)(), kind, mask.sum())
-
-    def sum(self, key: str, value: Tensor) -> None:
-        """A 0-d count, kept even when it is 0."""
-        self._entries[key] = (value, "sum", torch.ones_like(value))
+            self.put(f"{prefix}{kind}", getattr(inside, kind)(), mask.sum(), kind)
 
     def distribution(self, key: str, values: Tensor, mask: Tensor) -> None:
-        """`values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
+        """Add `values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
         inside = values[mask > 0]  # [n]
         every = -(-len(inside) // MAX_DISTRIBUTION_VALUES)
         if every:
@@ -59,7 +55,7 @@ class Tally:
             self._distributions[key] = Metric(value=sampled, reduction="distribution")
 
     def to_metrics(self) -> dict[str, Metric]:
-        """All of it; a mean or extreme over nothing is left out, never reported as 0."""
+        """All metrics. A mean or extreme over no values is left out, not reported as 0."""
         if not self._entries:
             return {}
         values = [value for value, _, _ in self._entries.values()]
@@ -74,33 +70,33 @@ class Tally:
 
 
 def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs) -> None:
-    """`loss/<name>` of each term, as a token-weighted mean whose merge is the step's value.
+    """`loss/<name>` of each term, as a token-weighted mean that merges into the step's value.
 
-    A term is this micro-batch's share, already divided by the whole update's normaliser. Scaled by N / n (n its own
-    loss tokens) and weighted by n, shares merge by the mean into their sum, and several updates a step into their mean.
+    A term is this micro-batch's share, already divided by the whole update's normaliser. It is scaled by N / n and weighted
+    by n, the micro-batch's own loss tokens. The weighted mean of an update's shares is then their sum, and several updates
+    in a step give their mean.
     """
     scale = inputs.normalizers.num_tokens / num_tokens.clamp(min=1)  # 0-d
     for name, share in terms.items():
-        tally.weighted_mean(f"loss/{name}", share.detach() * scale, num_tokens)
+        tally.put(f"loss/{name}", share.detach() * scale, num_tokens)
 
 
 def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: LossInputs) -> None:
-    """KL by estimator, and k3 by completion length; `log_ratio` [T] is log pi - log of the other policy."""
+    """KL by estimator, and k3 by completion length. `log_ratio` [T] is log pi - log of the other policy."""
     for estimator in ("k1", "k2", "k3"):
         tally.mean(f"{prefix}/kl_{estimator}", kl_estimate(log_ratio, estimator), inputs.mask)
     k3 = kl_estimate(log_ratio, "k3")  # [T]
     lengths = inputs.sequences.expand(inputs.sequences.lengths)  # [T]
-    for bucket in LENGTH_BUCKETS:
-        first, last = bucket
-        inside = (lengths >= first) & (lengths <= (last or float("inf")))  # [T]
-        tally.mean(f"{prefix}/kl_k3/length_{bucket_name(bucket)}", k3, inputs.mask * inside)
+    for name, (least, most) in LENGTH_BUCKETS.items():
+        inside = (lengths >= least) & (lengths <= most)  # [T]
+        tally.mean(f"{prefix}/kl_k3/length_{name}", k3, inputs.mask * inside)
 
 
 def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> None:
-    """The ratio the loss uses, where it clamps and clips, and the extremes over completions of the share clipped.
+    """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by completion.
 
     Args:
-        loss: None where tokens have no loss of their own: then the plain ratio, and nothing clamps it.
+        loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
     """
     ratio = safe_exp(inputs.log_ratio) if loss is None else loss.ratio(inputs)  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
@@ -119,7 +115,7 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
 
 
 def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs) -> None:
-    """How far the sampler is from the trainer; `log_weight` [T] is log pi_old - log mu."""
+    """The difference between sampler and trainer. `log_weight` [T] is log pi_old - log mu."""
     difference = log_weight.abs()  # [T]
     tally.mean("sampler/logprob_diff/mean", difference, inputs.mask)
     tally.extremes("sampler/logprob_diff/", difference, inputs.mask, ("max",))
@@ -128,8 +124,8 @@ def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inp
     tally.mean("sampler/importance_weight/mean", weight, inputs.mask)
     tally.extremes("sampler/importance_weight/", weight, inputs.mask)
     tally.mean("sampler/corrected_fraction", correction.changed.to(weight.dtype), inputs.mask)
-    # The samples are the sampler's, so this is KL(mu || pi_old), whose d is log mu - log pi_old.
+    # The samples come from mu, so this is KL(mu || pi_old), with d = log mu - log pi_old.
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)
     weight, count = weight * inputs.mask, inputs.mask.sum()  # [T], 0-d
     share = weight.sum() ** 2 / (count * (weight**2).sum()).clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
-    tally.weighted_mean("sampler/effective_sample_size", share, count)
+    tally.put("sampler/effective_sample_size", share, count)

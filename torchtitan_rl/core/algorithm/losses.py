@@ -1,48 +1,60 @@
-"""Policy losses over packed one-dimensional tensors: of tokens, and the protocol of one that spans groups."""
+"""Policy losses over packed one-dimensional tensors: token losses, and the interface of losses that span groups."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
+from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Metric
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 
 class Loss(OwnConfig, ABC):
-    """What `algorithm.loss` may be: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Either may have controllers."""
+    """The base of `algorithm.loss`: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Both may have controllers."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OwnConfig.Config):
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            """Raise UserError if a setting of the objective has no effect with this loss."""
 
     needs_reference: bool = False
-    """Whether it reads the frozen reference's log-probabilities."""
+    """Whether the loss reads the frozen reference's log-probabilities."""
     controller_inputs: tuple[str, ...] = ()
     """Keys of the step's merged metrics that `after_update` reads."""
 
     def validate_group_size(self, n: int) -> None:
-        """Raise UserError for groups of n completions that it cannot work with."""
+        """Raise UserError if the loss does not work with groups of n completions."""
 
     @abstractmethod
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        """ "policy", this micro-batch's share of the loss, and the parts of it worth reporting; 0-d each."""
+        """This micro-batch's share of the loss, as "policy", and those of its parts to report; 0-d each."""
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """(mean, weight), 0-d each, of what only this loss knows of a micro-batch; called without gradient."""
+        """Metrics of a micro-batch that are specific to this loss: (mean, weight), 0-d each. Called without gradient."""
         return {}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """What only this loss knows of the step's groups."""
+        """Metrics of the step's groups that are specific to this loss."""
         return {}
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Move controllers, given the globally merged values of `controller_inputs`."""
+        """Update the controllers, given the merged values of `controller_inputs`."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Controllers' state; empty for a loss without any."""
+        """The controllers' state; empty without controllers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -50,52 +62,71 @@ class Loss(OwnConfig, ABC):
 
 
 class PolicyLoss(Loss):
-    """A loss of each token, to be minimised. Most write only `__call__`."""
+    """A loss for each token, to be minimised. Most subclasses write only `__call__`."""
 
     uses_ratio: ClassVar[bool] = True
-    """Whether the ratio enters the loss; if not, nothing of it is clamped or clipped."""
+    """Whether the loss uses the ratio; otherwise nothing is clamped or clipped."""
     silent_without_advantage: ClassVar[bool] = False
-    """Whether a token whose advantage is 0 has no gradient: such completions then need no backward pass."""
+    """Whether tokens with advantage 0 have zero gradient, so that such completions need no backward pass."""
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """The loss of each token, [T]; values outside `inputs.mask` are ignored."""
+        """[T] the loss of each token; values outside `inputs.mask` are ignored."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         return {"policy": aggregation(self(inputs) * inputs.correction, inputs)}
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """[T] the log of the ratio the loss uses, before any clamp; by default log rho_t = log pi - log pi_old."""
+        """[T] the log of the ratio that the loss uses, before clamping; by default log rho_t = log pi - log pi_old."""
         return inputs.log_ratio
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """[T] the ratio the loss uses, with gradient."""
+        """[T] the ratio that the loss uses, with gradient."""
         return safe_exp(self.log_ratio(inputs))  # [T]
 
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
-        """[T] bool tensors by side ("low", "high", ...): where clipping changes the gradient. Empty: it never clips."""
+        """[T] bool tensors by side ("low", "high", ...), true where clipping changes the gradient. Empty: no clipping."""
         return {}
 
 
 class ListwiseLoss(Loss):
-    """A loss that weighs a group's completions against each other, so a group must lie in one micro-batch.
+    """A loss that weighs a group's completions against each other. A group must be in one micro-batch.
 
-    It sets mass and advantages itself, in place of `algorithm.advantage`.
+    The loss sets masses and advantages itself; `algorithm.advantage` is not used.
     """
 
+    @dataclass(kw_only=True, slots=True)
+    class Config(Loss.Config):
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            weighs_tokens = not isinstance(objective.mismatch, NoCorrection.Config) and not getattr(
+                self, "clip_coef", 0
+            )
+            for name, wrong, expected, remedy in (
+                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
+                ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
+                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Leave the field out."),
+                ("mismatch", weighs_tokens, "no correction", "It weighs tokens: add the clip loss with clip_coef > 0."),
+            ):
+                value = attrgetter(name)(objective)
+                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
+
     token_loss: PolicyLoss | None = None
-    """The loss of tokens beside the listwise one, whose ratio and clipping are reported; None: there is none."""
+    """An additional token loss, whose ratio and clipping are reported; None: there is none."""
 
     @abstractmethod
     def weigh(self, members: list[Episode]) -> None:
-        """Set `mass` (summing to 1) and `advantage` of a group's completions that are in the loss, at least one.
+        """Set `mass` and `advantage` of a group's completions in the loss. The masses sum to 1.
 
-        A group it can learn nothing from it leaves out, saying why in `left_out`.
+        If the group teaches nothing, the loss leaves it out and sets the reason in `left_out`.
+
+        Args:
+            members: at least one completion.
         """
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """[S] the loss of each sequence, 0 for one that is not in the loss; their sum is divided by the groups."""
+        """[S] the loss of each sequence, 0 outside the loss. Their sum is divided by the number of groups."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         return {"policy": self(inputs).sum() / max(inputs.normalizers.num_groups, 1)}
@@ -142,8 +173,8 @@ class Clip(PolicyLoss):
 class Gspo(Clip):
     """The clip loss with the sequence ratio s_i = exp(mean_t (log pi - log pi_old)). GSPO, arXiv 2507.18071.
 
-    The gradient of s_i flows through every token of the sequence. The paper's objective is this with
-    `SeqMeanTokenMean`; its clip range is far narrower than a token ratio's.
+    The gradient of s_i flows through every token of the sequence. The paper combines it with `SeqMeanTokenMean` and a
+    much narrower clip range than a token ratio needs.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -167,7 +198,7 @@ class Gspo(Clip):
 class Cispo(PolicyLoss):
     """l_t = -stopgrad(clamp(rho, floor, cap)) A log pi. CISPO, arXiv 2506.13585.
 
-    The weight is clipped, not the gradient: every token keeps one. Both bounds are absolute, not 1 +- eps.
+    Only the weight is clipped, so every token keeps its gradient. Both bounds are absolute, not 1 +- eps.
     """
 
     silent_without_advantage = True
@@ -191,7 +222,6 @@ class Reinforce(PolicyLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
 
     silent_without_advantage = True
-
     uses_ratio = False
 
     def __call__(self, inputs: LossInputs) -> Tensor:

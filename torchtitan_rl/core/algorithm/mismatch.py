@@ -1,7 +1,7 @@
 """Corrections for the difference between the sampler and the trainer.
 
-The sampler (vLLM) and the trainer run different kernels, so the tokens come from mu, not from pi_old. A correction is
-a stop-gradient weight made from w = pi_old / mu that multiplies the loss of each token.
+The sampler (vLLM) and the trainer run different kernels, so tokens are sampled from mu instead of pi_old. A correction
+multiplies each token's loss by a weight made from w = pi_old / mu, without gradient.
 """
 
 import math
@@ -17,12 +17,12 @@ from torchtitan_rl.core.config import OwnConfig, number
 
 
 class Correction(NamedTuple):
-    """What a correction does to each token."""
+    """The weight of each token."""
 
     weight: Tensor
-    """[T] multiplies the token's loss; no gradient."""
+    """[T] factor on the token's loss, without gradient."""
     changed: Tensor
-    """[T] bool, where the importance weight was truncated or masked."""
+    """[T] bool, true where the importance weight was truncated or masked."""
 
 
 class Mismatch(OwnConfig, ABC):
@@ -30,7 +30,7 @@ class Mismatch(OwnConfig, ABC):
 
     @abstractmethod
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        """`log_weight` [T], without gradient, 0 outside the loss mask."""
+        """The correction for `log_weight` [T], which has no gradient and is 0 outside the loss mask."""
 
 
 class NoCorrection(Mismatch):
@@ -46,7 +46,7 @@ class TokenTruncate(Mismatch):
     @dataclass(kw_only=True, slots=True)
     class Config(Mismatch.Config):
         cap: float = number(2.0, above=0, most=math.inf)
-        """Largest weight."""
+        """The largest weight."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
@@ -56,12 +56,11 @@ class TokenTruncate(Mismatch):
 class SequenceTruncate(TokenTruncate):
     """min(w_i, cap), w_i the geometric mean of the sequence's token weights.
 
-    The product over the sequence would make long completions vanish or explode; the geometric mean does not depend on
-    the length.
+    The geometric mean does not depend on the length. A product of weights would vanish or explode in long completions.
     """
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # of [T]
+        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # [T]
 
 
 class TokenMask(Mismatch):
@@ -70,9 +69,9 @@ class TokenMask(Mismatch):
     @dataclass(kw_only=True, slots=True)
     class Config(Mismatch.Config):
         low: float = number(0.5, least=0)
-        """Smallest weight that is kept."""
+        """The smallest weight that is kept."""
         high: float = number(5.0, above="low", most=math.inf)
-        """Largest weight that is kept."""
+        """The largest weight that is kept."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
@@ -84,4 +83,4 @@ class SequenceMask(TokenMask):
     """w_i inside [low, high], else 0, w_i the geometric mean of the sequence's token weights."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)
+        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # [T]

@@ -1,4 +1,4 @@
-"""Numbers that are not finite never reach the optimizer silently: found, counted, named."""
+"""Non-finite numbers: found, counted and named before they reach the optimizer."""
 
 import math
 
@@ -11,32 +11,23 @@ from torchtitan_rl.core.types import Episode, Member, TrainBatch
 
 
 class NonFiniteError(TrainingStopped, ArithmeticError):
-    """A NaN or infinity where a number was needed; the message names the prompt, the sample and what produced it."""
+    """A NaN or infinity in place of a number. The message names the prompt, the sample and the source."""
 
 
 MASK = 'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
-
-POLICY = (
-    "The policy computes it: its weights or activations are not finite. Go on from an earlier checkpoint, with a lower "
-    "trainer.optimizer.lr; where it is the first step, the start checkpoint is broken."
-)
-ENGINE = (
-    "The engine computes it, with weights that are the policy's: an overflow in its dtype. Use generator.dtype float32 to see "
-    "whether it goes away."
-)
-REFERENCE = "The reference computes it: the checkpoint in hf_assets_path holds numbers that are not finite."
 ADVICE = {
     "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
     "reward": f"Correct the reward function. {MASK}",
-    "sampler": ENGINE,
-    "reference": REFERENCE,
-    "": POLICY,
+    "sampler": "The engine computed it with the policy's weights: its dtype overflows. Use generator.dtype float32 to check.",
+    "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
+    "": "The policy computed it: its weights or activations are not finite. Resume from an earlier checkpoint with a lower "
+    "trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
 }
-"""What to do, by a word of what is not finite; the first that fits."""
+"""The remedy, keyed by a word of the fault's description. The first key that matches applies."""
 
 
 def episode_fault(episode: Episode) -> str | None:
-    """What of this episode is not finite before it has an advantage, in words; None when all is well.
+    """A description of what is not finite in an episode without an advantage; None if all is finite.
 
     Example: "reward function 'correct' returned nan"
     """
@@ -55,10 +46,10 @@ def episode_fault(episode: Episode) -> str | None:
 
 
 def leave_out(member: Member, fault: str, *, raises: bool) -> None:
-    """Take an episode with a fault out of baseline and loss.
+    """Take an episode with a fault out of the baseline and the loss.
 
     Raises:
-        NonFiniteError: instead, if `raises`.
+        NonFiniteError: if `raises`; the episode is then unchanged.
     """
     if raises:
         raise NonFiniteError(f"{member.name}: {fault}. {_advice(fault)}")
@@ -68,10 +59,10 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
 
 
 def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    """The [T] tensors that must be finite on loss tokens, by the name that errors give them."""
+    """The [T] tensors that must be finite on loss tokens, by their name in errors."""
     named = {
         "policy_logprob": logprobs,
-        # No stored log-probs: this is the first update, and pi_old is the policy itself.
+        # Without stored log-probabilities this is the first update, and pi_old is the policy itself.
         "old_logprob": logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
         "sampler_logprob": batch.sampler_logprobs,
         "entropy": entropy,
@@ -82,7 +73,7 @@ def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
-    """[T] bool: loss tokens at which every one of the [T] tensors in `named` is finite."""
+    """[T] bool: the loss tokens at which all [T] tensors in `named` are finite."""
     finite = mask > 0  # [T]
     for values in named.values():
         finite = finite & torch.isfinite(values)  # [T]
@@ -90,7 +81,7 @@ def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
 
 
 def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
-    """Raise NonFiniteError naming prompt, sample and quantity at the first loss token that is not finite."""
+    """Raise NonFiniteError for the first loss token that is not finite, naming prompt, sample and quantity."""
     fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
     position = int(fault.nonzero()[0])
     quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
-from torchtitan_rl.core.task import RewardFunction, Task
+from torchtitan_rl.core.services import AnswerJudge, RewardFunction
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import Completion, Group
 
@@ -152,7 +152,7 @@ class Reward:
 class Judgement:
     """The task's own view of a group, under the same rules as a reward function. A score is (answer, correct)."""
 
-    task: Task
+    task: AnswerJudge
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
     name: str = JUDGEMENT

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.losses import Clip, Gspo, ListwiseLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.summary import describe, mean, same_everywhere
+from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
 from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
@@ -148,9 +149,9 @@ class MaxEnt(ListwiseLoss):
         entropies = [entropy([episode.credit.mass for episode in group]) for group in members]
         incorrect = [math.fsum(episode.credit.mass for episode in group if is_wrong(episode)) for group in members]
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
-        metrics["maxent/neutral_fraction"] = same_everywhere(mean([float(is_neutral(q)) for q in targets]))
-        metrics["groups/effective_rollouts"] = same_everywhere(mean([math.exp(value) for value in entropies]))
-        metrics["groups/incorrect_mass"] = same_everywhere(mean(incorrect))
+        metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
+        metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning], ("std", "min", "max"))
         shares = [value / math.log(size) for size, value in learning if size > 1]

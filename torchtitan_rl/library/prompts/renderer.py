@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.task import Example, Task
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.tools import tool_schemas
+from torchtitan_rl.library.task import Example, Task
 
 
 class TooLong(UserError):

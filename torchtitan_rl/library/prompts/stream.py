@@ -13,9 +13,9 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.summary import same_everywhere
-from torchtitan_rl.core.task import Example, Task
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
+from torchtitan_rl.library.task import Example, Task
 
 _NUM_CHECKED = 8
 """Number of training examples tokenized at start-up, to report a wrong tokenizer before training."""

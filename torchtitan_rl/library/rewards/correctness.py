@@ -7,9 +7,9 @@ import functools
 import re
 from fractions import Fraction
 
-from torchtitan_rl.core.task import completion_text
 from torchtitan_rl.library.answers import as_number, last_boxed, last_number, last_tagged
 from torchtitan_rl.library.math_answers import MathJudge
+from torchtitan_rl.library.task import completion_text
 
 _MARKS = (re.compile(r"####[ \t]*(.+)"), re.compile(r"answer(?: is|:)[ \t]*(.+)", re.IGNORECASE))
 

@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from torchtitan_rl.core.task import completion_text
 from torchtitan_rl.library.answers import last_boxed
+from torchtitan_rl.library.task import completion_text
 
 
 def boxed(completions, **_):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.core.task import completion_text
+from torchtitan_rl.library.task import completion_text
 
 QUESTION = """Mark an answer from 0 (worthless) to 10 (perfect).
 

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Callable
 
-from torchtitan_rl.core.task import completion_text
+from torchtitan_rl.library.task import completion_text
 
 
 def length(target: int) -> Callable:

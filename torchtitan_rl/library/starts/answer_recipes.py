@@ -7,8 +7,8 @@ import itertools
 import random
 import re
 
-from torchtitan_rl.core.task import Example
 from torchtitan_rl.library.starts.warm_start import Recipe
+from torchtitan_rl.library.task import Example
 
 
 def sums() -> Recipe:

@@ -3,9 +3,9 @@
 import json
 import random
 
-from torchtitan_rl.core.task import Example
 from torchtitan_rl.library.starts.small_tokenizer import EOS_TOKEN
 from torchtitan_rl.library.starts.warm_start import Recipe
+from torchtitan_rl.library.task import Example
 
 _BETWEEN_TURNS = f"{EOS_TOKEN}<|{{role}}|>{{text}}{EOS_TOKEN}<|assistant|>"
 """The text between two turns of the policy, as small_tokenizer.py's template renders it."""

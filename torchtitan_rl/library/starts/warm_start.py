@@ -27,11 +27,11 @@ from transformers.utils import logging as transformers_logging
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import phase, progress
-from torchtitan_rl.core.task import Example, Task
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
 from torchtitan_rl.library.references import load_function
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.task import Example, Task
 
 _NUM_TOKENIZER_TEXTS = 2000
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.tasks.sum_digits import LARGEST, SMALLEST, is_held_out, tagged_integer
 
 

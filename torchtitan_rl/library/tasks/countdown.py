@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.answers import last_tagged
+from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.task import Example, RewardFunction, Task
 from torchtitan_rl.library.environments import Environment, Message, Turn, environment_reward
+from torchtitan_rl.library.task import Example, RewardFunction, Task
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt

@@ -10,7 +10,7 @@ import numpy as np
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
+from torchtitan_rl.library.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
 
 _BLOCK = 4096
 

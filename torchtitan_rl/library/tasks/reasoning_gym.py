@@ -9,9 +9,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.references import did_you_mean
+from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset

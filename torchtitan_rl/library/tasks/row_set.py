@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
 if TYPE_CHECKING:

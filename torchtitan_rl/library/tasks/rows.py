@@ -10,7 +10,8 @@ import numpy as np
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import heartbeat, progress
-from torchtitan_rl.core.task import (
+from torchtitan_rl.library.answers import KINDS
+from torchtitan_rl.library.task import (
     Example,
     Faults,
     RewardFunction,
@@ -19,7 +20,6 @@ from torchtitan_rl.core.task import (
     completion_text,
     shared_out,
 )
-from torchtitan_rl.library.answers import KINDS
 from torchtitan_rl.library.tasks.row_set import RowSet
 from torchtitan_rl.library.tasks.table import Table, load_table
 

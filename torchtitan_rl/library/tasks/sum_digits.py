@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 
 SMALLEST, LARGEST = 10, 99
 """The range of all operands, inclusive."""

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
-from torchtitan_rl.core.summary import describe, fraction, mean, same_everywhere
+from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
+from torchtitan_rl.observability.metrics.reward_stats import fraction
 
 DIVERSITY_TOKENS = 50_000
 """Tokens of a step on which diversity is measured, in whole groups. The limit keeps the cost at milliseconds."""
@@ -53,13 +55,15 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
     for group in groups:
         if taken and tokens >= max_tokens:
             break
-        taken.append([episode.completion.sampled_ids.astype(np.int64) for episode in group.samples])
+        taken.append(
+            [episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64) for episode in group.samples]
+        )
         tokens += sum(map(len, taken[-1]))
     metrics: dict[str, Metric] = {}
     for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2), ("jaccard_distance", _jaccard)):
         pairs = [pair for completions in taken if completions and (pair := measure(completions))[1]]
         if pairs:
-            metrics[f"diversity/{name}/macro"] = same_everywhere(mean([part / amount for part, amount in pairs]))
+            metrics[f"diversity/{name}/macro"] = same_everywhere(fmean([part / amount for part, amount in pairs]))
             micro = sum(part for part, _ in pairs) / sum(amount for _, amount in pairs)
             metrics[f"diversity/{name}/micro"] = same_everywhere(micro)
     if taken:

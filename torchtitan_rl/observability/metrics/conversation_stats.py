@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
-from torchtitan_rl.core.summary import describe, mean, same_everywhere
+from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
 
 
@@ -21,7 +22,7 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     return {
         **describe("conversations/turns", [len(one.turns) for one in conversations], ("mean", "min", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
-        **{f"conversations/{name}": same_everywhere(mean(totals)) for name, totals in logged.items() if totals},
+        **{f"conversations/{name}": same_everywhere(fmean(totals)) for name, totals in logged.items() if totals},
         "conversations/count": same_everywhere(float(len(conversations))),
         "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in conversations))),
         "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
-from torchtitan_rl.core.summary import fraction, mean, same_everywhere
+from torchtitan_rl.core.summary import same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
-from torchtitan_rl.observability.metrics.reward_stats import finite_rewards, judgements
+from torchtitan_rl.observability.metrics.reward_stats import finite_rewards, fraction, judgements
 
 RESAMPLES = 1000
 
@@ -25,18 +26,18 @@ def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluati
         return {}
     lengths = [episode.completion.num_sampled for episode in episodes]
     metrics = {
-        "length": same_everywhere(mean(lengths)),
+        "length": same_everywhere(fmean(lengths)),
         "length_max": same_everywhere(float(max(lengths))),
         "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
         "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
     }
     if rewards := finite_rewards(episodes):
-        metrics["reward"] = same_everywhere(mean(rewards))
+        metrics["reward"] = same_everywhere(fmean(rewards))
     if judged := [found for group in groups if (found := judgements(group.samples))]:
         for name, values in _by_prompt(judged).items():
             low, high = interval(values)
             metrics |= {
-                name: same_everywhere(mean(values)),
+                name: same_everywhere(fmean(values)),
                 f"{name}_low": same_everywhere(low),
                 f"{name}_high": same_everywhere(high),
             }
@@ -46,7 +47,7 @@ def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluati
 def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
     """The values per prompt of each measure: accuracy, and with several samples a prompt also mean@n and pass@k."""
     largest = max(map(len, judged))
-    shares = [mean(group) for group in judged]
+    shares = [fmean(group) for group in judged]
     measures = {"accuracy": shares}
     if largest > 1:
         measures[f"mean@{largest}"] = shares

@@ -3,9 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
-from torchtitan_rl.core.summary import describe, fraction, mean, same_everywhere, std
+import numpy as np
+
+from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
+from torchtitan_rl.observability.reduce import QUANTILES
 
 Groups = Sequence[Group[Episode]]
 
@@ -20,17 +24,22 @@ def judgements(episodes: Sequence[Episode]) -> list[bool]:
     return [episode.scored.correct for episode in episodes if episode.scored.correct is not None]
 
 
+def fraction(where: Sequence[bool]) -> Metric:
+    """The share of true values among at least one."""
+    return same_everywhere(sum(where) / len(where))
+
+
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
     """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
-    within = [std(rewards) for group in groups if (rewards := finite_rewards(group.samples))]
+    within = [float(np.std(rewards)) for group in groups if (rewards := finite_rewards(group.samples))]
     if within:
-        metrics["reward/group_std"] = same_everywhere(mean(within))
+        metrics["reward/group_std"] = same_everywhere(fmean(within))
     for function in sorted({function for episode in episodes for function in episode.scored.reward_breakdown}):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
-        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", "quantiles", "p100"))
+        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", *QUANTILES, "p100"))
     shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
     return metrics | describe("reward/shaped", shaped, ("mean",))
 
@@ -61,11 +70,11 @@ def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
     episodes = flat(groups)
     metrics = {
         "prompts": same_everywhere(float(len(groups))),
-        "length": same_everywhere(mean([episode.completion.num_sampled for episode in episodes])),
+        "length": same_everywhere(fmean([episode.completion.num_sampled for episode in episodes])),
         "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
     }
     if rewards := finite_rewards(episodes):
-        metrics["reward"] = same_everywhere(mean(rewards))
+        metrics["reward"] = same_everywhere(fmean(rewards))
     named = group_metrics(groups)
     for name in ("groups/zero_variance_fraction", "train/accuracy"):
         if name in named:

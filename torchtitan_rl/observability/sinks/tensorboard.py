@@ -3,8 +3,8 @@
 import html
 from typing import Any
 
-from torchtitan_rl.core.text import head_and_tail, utf8
-from torchtitan_rl.observability.cell_text import compact_number, flat_cell
+from torchtitan_rl.core.text import head_and_tail
+from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 

@@ -13,6 +13,7 @@ from tests.parts.algorithm import (
     scored,
 )
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
+from torchtitan_rl.core.algorithm.episodes import has_preference
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
 
 
@@ -85,7 +86,7 @@ def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
         max_completion_tokens=MAX_TOKENS
     )
     equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
-    assert algorithm.usable_groups([equal]) == [False]
+    assert not has_preference(equal)
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 

@@ -81,7 +81,7 @@ def test_a_references_log_probability_is_named():
 @pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
 @pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
 def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewards, advantage):
-    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, for the rewards overflow"):
+    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, because the rewards overflow"):
         episodes_of(Algorithm.Config(advantage=advantage).build(max_completion_tokens=MAX_TOKENS), group(0, rewards))
     episodes = episodes_of(
         Algorithm.Config(nonfinite="mask", advantage=advantage).build(max_completion_tokens=MAX_TOKENS),

@@ -180,7 +180,7 @@ def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
     [
         ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with a listwise loss"),
         ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
-        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*leave the field out"),
+        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*Leave the field out"),
         ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.task import Example
+from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
 
