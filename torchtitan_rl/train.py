@@ -21,6 +21,7 @@ from torchtitan_rl.core import (
     events,
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams
@@ -122,7 +123,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     check_environment()
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
-    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput()):
+    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler()):
         events.listen(listener)
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
@@ -220,8 +221,9 @@ def _build_policy_and_engine(
     import torch.distributed as dist
     from torchtitan.distributed import ParallelDims
 
-    from torchtitan_rl.core.device import engine_start_note
     from torchtitan_rl.core.events import phase
+    from torchtitan_rl.observability.engine_stats import EngineStats
+    from torchtitan_rl.setup.node import engine_start_note
 
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = config.trainer.build(
@@ -241,6 +243,7 @@ def _build_policy_and_engine(
             sampling=config.sampling,
             seed=config.seed,
             environments=environments,
+            stats=EngineStats(),
         )
     return trainer, generator
 

@@ -10,6 +10,7 @@ from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.observability.engine_stats import EngineStats
 
 
 class Says(Environment):
@@ -64,6 +65,7 @@ def prompts(made, num: int = 3) -> list[Prompt]:
 
 def engine(folder: Path, made, **sampling) -> Generator:
     generator = Generator.Config(dtype="float32", max_model_len=256, sleep=False).build(
+        stats=EngineStats(),
         hf_assets_path=str(folder),
         tokenizer=made,
         sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),

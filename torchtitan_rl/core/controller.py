@@ -4,8 +4,7 @@ Every rank runs this program. Small values (prompts, completions, rewards, episo
 (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchtitan.config import Configurable
@@ -14,7 +13,6 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import sample_memory
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, record_metrics, timed
 from torchtitan_rl.core.generator.generator import Generator
@@ -25,14 +23,6 @@ from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
-
-
-@contextmanager
-def _part(name: str) -> Iterator[None]:
-    """A timed part of a step. Its memory use is sampled at the end; on a GPU this is the peak of the part."""
-    with timed(name):
-        yield
-        sample_memory()
 
 
 class Controller(Configurable):
@@ -145,9 +135,9 @@ class Controller(Configurable):
         with timed("step"):
             groups = self._collect_episodes()
             services.stop.arm()
-            with _part("train"):
+            with timed("train"):
                 update = self.trainer.update(groups)
-            with _part("sync"):
+            with timed("sync"):
                 self.sync_weights()
             self._evaluate_when_due()
         self.state.count(groups, update)
@@ -169,7 +159,7 @@ class Controller(Configurable):
         self.generator.sleep()
         groups = draft_episodes(scored)
         if self.algorithm.needs_reference:
-            with _part("reference"):
+            with timed("reference"):
                 self.trainer.score_reference(groups)
         self.algorithm.assign_credit(groups)
         return groups
@@ -184,7 +174,7 @@ class Controller(Configurable):
     ) -> list[Group[ScoredCompletion]]:
         """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
         grading = self.grader.round(TrainerState(global_step=self.state.step, max_steps=self.config.num_steps))
-        with _part(f"{prefix}generate"):
+        with timed(f"{prefix}generate"):
             # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
             finished = grading.begin if self.generator.rank_in_replica == 0 else None

@@ -4,14 +4,11 @@ torchtitan picks its device type while it is imported and falls back to "cuda"; 
 environment while they are imported. So this module has import-time effects, and it is the only one that has.
 """
 
-import importlib.util
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,10 +73,11 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     """Give an engine the tokenizer that the run has loaded, which finds stop texts (SamplingConfig.stop), and its statistics.
 
     Args:
-        stats: called in place of vLLM's Prometheus histograms (see generator/engine_stats.py).
+        stats: called in place of vLLM's Prometheus histograms (see observability/engine_stats.py); None: nothing is.
     """
     llm.llm_engine.output_processor.tokenizer = tokenizer
-    llm.llm_engine.logger_manager = stats
+    if stats is not None:
+        llm.llm_engine.logger_manager = stats
 
 
 def adapt_fsdp(model: nn.Module) -> None:
@@ -95,13 +93,6 @@ def expandable_segments() -> bool:
     return bool(re.search(r"expandable_segments\s*:\s*(True|1)\b", settings, re.IGNORECASE))
 
 
-def engine_start_note() -> str:
-    """What the engine's start may wait for besides itself, for the line that says that it starts; "" for nothing."""
-    if ON_CPU or shutil.which("nvcc") is None or importlib.util.find_spec("flashinfer") is None:
-        return ""
-    return " (FlashInfer may compile kernels with nvcc, minutes, the first time on a machine)"
-
-
 def compute_capability() -> tuple[int, int]:
     """This rank's GPU generation: (8, 0) for Ampere, (9, 0) for Hopper, (10, 0) for Blackwell; (0, 0) without a GPU."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
@@ -112,48 +103,3 @@ def gpu_memory_bytes() -> int | None:
     if ON_CPU:
         return None
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
-
-
-_highest_sample = 0  # bytes; here because every phase of a step may add to it and one place reports it
-
-
-def sample_memory() -> int:
-    """Bytes in use now: on this rank's GPU by anyone, or this process's resident set without one.
-
-    Call it at the end of a phase: PyTorch's allocator keeps what a phase took until the engine wakes, so that this is the
-    phase's peak. PyTorch's own peak counts the engine's memory also while it sleeps and that memory is given back.
-    """
-    global _highest_sample
-    if ON_CPU:
-        used = _resident_bytes()
-    else:
-        free, total = torch.cuda.mem_get_info()
-        used = total - free
-    _highest_sample = max(_highest_sample, used)
-    return used
-
-
-def peak_memory_bytes() -> int:
-    """The highest sample since this was last called, that of now included."""
-    global _highest_sample
-    sample_memory()
-    highest, _highest_sample = _highest_sample, 0
-    return highest
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # macOS, which tells the highest alone, in bytes
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def peak_flops_per_s() -> float | None:
-    """This GPU's dense bfloat16 peak by torchtitan's table; None without a GPU."""
-    if ON_CPU:
-        return None
-    from torchtitan.tools.utils import get_peak_flops
-
-    return get_peak_flops(torch.cuda.get_device_name())

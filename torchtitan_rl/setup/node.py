@@ -1,6 +1,7 @@
 """Inspects this node without importing torch: installed builds, GPUs, and the compiler that Triton needs."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -65,3 +66,10 @@ def check_build_tools() -> None:
             f"{header} is missing. Triton compiles against Python's headers at run time on a GPU. Install the package "
             f"{python}-dev (Debian, Ubuntu) or {python}-devel (Fedora, RHEL), or use a Python that has them."
         )
+
+
+def engine_start_note() -> str:
+    """What the engine's start may wait for besides itself, for the line that says that it starts; "" for nothing."""
+    if not gpu_count() or shutil.which("nvcc") is None or importlib.util.find_spec("flashinfer") is None:
+        return ""
+    return " (FlashInfer may compile kernels with nvcc, minutes, the first time on a machine)"

@@ -12,7 +12,6 @@ from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.engine_options import CPU_HEAD_DIMS
-from torchtitan_rl.core.generator.generator import check_replicas
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
@@ -75,7 +74,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_training(config)
     _check_lengths(config)
     _check_cpu_cache()
-    check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
+    _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     if config.model_spec is not None:
@@ -204,3 +203,21 @@ def _check_training(config: "RunConfig") -> None:
         f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
         "Lower it, or raise the other.",
     )
+
+
+def _check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
+    """Check that replicas divide the ranks and that each has a prompt.
+
+    Raises:
+        UserError: naming the field, the values and the remedy.
+    """
+    expect(
+        degree >= 1 and world_size % degree == 0, "generator.tensor_parallel_degree", degree,
+        f"a divisor of the {world_size} ranks", "Change it, or NGPU.",
+    )  # fmt: skip
+    replicas = world_size // degree
+    expect(
+        num_prompts >= replicas, "num_prompts_per_step", num_prompts,
+        f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
+        "Raise it.",
+    )  # fmt: skip

@@ -86,38 +86,6 @@ def test_tritons_float32_products_are_exact():
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
 
 
-@pytest.mark.parametrize(
-    ("on_cpu", "nvcc", "flashinfer", "warned"), [(False, True, True, True), (False, False, True, False), (True, True, True, False), (False, True, False, False)]
-)  # fmt: skip
-def test_a_start_that_may_compile_says_so(monkeypatch, on_cpu, nvcc, flashinfer, warned):
-    monkeypatch.setattr(device, "ON_CPU", on_cpu)
-    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}" if nvcc else None)
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object() if flashinfer else None)
-    assert ("nvcc" in device.engine_start_note()) is warned
-
-
-def test_peak_memory_is_of_the_whole_gpu_and_begins_anew_when_read(monkeypatch):
-    monkeypatch.setattr(device, "ON_CPU", False)
-    free = iter([70, 30, 50, 60, 65])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free) * GIB, 80 * GIB))
-    device._highest_sample = 0
-    assert device.sample_memory() == 10 * GIB
-    assert device.sample_memory() == 50 * GIB
-    assert device.peak_memory_bytes() == 50 * GIB
-    assert device.peak_memory_bytes() == 20 * GIB
-
-
-def test_peak_memory_without_a_gpu_is_the_resident_set(monkeypatch):
-    device.peak_memory_bytes()
-    before = device.peak_memory_bytes()
-    held = torch.ones(64 * 2**20 // 4)
-    device.sample_memory()
-    del held
-    assert device.peak_memory_bytes() - before > 48 * 2**20
-    assert device.peak_memory_bytes() - before < 48 * 2**20
-    assert device.gpu_memory_bytes() is None
-
-
 def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
     monkeypatch.setattr(device, "ON_CPU", False)
     monkeypatch.setenv("LOCAL_RANK", "3")

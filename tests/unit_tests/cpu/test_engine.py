@@ -16,6 +16,7 @@ from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
 from torchtitan_rl.cpu.engine import BLOCK_TOKENS, HEAD_ROWS, use_wide_head
+from torchtitan_rl.observability.engine_stats import EngineStats
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="a GPU's engine is vLLM's own")
 
@@ -34,7 +35,7 @@ def generator(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     made = Generator.Config(dtype="float32", max_model_len=128).build(
-        hf_assets_path=str(folder), tokenizer=TokenizerStandIn(), sampling=LONG, seed=0
+        stats=EngineStats(), hf_assets_path=str(folder), tokenizer=TokenizerStandIn(), sampling=LONG, seed=0
     )
     made.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     yield made

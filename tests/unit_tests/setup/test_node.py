@@ -5,6 +5,7 @@ import sysconfig
 import pytest
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup import node
 from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_count
 
 LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
@@ -93,3 +94,13 @@ def test_missing_headers_are_named_with_their_package(place, headers):
 
 def test_the_kind_is_that_of_the_installed_engine():
     assert environment_kind() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nvcc", "flashinfer", "warned"), [(1, True, True, True), (1, False, True, False), (0, True, True, False), (1, True, False, False)]
+)  # fmt: skip
+def test_a_start_that_may_compile_says_so(monkeypatch, gpus, nvcc, flashinfer, warned):
+    monkeypatch.setattr(node, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(node.shutil, "which", lambda name: f"/usr/bin/{name}" if nvcc else None)
+    monkeypatch.setattr(node.importlib.util, "find_spec", lambda name: object() if flashinfer else None)
+    assert ("nvcc" in node.engine_start_note()) is warned

@@ -15,11 +15,9 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.core import device
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.engine_options import engine_options, unlink_shared_memory
-from torchtitan_rl.core.generator.engine_stats import EngineStats
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
+    from torchtitan_rl.observability.engine_stats import EngineStats
 
 
 class Generator(Configurable):
@@ -71,6 +70,7 @@ class Generator(Configurable):
         sampling: SamplingConfig,
         seed: int,
         environments: EnvironmentFactory | None = None,
+        stats: "EngineStats | None" = None,
     ) -> None:
         """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
 
@@ -78,6 +78,7 @@ class Generator(Configurable):
             hf_assets_path: the folder whose config.json describes the model.
             sampling: used where neither `generate` nor the prompt has one.
             environments: what answers the policy; None: every completion is one turn.
+            stats: records the engine's own work; None: nothing is recorded.
         """
         from vllm import LLM
 
@@ -113,14 +114,14 @@ class Generator(Configurable):
             distributed_executor_backend="external_launcher",
             logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
             enable_prefix_caching=True,
-            disable_log_stats=False,  # for EngineStats
+            disable_log_stats=stats is None,
             seed=seed,
             **options,
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
         device.hooks.adapt_engine(self.llm, config.dtype)
-        self.stats = EngineStats()
-        device.replace_engine_parts(self.llm, tokenizer, self.stats)
+        self.stats = stats
+        device.replace_engine_parts(self.llm, tokenizer, stats)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,7 +169,8 @@ class Generator(Configurable):
             self.llm, self.tokenizer, self.end_token_ids,
             seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
         )  # fmt: skip
-        self.stats.begin()
+        if self.stats is not None:
+            self.stats.begin()
         with closing(engine), output_of("tools and environments"):
             pool = self.environments.start(conversations) if self.environments and self.rank_in_replica == 0 else None
             waits = self.environments is not None and self.environments.wait_for_answers
@@ -177,7 +179,7 @@ class Generator(Configurable):
                 whole[place] = group
                 if finished is not None:
                     finished(group)
-        if self.rank_in_replica == 0:
+        if self.stats is not None and self.rank_in_replica == 0:
             record_metrics(self.stats.metrics(engine.outputs))
         return [whole[place] for place in range(len(groups))]
 
@@ -256,24 +258,6 @@ class Generator(Configurable):
     def close(self) -> None:
         """Stop the engine; before the process group goes, or its own teardown raises."""
         self.llm.llm_engine.engine_core.shutdown()
-
-
-def check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
-    """Check that replicas divide the ranks and that each has a prompt.
-
-    Raises:
-        UserError: naming the field, the values and the remedy.
-    """
-    expect(
-        degree >= 1 and world_size % degree == 0, "generator.tensor_parallel_degree", degree,
-        f"a divisor of the {world_size} ranks", "Change it, or NGPU.",
-    )  # fmt: skip
-    replicas = world_size // degree
-    expect(
-        num_prompts >= replicas, "num_prompts_per_step", num_prompts,
-        f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
-        "Raise it.",
-    )  # fmt: skip
 
 
 def _stable_seed(*parts: int) -> int:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from torchtitan_rl.core.device import peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.core.events import record_metric, record_metrics
 from torchtitan_rl.core.types import Metric, flat
 from torchtitan_rl.observability.collector import elapsed
-from torchtitan_rl.observability.machine import measured_speeds
+from torchtitan_rl.observability.machine import measured_speeds, peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.observability.metrics.conversation_stats import conversation_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics

@@ -15,7 +15,6 @@ from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.engine_stats import tail_seconds
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.weight_proof import CHANGED, OTHER_VALUES, share_of
 from torchtitan_rl.core.generator.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
@@ -23,6 +22,7 @@ from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
+from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -51,6 +51,7 @@ class Pair:
         self.weight_sync = WeightSync.Config(check_interval=1).build()
         self.held = HeldWeights(self.model, self.adapter)
         self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
+            stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=4, max_tokens=8),

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.metrics.stats import IterationStats, PrefillStats, SchedulerStats
 
-from torchtitan_rl.core.generator import engine_stats
-from torchtitan_rl.core.generator.engine_stats import EngineStats
+from torchtitan_rl.observability import engine_stats
+from torchtitan_rl.observability.engine_stats import EngineStats
 
 
 def step(sampled: int, prompt: int = 0, cached: int = 0) -> IterationStats:

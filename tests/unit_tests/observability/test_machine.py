@@ -1,0 +1,41 @@
+"""Peak memory, by samples at the end of timed parts."""
+
+import torch
+
+from torchtitan_rl.core.device import gpu_memory_bytes
+from torchtitan_rl.core.events import listen, timed
+from torchtitan_rl.observability import machine
+
+GIB = 2**30
+
+
+def test_peak_memory_is_of_the_whole_gpu_and_begins_anew_when_read(monkeypatch):
+    monkeypatch.setattr(machine, "ON_CPU", False)
+    free = iter([70, 30, 50, 60, 65])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free) * GIB, 80 * GIB))
+    machine._highest_sample = 0
+    assert machine.sample_memory() == 10 * GIB
+    assert machine.sample_memory() == 50 * GIB
+    assert machine.peak_memory_bytes() == 50 * GIB
+    assert machine.peak_memory_bytes() == 20 * GIB
+
+
+def test_peak_memory_without_a_gpu_is_the_resident_set(monkeypatch):
+    machine.peak_memory_bytes()
+    before = machine.peak_memory_bytes()
+    held = torch.ones(64 * 2**20 // 4)
+    machine.sample_memory()
+    del held
+    assert machine.peak_memory_bytes() - before > 48 * 2**20
+    assert machine.peak_memory_bytes() - before < 48 * 2**20
+    assert gpu_memory_bytes() is None
+
+
+def test_a_timed_part_is_sampled_at_its_end(monkeypatch):
+    samples = []
+    monkeypatch.setattr(machine, "sample_memory", lambda: samples.append(1))
+    end = listen(machine.MemorySampler())
+    with timed("train"):
+        assert not samples
+    end()
+    assert len(samples) == 1
