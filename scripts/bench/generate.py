@@ -29,12 +29,9 @@ from torchtitan_rl.core.types import Prompt  # noqa: E402
 
 
 def as_vllm(generator: Generator, generate: Callable[[], object]) -> None:
-    """With none of what `CPUScheduler` replaces."""
+    """Without `SharedPrompts`."""
     scheduler = generator.llm.llm_engine.engine_core.engine_core.scheduler
-    with (
-        patch.object(scheduler, "_one_token_each", lambda ids, at_edge: None),
-        patch.object(scheduler, "_twin", lambda request: None),
-    ):
+    with patch.object(scheduler, "_twin", lambda request: None):
         generate()
 
 
@@ -56,7 +53,7 @@ def main() -> None:
     controller = start(config_of(job))
     generator = controller.generator
     generator.end_token_ids = []  # every completion has the full length
-    prompts: list[Prompt] = controller.prompts.next_batch(args.prompts)
+    prompts: list[Prompt] = controller.services.prompts.next_batch(args.prompts)
 
     def generate() -> None:
         generator.llm.reset_prefix_cache()
@@ -69,7 +66,7 @@ def main() -> None:
         print(f"{name}: {seconds.wall:.3f} s, cpu {seconds.cpu:.3f} s, {tokens / seconds.wall:,.0f} tokens/s")
     own, ours = found.values()
     print(f"ratio {own.wall / ours.wall:.2f}, cpu {own.cpu / ours.cpu:.2f}")
-    controller.recorder.close()
+    controller.services.observer.close()
     controller.close()
 
 

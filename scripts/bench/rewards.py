@@ -91,8 +91,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     controller = make_controller(args.new_tokens, args.workers)
     fix_prompts(controller)
-    flush, values = controller.recorder.flush, {}
-    controller.recorder.flush = lambda step: values.update(flush(step))
+    recorder, values = controller.services.observer.recorder, {}
+    flush = recorder.flush
+    recorder.flush = lambda step: values.update(flush(step))
     ways = {"when all is sampled": LateRound, "as groups end": GradingRound}
     found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for step in range(1, 2 * args.steps + 3):
@@ -105,7 +106,7 @@ def main() -> None:
     for name, seconds in found.items():
         step, generate, grade, train = map(median, zip(*seconds, strict=True))
         print(f"{name}: step {step:.3f} s: generate {generate:.3f}, grade {grade:.3f}, train {train:.3f}")
-    controller.recorder.close()
+    recorder.close()
     controller.close()
 
 

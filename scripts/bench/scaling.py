@@ -71,7 +71,7 @@ def rank_job(folder: Path) -> None:
         "buffers MB": messages.count["bytes"] / STEPS / 1e6,
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    controller.recorder.close()
+    controller.services.observer.close()
     controller.close()
 
 

@@ -29,7 +29,7 @@ class Private(NamedTuple):
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
-SHORT, SHARED = "cpu/scheduler.py", "cpu/shared_prompts.py"
+SHARED = "cpu/shared_prompts.py"
 NAMES = [
     Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
     Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "core/trainer/held_weights.py", "where a shard begins"),
@@ -43,16 +43,10 @@ NAMES = [
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
     Private("torch:ops.mkldnn._linear_pointwise", "cpu/products.py", "oneDNN's float32 product", only_cpu=True),
-    Private("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "cpu/engine.py", "replaced for the float32 head"),
     Private(f"{SCHEDULER}._handle_blocked_waiting_request", SHARED, "completions wait for their prompt's first one", True),
     Private(f"{SCHEDULER}._get_local_prefix_cache_hit", SHARED, "a prompt is copied from its first completion", True),
-    Private(f"{SCHEDULER}._free_request", f"{SHARED}, {SHORT}", "forgets a finished completion", True),
+    Private(f"{SCHEDULER}._free_request", SHARED, "forgets a finished completion", True),
     Private("vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager", SHARED, "sharing is right for full attention alone"),
-    Private(f"{SCHEDULER}._get_new_block_ids_to_zero", SHORT, "part of a step's description"),
-    Private(f"{SCHEDULER}#_inflight_prefills", SHORT, "whether all sequences only decode"),
-    Private(f"{SCHEDULER}#kv_holding_waiting", SHORT, "the same"),
-    Private(f"{SCHEDULER}#prev_step_scheduled_req_ids", SHORT, "whether the batch stays as it was"),
-    Private("vllm.v1.request:Request#num_in_flight_tokens", SHORT, "tokens that a step has under way"),
 ]  # fmt: skip
 
 
@@ -126,6 +120,6 @@ def test_behaviour_is_replaced_in_two_places_alone():
 
 
 def test_a_name_that_moved_is_missed():
-    assert not is_there(Private(f"{SCHEDULER}._gone", SHORT, ""))
-    assert not is_there(Private(f"{SCHEDULER}#_gone", SHORT, ""))
-    assert not is_there(Private("torch.gone:_name", SHORT, ""))
+    assert not is_there(Private(f"{SCHEDULER}._gone", SHARED, ""))
+    assert not is_there(Private(f"{SCHEDULER}#_gone", SHARED, ""))
+    assert not is_there(Private("torch.gone:_name", SHARED, ""))

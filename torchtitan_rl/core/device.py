@@ -52,12 +52,10 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class DeviceHooks:
-    """How a device may be given another engine than vLLM chooses for it. By default it is given none."""
+    """What a device changes in an engine; nothing by default."""
 
-    engine_options: Callable[[str], dict[str, Any]] = lambda dtype: {}
-    """More keyword arguments of `vllm.LLM` for an engine of this dtype; they win over the core's."""
-    adapt_engine: Callable[["LLM", str], None] = lambda llm, dtype: None
-    """Called with a new engine, which has no weights yet, and its dtype."""
+    engine_options: Callable[[], dict[str, Any]] = dict
+    """More keyword arguments of `vllm.LLM`. They override the core's."""
 
 
 hooks = DeviceHooks()

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
@@ -15,7 +14,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
-from torchtitan_rl.cpu.engine import BLOCK_TOKENS, HEAD_ROWS, use_wide_head
+from torchtitan_rl.cpu import BLOCK_TOKENS
 from torchtitan_rl.observability.engine_stats import EngineStats
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="a GPU's engine is vLLM's own")
@@ -52,14 +51,6 @@ def scheduler(generator):
 
 def said(completions: list[Completion]) -> list[tuple]:
     return [(c.token_ids.tolist(), c.logprobs.tolist(), c.finish_reason) for c in completions]
-
-
-def test_the_short_way_through_a_step_samples_what_vllms_own_does(generator, scheduler, monkeypatch) -> None:
-    short, steps = said(flat(generator.generate(PROMPTS))), []
-    monkeypatch.setattr(scheduler, "_one_token_each", lambda ids, at_edge: steps.append(ids))  # none: vLLM's schedule
-    assert said(flat(generator.generate(PROMPTS))) == short
-    assert len(steps) > BLOCK_TOKENS
-    assert {reason for _, _, reason in short} == {"stop", "length"}
 
 
 def test_a_prompt_is_computed_once_for_its_completions(generator, scheduler, monkeypatch) -> None:
@@ -106,18 +97,6 @@ def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler,
     monkeypatch.setattr(TurnEngine, "step", five_steps)
     with pytest.raises(InterruptedError):
         generator.generate(PROMPTS)
-    assert not scheduler._held
     assert not scheduler._by_prompt
     monkeypatch.undo()
     assert said(flat(generator.generate(PROMPTS))) == expected
-
-
-def test_a_wide_head_multiplies_bfloat16_weights_without_rounding_the_logits() -> None:
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-
-    head = torch.nn.Linear(8, HEAD_ROWS + 3, bias=False, dtype=torch.bfloat16)
-    head.quant_method = UnquantizedEmbeddingMethod()
-    use_wide_head(torch.nn.ModuleDict({"lm_head": head}))
-    head.quant_method.process_weights_after_loading(head)  # as every push of weights does
-    hidden = torch.randn(5, 8, dtype=torch.bfloat16)
-    torch.testing.assert_close(head.quant_method.apply(head, hidden), hidden.float() @ head.weight.float().T)

@@ -32,7 +32,7 @@ def engine_options(
     options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if dtype == "bfloat16" else {}
     if ON_CPU:
         options |= {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
-        return options | device.hooks.engine_options(dtype)
+        return options | device.hooks.engine_options()
     options |= {
         "enforce_eager": enforce_eager,
         "enable_sleep_mode": sleep,
@@ -42,7 +42,7 @@ def engine_options(
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if tensor_parallel_degree > 1 and expandable_segments():
         options["disable_custom_all_reduce"] = True
-    return options | device.hooks.engine_options(dtype)
+    return options | device.hooks.engine_options()
 
 
 def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:

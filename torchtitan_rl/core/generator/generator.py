@@ -119,7 +119,6 @@ class Generator(Configurable):
             **options,
         )
         unlink_shared_memory(siblings, self.rank_in_replica)
-        device.hooks.adapt_engine(self.llm, config.dtype)
         self.stats = stats
         device.replace_engine_parts(self.llm, tokenizer, stats)
 

@@ -1,5 +1,6 @@
 """The optimizer's settings, and what one update reports of it."""
 
+import math
 from dataclasses import dataclass
 
 from torchtitan.components.optimizer import OptimizersContainer, default_adamw
@@ -18,7 +19,7 @@ class AdamW(Configurable):
         lr: float = number(1e-6, least=0, most=1, remedy="Full fine-tuning usually takes 1e-6.")
         """Peak learning rate."""
 
-        weight_decay: float = number(0.0, least=0, remedy="Use 0 for none.")
+        weight_decay: float = number(0.0, least=0, below=math.inf, remedy="Use 0 for none.")
         """Decoupled weight decay."""
 
         betas: tuple[float, float] = number((0.9, 0.95), least=0, below=1, remedy="Use 0.9 0.95.")
