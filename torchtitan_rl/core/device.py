@@ -7,7 +7,7 @@ environment while they are imported. So this module has import-time effects, and
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,14 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class DeviceHooks:
-    """How a device may be given another engine than vLLM chooses for it. By default it is given none."""
+    """Changes to the engine on one kind of device. The defaults change nothing."""
 
     engine_options: Callable[[str], dict[str, Any]] = lambda dtype: {}
-    """More keyword arguments of `vllm.LLM` for an engine of this dtype; they win over the core's."""
+    """Returns more keyword arguments of `vllm.LLM` for an engine of this dtype. They override the core's."""
     adapt_engine: Callable[["LLM", str], None] = lambda llm, dtype: None
     """Called with a new engine, which has no weights yet, and its dtype."""
+    unlink_shared_memory: Callable[[Sequence[int], int], None] = lambda ranks, rank_in_replica: None
+    """Called before and after an engine starts, with the ranks that share it and this rank's place among them."""
 
 
 hooks = DeviceHooks()
