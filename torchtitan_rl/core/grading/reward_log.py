@@ -1,4 +1,4 @@
-"""What reward functions log: a buffer for each call, and the step's metrics."""
+"""Logging of reward functions: a buffer for each call, and the metrics of a step."""
 
 import math
 import pickle
@@ -10,11 +10,11 @@ from torchtitan_rl.core.types import Metric
 
 
 class LogError(ValueError):
-    """A reward function logged something that cannot be shown. Its logging is dropped, its scores are kept."""
+    """A reward function logged an invalid value. Its logging is dropped, its scores are kept."""
 
 
 class RewardLog:
-    """What one call of a reward function logs about one prompt's group. Never communicates."""
+    """Buffer for the values that one call of a reward function logs about one prompt's group."""
 
     def __init__(self, function: str, group_size: int) -> None:
         self.extras: dict[str, list[Any]] = {}
@@ -26,9 +26,9 @@ class RewardLog:
         self._closed = False
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Show `values`, one for each completion in order, as a column of the sample tables. A second call replaces the first.
+        """Add `values`, one for each completion in order, as a column of the sample tables. A second call replaces the first.
 
-        Raises LogError, and drops all columns of this call, for a wrong number of values and for values that cannot be pickled.
+        Raises LogError and drops all columns if the number of values is wrong or they cannot be pickled.
         """
         values = _as_list(values)
         wrong = "no list" if values is None else f"{len(values)} values" * (len(values) != self._group_size)
@@ -42,7 +42,7 @@ class RewardLog:
             self.extras[str(column)] = values
 
     def log_metric(self, name: str, value: float) -> None:
-        """Average `value` into the step's metric `name`, over all groups and ranks. Raises LogError for no number."""
+        """Average `value` into the step's metric `name`, over all groups and ranks. Raises LogError if it is not a number."""
         try:
             number = float(value)
         except (TypeError, ValueError) as error:
@@ -51,20 +51,20 @@ class RewardLog:
             self.metrics.append((str(name), number))
 
     def _closed_by(self, call: str) -> LogError:
-        """Take nothing more: half of what a call logs would mislead."""
+        """Ignore all later logging of this call, because half of it would mislead."""
         self._closed = True
         return LogError(f"Reward function {self._function!r} called {call}")
 
 
 class RewardMetrics:
-    """Sums and weighted means since the last drain. The recorder merges them over ranks."""
+    """Sums and weighted means since the last drain. The metrics' listener merges them over ranks."""
 
     def __init__(self) -> None:
         self._means: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._sums: dict[str, float] = defaultdict(float)
 
     def add_logged(self, function: str, metrics: Sequence[tuple[str, float]], num_completions: int) -> None:
-        """Count what `function` logged about one group: each name weighs `num_completions`, however often it was logged."""
+        """Add the values that `function` logged about one group. Each name has the weight `num_completions` in total."""
         times = Counter(name for name, _ in metrics)
         for name, value in metrics:
             if math.isfinite(value):
@@ -73,7 +73,7 @@ class RewardMetrics:
                 self._sums[f"extra/{function}/{name}/non_finite"] += 1
 
     def add_call(self, function: str, seconds: float, num_failed: int) -> None:
-        """Count the seconds of one call, and the completions that it failed to score."""
+        """Add the duration of one call and the number of completions that it failed to score."""
         self._means[f"reward/{function}/seconds"].append((seconds, 1.0))
         if num_failed:
             self._sums[f"reward/{function}/failures"] += num_failed
@@ -92,7 +92,7 @@ class RewardMetrics:
 
 
 def _as_list(values: Any) -> list[Any] | None:
-    """`values` as a list (tensors and arrays as Python numbers), None when it is not a sequence of values."""
+    """Returns `values` as a list, with tensors and arrays as Python numbers; None if they are not a sequence."""
     if isinstance(values, (str, bytes, dict)):
         return None
     if hasattr(values, "tolist"):
@@ -101,7 +101,7 @@ def _as_list(values: Any) -> list[Any] | None:
 
 
 def _unpicklable(values: list[Any]) -> str:
-    """Why the values cannot leave a worker process; "" if they can."""
+    """Returns the reason why the values cannot be sent from a worker process; "" if they can."""
     try:
         pickle.dumps(values)
     except Exception as error:
