@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.generator import engine_options as options_module
-from torchtitan_rl.core.generator.engine_options import engine_options
-from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator import generator as generator_module
+from torchtitan_rl.core.generator.generator import Generator, engine_options
 
 GIB = 2**30
 
@@ -58,8 +57,8 @@ def without_hooks(monkeypatch):
     ],
 )
 def test_what_the_engine_is_told(monkeypatch, without_hooks, on_cpu, growing, dtype, degree, expected):
-    monkeypatch.setattr(options_module, "ON_CPU", on_cpu)
-    monkeypatch.setattr(options_module, "expandable_segments", lambda: growing)
+    monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
+    monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
     assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
 
 

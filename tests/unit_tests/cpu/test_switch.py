@@ -5,8 +5,7 @@ import pytest
 from torchtitan_rl import cpu
 from torchtitan_rl.core import device
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.generator.engine_options import engine_options
-from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.generator import Generator, engine_options
 from torchtitan_rl.cpu.engine import unlink_shared_memory
 
 pytestmark = pytest.mark.skipif(not device.ON_CPU, reason="a GPU has no adaptations")

@@ -15,9 +15,9 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.core import device
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.device import ON_CPU, expandable_segments
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.engine_options import engine_options
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
@@ -255,6 +255,31 @@ class Generator(Configurable):
     def close(self) -> None:
         """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
         self.llm.llm_engine.engine_core.shutdown()
+
+
+def engine_options(config: Generator.Config) -> dict[str, Any]:
+    """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
+
+    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to eighths.
+    - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
+    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each turn of a
+      conversation has one) lose half their tokens when preempted, because the CPU generator cannot be rewound.
+    - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
+    """
+    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    if ON_CPU:
+        options |= {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
+        return options | device.hooks.engine_options(config.dtype)
+    options |= {
+        "enforce_eager": config.enforce_eager,
+        "enable_sleep_mode": config.sleep,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
+    if config.dtype == "float32":
+        options["attention_config"] = {"backend": "TRITON_ATTN"}
+    if config.tensor_parallel_degree > 1 and expandable_segments():
+        options["disable_custom_all_reduce"] = True
+    return options | device.hooks.engine_options(config.dtype)
 
 
 def _stable_seed(*parts: int) -> int:
