@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 BLOCK_TOKENS = 32
-"""Tokens in a block of the KV cache. With vLLM's 128 on a CPU, prompts share less of the cache, and the kernels are no faster."""
+"""Tokens in a block of the KV cache. With vLLM's 128 on a CPU, prompts share less, and the kernels are no faster."""
 
 HEAD_ROWS = 1024
-"""Rows of the vocabulary that are converted to float32 at once. For 1,024 columns they take 4 MB and stay in the CPU's cache."""
+"""Rows of the vocabulary that are converted to float32 at once. With 1,024 columns they take 4 MB and stay in cache."""
 
 
 def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:

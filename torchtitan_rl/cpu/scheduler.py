@@ -1,6 +1,7 @@
-"""vLLM's scheduler with a short way through the steps in which every sequence is given one more token and nothing else happens.
+"""vLLM's scheduler with a fast path for steps in which every running sequence gets one more token and nothing else changes.
 
-Its own way asks 128 sequences the same fifty questions a token, which costs a tiny model as much as its matrix products.
+vLLM's own path runs about fifty checks per sequence and token. With 128 sequences of a tiny model, they cost as much time as
+the matrix products.
 """
 
 from itertools import chain
@@ -16,20 +17,20 @@ from torchtitan_rl.cpu.shared_prompts import SharedPrompts
 
 
 class CPUScheduler(SharedPrompts):
-    """Decides what vLLM's decides, and hands out a completion's tokens with its last one instead of one by one."""
+    """Makes the same decisions as vLLM's scheduler. It returns a completion's tokens together with the last one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._decoding: SchedulerOutput | None = None  # of this step, when it is a short one
-        self._held: dict[str, list[tuple[int, float, int]]] = {}  # token, log-probability, rank: not handed out yet
+        self._decoding: SchedulerOutput | None = None  # this step's output if it took the fast path
+        self._held: dict[str, list[tuple[int, float, int]]] = {}  # (token, log-probability, rank), not returned yet
 
     def add_request(self, request: Request) -> None:
-        """See Scheduler."""
+        """Add a request without held tokens."""
         self._held[request.request_id] = []
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """See Scheduler."""
+        """Schedule the next step, on the fast path if the batch is unchanged and every request decodes."""
         ids = [request.request_id for request in self.running]
         at_edge = [one for one in self.running if (one.num_computed_tokens + 1) % self.block_size < 2]
         only_decodes = ids and not (self.waiting or self.kv_holding_waiting or self._inflight_prefills)
@@ -39,7 +40,7 @@ class CPUScheduler(SharedPrompts):
         return self._decoding or super().schedule(throttle_prefills)
 
     def _one_token_each(self, ids: list[str], at_edge: list[Request]) -> SchedulerOutput:
-        """The step of a batch that stays as it was; `at_edge` begin a block of the KV cache with this token, or fill one."""
+        """Returns the step of an unchanged batch. The requests `at_edge` begin or fill a block of the KV cache in this step."""
         self.current_step += 1
         self.kv_cache_manager.new_step_starts()
         blocks = {
@@ -75,7 +76,7 @@ class CPUScheduler(SharedPrompts):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """See Scheduler."""
+        """Process a step's sampled tokens. Returns the outputs of requests that vLLM handled, with their held tokens."""
         if scheduler_output is self._decoding and model_runner_output.logprobs is not None:
             scheduler_output.num_scheduled_tokens = self._hold(model_runner_output)
         held = {one: self._held[one] for one in scheduler_output.num_scheduled_tokens}
@@ -85,7 +86,7 @@ class CPUScheduler(SharedPrompts):
         return outputs
 
     def _hold(self, sampled: ModelRunnerOutput) -> dict[str, int]:
-        """Keep the tokens of the sequences that go on; the others, and one token for each, are left to vLLM."""
+        """Hold the tokens of sequences that continue. Returns {request: 1 token} for the others, which vLLM handles."""
         left = {}
         of_tokens = zip(
             sampled.logprobs.logprobs[:, 0].tolist(), sampled.logprobs.sampled_token_ranks.tolist(), strict=True
@@ -101,7 +102,7 @@ class CPUScheduler(SharedPrompts):
         return left
 
     def _may_end(self, request: Request, token: int) -> bool:
-        """Whether vLLM must look at this token: it may end the sequence, alone or as the last of a text."""
+        """Whether vLLM must check this token, because it may end the sequence or complete a stop text."""
         wanted = request.sampling_params
         return (
             token in wanted.all_stop_token_ids
@@ -116,7 +117,7 @@ class CPUScheduler(SharedPrompts):
 
 
 def _put_before(held: list[tuple[int, float, int]], output: EngineCoreOutput) -> None:
-    """Hand out the tokens that were held with those of `output`."""
+    """Insert the held tokens before those of `output`."""
     if not held:
         return
     tokens, logprobs, ranks = (np.array(column) for column in zip(*held, strict=True))

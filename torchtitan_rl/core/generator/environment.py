@@ -47,7 +47,7 @@ class Environment(ABC):
         """Returns the answer to the policy's message {"role": "assistant", "content": ...}."""
 
     def close(self, finish_reason: FinishReason) -> float | None | Awaitable[float | None]:
-        """Release resources and return a final reward or None. Called once at the end, unless an earlier call never returned."""
+        """Release resources; return a final reward or None. Called once at the end, unless a call never returned."""
         return None
 
 

@@ -212,7 +212,7 @@ class Generator(Configurable):
         return get_tp_group().broadcast_object(value, src=0)
 
     def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. The sync probe uses it."""
+        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the probe."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, Tensor]]
 
 PROVE_EVERY = 16 if ON_CPU else 1
-"""Number of pushes per full proof; the first push is proven in full. Reading packed matrices back on a CPU takes longer than the
-push itself."""
+"""Number of pushes per full proof; the first push is proven in full. On a CPU, reading packed matrices back takes longer than
+the push itself."""
 
 MAX_DIFF = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """Largest allowed difference of a probed token's log-probability before the run has its own statistics. In float32 it is about
@@ -126,8 +126,8 @@ class WeightSync(Configurable):
         if not diff <= limit:
             raise WeightSyncError(
                 f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "
-                f"trainer's by {diff:.3g}, more than {whose} = {limit:.3g}, although every weight arrived. The two sides compute "
-                "different models: check the rotary base, the norm epsilon and the order of rows in the checkpoint's conversion."
+                f"trainer's by {diff:.3g}, more than {whose} = {limit:.3g}, although every weight arrived. They compute different "
+                "models: check the rotary base, the norm epsilon and the order of rows in the checkpoint's conversion."
             )
         self._probes.append(diff)
 

@@ -115,7 +115,7 @@ class Grader(Configurable):
         return drained
 
     def calls(self, group: Group[Completion], state: TrainerState) -> list[RewardCall]:
-        """Start the calls that score a group in workers. Returns all its calls: the task's rewards in order, then the judgement."""
+        """Start a group's calls in the workers. Returns all its calls: the task's rewards in order, then the judgement."""
         task = group.prompt.task
         calls = [RewardCall(scorer, group, state) for scorer in self._scorers[task].all if group.samples]
         away = {
