@@ -112,7 +112,8 @@ class Reward:
 
     async def _call(self, keywords: dict[str, Any]) -> Any:
         output = self.function(**keywords)
-        return asyncio.run(_awaited(output)) if inspect.isawaitable(output) else output
+        # asyncio.run takes only coroutines; wait_for makes one of any awaitable.
+        return asyncio.run(asyncio.wait_for(output, None)) if inspect.isawaitable(output) else output
 
     async def _wait(self, keywords: dict[str, Any]) -> Any:
         try:
@@ -212,10 +213,6 @@ def _described(error: BaseException) -> str:
     theirs = [frame for frame in frames if "/torchtitan_rl/core/grading/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
-
-
-async def _awaited(output: Any) -> Any:
-    return await output
 
 
 def _value(coroutine: Coroutine[Any, Any, T]) -> T:
