@@ -32,9 +32,6 @@ ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
 SHORT, SHARED = "cpu/scheduler.py", "cpu/shared_prompts.py"
 NAMES = [
     Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
-    Private("torch.distributed.tensor._utils:compute_local_shape_and_global_offset", "core/trainer/held_weights.py", "where a shard begins"),
-    Private("torch.distributed.tensor:DTensor#_local_tensor", "core/trainer/held_weights.py", "a shard without a record for autograd"),
-    Private("torch._C:DisableTorchFunctionSubclass", "core/generator/weight_proof.py", "vLLM's parameters are a subclass, which is slow"),
     Private("torch.distributed.checkpoint._nested_dict:set_element", "resilience/safe_load.py", "puts a loaded value into its place"),
     Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
@@ -45,7 +42,7 @@ NAMES = [
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
     Private("torch:ops.mkldnn._linear_pointwise", "cpu/products.py", "oneDNN's float32 product", only_cpu=True),
-    Private("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "cpu/engine.py, core/generator/weight_proof.py", "replaced for the float32 head; wrapped to look at a matrix before it is packed"),
+    Private("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.process_weights_after_loading", "cpu/engine.py", "replaced for the float32 head"),
     Private(f"{SCHEDULER}._handle_blocked_waiting_request", SHARED, "completions wait for their prompt's first one", True),
     Private(f"{SCHEDULER}._get_local_prefix_cache_hit", SHARED, "a prompt is copied from its first completion", True),
     Private(f"{SCHEDULER}._free_request", f"{SHARED}, {SHORT}", "forgets a finished completion", True),
