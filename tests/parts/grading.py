@@ -1,7 +1,9 @@
 """Graders over given functions, and the prompts and groups they score."""
 
+from collections import defaultdict
+
 from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
 
@@ -66,6 +68,21 @@ def length(completions, **_):
     return [float(len(completion)) for completion in completions]
 
 
-def logged(grader: Grader):
-    """What it has to report besides how long its calls took."""
-    return {key: metric for key, metric in grader.drain_metrics().items() if not key.endswith("/seconds")}
+def drained(grader: Grader) -> dict[str, Metric]:
+    """Returns the grader's metrics, each merged over its calls as the recorder merges them."""
+    calls: dict[str, list[Metric]] = defaultdict(list)
+    for key, metric in grader.drain_metrics():
+        calls[key].append(metric)
+    merged = {}
+    for key, metrics in calls.items():
+        if metrics[0].reduction == "sum":
+            merged[key] = Metric(sum(one.value for one in metrics), "sum")
+        else:
+            weight = sum(one.weight for one in metrics)
+            merged[key] = Metric(sum(one.value * one.weight for one in metrics) / weight, "mean", weight)
+    return merged
+
+
+def logged(grader: Grader) -> dict[str, Metric]:
+    """Returns `drained` without the durations of calls."""
+    return {key: metric for key, metric in drained(grader).items() if not key.endswith("/seconds")}

@@ -14,7 +14,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.evaluation import Evaluation
-from torchtitan_rl.core.events import heartbeat, progress, record_metric, record_metrics, timed
+from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.generator.weight_sync import WeightSync
@@ -181,7 +181,8 @@ class Controller(Configurable):
             self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
         with timed(f"{prefix}grade"):
             scored = grading.scores()
-            record_metrics({prefix + key: metric for key, metric in self.grader.drain_metrics().items()})
+            for key, metric in self.grader.drain_metrics():
+                record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)

@@ -7,7 +7,7 @@ environment while they are imported. So this module has import-time effects, and
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,12 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class DeviceHooks:
-    """What a device changes in an engine; nothing by default."""
+    """Changes to the engine on one kind of device. The defaults change nothing."""
 
     engine_options: Callable[[], dict[str, Any]] = dict
-    """More keyword arguments of `vllm.LLM`. They override the core's."""
+    """Returns more keyword arguments of `vllm.LLM`. They override the core's."""
+    unlink_shared_memory: Callable[[Sequence[int], int], None] = lambda ranks, rank_in_replica: None
+    """Called before and after an engine starts, with the ranks that share it and this rank's place among them."""
 
 
 hooks = DeviceHooks()

@@ -1,4 +1,4 @@
-"""float32 matrix products by oneDNN, which PyTorch gives to MKL."""
+"""float32 matrix products with oneDNN instead of MKL, which is PyTorch's default."""
 
 import platform
 import warnings
@@ -7,28 +7,28 @@ from functools import cache
 import torch
 
 SMALLEST = 16
-"""Rows or columns below which oneDNN's set-up costs more than it saves."""
+"""Smallest dimension of a product. For smaller ones, oneDNN's overhead is larger than its gain."""
 
 
 @cache
 def override_products() -> torch.library.Library | None:
-    """Replace `aten::mm` on this CPU: for the policy's layers, their backward, the head and DTensor's local products.
+    """Replace `aten::mm` on the CPU. It covers the policy's layers, their backward, the head and DTensor's local products.
 
-    Returns what keeps the replacement in place, or None where oneDNN does not have it.
+    Returns the library object that keeps the replacement registered, or None if oneDNN is not available.
     """
     if platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
         return None
     products = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden
+        warnings.simplefilter("ignore")  # torch warns that a kernel is overridden
         products.impl("mm", _product, "CPU", allow_override=True)
     return products
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [M, K] @ b [K, N]: float32 by oneDNN, in full precision, anything else as PyTorch does it.
+    """Returns a [M, K] @ b [K, N]: float32 with oneDNN in full precision, other types with PyTorch's own kernel.
 
-    MKL gives other makers' processors its AVX2 kernels: 90 GFLOP/s a core of an AMD Zen 5, where oneDNN's AVX-512 reaches 200.
+    MKL uses only AVX2 kernels on non-Intel processors: 90 GFLOP/s per core of an AMD Zen 5. oneDNN's AVX-512 reaches 200.
     """
     fits = a.dtype == b.dtype == torch.float32 and a.shape[1] == b.shape[0] and min(*a.shape, b.shape[1]) >= SMALLEST
     if fits and _has_rows(a) and _has_rows(b):
@@ -37,6 +37,6 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _has_rows(t: torch.Tensor) -> bool:
-    """Whether t [R, C], or its transpose, has rows of adjacent elements that do not overlap: oneDNN takes nothing else."""
+    """Whether t [R, C] or its transpose has contiguous, non-overlapping rows, as oneDNN requires."""
     (rows, columns), (down, right) = t.shape, t.stride()
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)

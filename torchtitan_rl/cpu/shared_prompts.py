@@ -1,6 +1,6 @@
-"""vLLM's scheduler, but a prompt is computed once for all of its completions, to its last token but one.
+"""vLLM's scheduler, except that all but the last token of a prompt are computed once for all of its completions.
 
-vLLM shares whole blocks of its cache alone, and on a CPU they have at least 32 tokens: of a prompt of 13 it shares nothing.
+vLLM shares only whole blocks of its cache, which have at least 32 tokens on a CPU. It shares nothing of a prompt of 13 tokens.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class SharedPrompts(Scheduler):
-    """A prompt's first completion goes a step ahead; the others begin with a copy of what it left in the cache."""
+    """A prompt's first completion starts one step before the others, which then copy its part of the KV cache."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,7 +23,7 @@ class SharedPrompts(Scheduler):
         self._whole_cache = all(isinstance(one, FullAttentionManager) for one in managers)
 
     def add_request(self, request: Request) -> None:
-        """See Scheduler."""
+        """Add a request, and remember it by its prompt."""
         self._by_prompt[tuple(request.prompt_token_ids)].append(request)
         super().add_request(request)
 
@@ -35,15 +35,17 @@ class SharedPrompts(Scheduler):
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         found = super()._get_local_prefix_cache_hit(request)
         twin = self._twin(request)
-        shared = min(request.num_prompt_tokens, request.num_tokens - 1)  # the last gives the next token's distribution
+        shared = min(
+            request.num_prompt_tokens, request.num_tokens - 1
+        )  # the last token must be computed: it predicts the next one
         if twin is None or shared <= found[1]:
             return found
         blocks = self.kv_cache_manager.get_blocks(twin.request_id).blocks
-        # vLLM copies a last block of which a part is shared, before this step computes anything.
+        # vLLM copies a partly shared last block before this step's computation.
         return KVCacheBlocks(tuple(group[: cdiv(shared, self.block_size)] for group in blocks)), shared, 0, False
 
     def _twin(self, request: Request) -> Request | None:
-        """One that runs with the same prompt."""
+        """Returns a running request with the same prompt, or None."""
         if not (self._whole_cache and self.kv_cache_manager.prefix_cache_lookup_enabled(request)):
             return None
         same = self._by_prompt[tuple(request.prompt_token_ids)]

@@ -11,7 +11,6 @@ from torchtitan_rl import cpu
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU, gpu_memory_bytes
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.generator.engine_options import CPU_HEAD_DIMS
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
@@ -43,6 +42,9 @@ _ONLY: dict[str, tuple[object, str, str]] = {
     "comm.mode": ("default", "as training is real", "Leave it at its default."),
 }
 """Fields of torchtitan's own configs with the only value that works here, the reason and the remedy."""
+
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM's CPU kernels support."""
 
 
 def validate(config: "RunConfig", *, world_size: int) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.generator import engine_options as options_module
-from torchtitan_rl.core.generator.engine_options import engine_options
+from torchtitan_rl.core.generator import generator as generator_module
+from torchtitan_rl.core.generator.generator import Generator, engine_options
 
 GIB = 2**30
 
@@ -57,14 +57,14 @@ def without_hooks(monkeypatch):
     ],
 )
 def test_what_the_engine_is_told(monkeypatch, without_hooks, on_cpu, growing, dtype, degree, expected):
-    monkeypatch.setattr(options_module, "ON_CPU", on_cpu)
-    monkeypatch.setattr(options_module, "expandable_segments", lambda: growing)
-    assert engine_options(dtype, degree) == expected
+    monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
+    monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
+    assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
 
 
 def test_a_device_s_options_win_over_the_core_s(monkeypatch, without_hooks):
     device.install_hooks(device.DeviceHooks(engine_options=lambda dtype: {"hf_overrides": {"of": dtype}}))
-    assert engine_options("bfloat16", 1)["hf_overrides"] == {"of": "bfloat16"}
+    assert engine_options(Generator.Config(dtype="bfloat16"))["hf_overrides"] == {"of": "bfloat16"}
 
 
 def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():

@@ -69,7 +69,7 @@ def test_a_prompt_is_computed_once_for_its_completions(generator, scheduler, mon
 def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, scheduler) -> None:
     free = flat(generator.generate(PROMPTS, seeded=True))
     pool = scheduler.kv_cache_manager.block_pool
-    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 14)  # 12 sequences that want 2 each in the end
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)  # 12 sequences need 1 each, most need 2 later
     crowded = flat(generator.generate(PROMPTS, seeded=True))
     pool.free_blocks(taken)
     assert generator.stats.metrics([])["generator/preemptions"].value > 0

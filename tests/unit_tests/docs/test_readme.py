@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.grading import score
+from tests.parts.grading import drained, score
 from torchtitan_rl.core import types
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
@@ -47,7 +47,7 @@ def test_the_config_and_the_reward_of_the_readme_on_a_plain_and_on_a_chat_tokeni
     short, long = score(grader, "[ANSWER] 1", "x" * 200, prompt=prompt)
     assert short.reward_breakdown["brevity"] == pytest.approx(-0.010)
     assert long.reward_breakdown["brevity"] == pytest.approx(-0.2)
-    assert grader.drain_metrics()["extra/brevity/characters"].value == 105
+    assert drained(grader)["extra/brevity/characters"].value == 105
 
 
 def commands() -> list[tuple[str, str]]:

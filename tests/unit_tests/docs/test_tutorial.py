@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.make_arrivals import rows
+from tests.parts.grading import drained
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.starts.answer_recipes import arrivals
@@ -63,7 +64,7 @@ def test_the_reward_of_the_page_sees_the_column_and_logs(here):
     assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
     assert group.samples[0].extra == {"short/characters": len(text)}
     minutes = example.columns["minutes"]
-    assert grader.drain_metrics()["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
+    assert drained(grader)["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
 
 
 def test_what_is_told_of_the_rows_of_the_page_is_what_it_shows(here, capsys):

@@ -1,4 +1,4 @@
-"""One sample on its way: what the policy and its environment have said so far."""
+"""The state of one unfinished sample: the policy's turns and the environment's answers so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Sampled(NamedTuple):
     """One turn of the policy, as the engine sampled it."""
 
     place: int
-    """Of its conversation, in the order they were begun."""
+    """Index of its conversation in the call."""
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     text: str
@@ -23,21 +23,22 @@ class Sampled(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How a conversation goes on after a turn of the policy: the same on every rank of its engine."""
+    """An environment's answer to one turn, identical on every rank of the engine."""
 
     place: int
-    turn: TurnRecord | None = None
-    """The turn, with what the environment made of it; None where there was none yet."""
+    """Index of its conversation in the call."""
+    turn: TurnRecord
+    """The answered turn, with its reward if it has one."""
     token_ids: Sequence[int] = ()
-    """What the policy reads next."""
+    """Rendered tokens that the policy reads next."""
     end: FinishReason | None = None
-    """Why it is over; None: it goes on."""
+    """Why the conversation is over; None if it continues."""
     error: str | None = None
-    """Of the environment, with end "env_error"."""
+    """The environment's error, if `end` is "env_error"."""
 
 
 class ResetResult(NamedTuple):
-    """The prompt with the environment's first messages, or why its reset failed."""
+    """The prompt with the environment's first messages, or the error of its reset."""
 
     prompt: Prompt
     error: str | None = None
@@ -45,41 +46,41 @@ class ResetResult(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Conversation:
-    """Tokens are only ever appended: the policy's as they were sampled, an environment's as they were rendered."""
+    """Tokens are only appended: the policy's as they were sampled, the environment's as they were rendered."""
 
     prompt: Prompt
     sample_idx: int
     sampling: "SamplingConfig"
-    """Whose max_tokens is of all turns together."""
+    """Its max_tokens limits the sampled tokens of all turns together."""
     most_in_turn: int
-    """Tokens of one turn."""
+    """Maximum number of sampled tokens in one turn."""
     most_tokens: int
-    """Of the prompt and all that follows."""
+    """Maximum number of tokens in the prompt and all turns together."""
     in_turns: bool = False
-    """Whether an environment answers; else the first turn is the last."""
+    """Whether an environment answers. Without one, the first turn is the last."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     num_sampled: int = 0
     last: Sampled | None = None
-    """The policy's last turn."""
+    """The policy's most recent turn."""
     turns: list[TurnRecord] = field(default_factory=list)
-    """Those that have been answered."""
+    """The turns that have been answered."""
     finish_reason: FinishReason | None = None
     error: str | None = None
 
     @property
     def context(self) -> list[int]:
-        """What the next turn is sampled after."""
+        """All tokens before the next turn."""
         return [*self.prompt.token_ids.tolist(), *self.token_ids]
 
     def room(self, more: int = 0) -> int:
-        """Tokens that the next turn may have after `more` of an answer; 0 or less: there is none."""
+        """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means none."""
         used = len(self.prompt.token_ids) + len(self.token_ids) + more
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 
     def append_turn(self, sampled: Sampled) -> None:
-        """Appends a turn of the policy as it was sampled."""
+        """Append a turn of the policy as it was sampled."""
         self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
@@ -87,10 +88,9 @@ class Conversation:
             self.finish_reason = sampled.finish_reason
 
     def append_answer(self, answer: Answer) -> None:
-        """Appends the environment's answer to the turn."""
+        """Append the environment's answer to the last turn."""
         self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
-        if answer.turn is not None:
-            self.turns.append(answer.turn)
+        self.turns.append(answer.turn)
         self.finish_reason, self.error = answer.end, answer.error
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool) -> None:
@@ -99,7 +99,7 @@ class Conversation:
         self.loss_mask += [is_sampled] * len(token_ids)
 
     def completion(self, policy_version: int) -> Completion:
-        """All of it, when it is over."""
+        """Returns the whole conversation as a completion. Call it when the conversation is over."""
         said = [turn.text for turn in self.turns] if self.in_turns else [self.last.text if self.last else ""]
         return Completion(
             sample_idx=self.sample_idx,

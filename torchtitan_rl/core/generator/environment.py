@@ -1,4 +1,4 @@
-"""What answers the policy between its turns."""
+"""The interface of an environment, which answers the policy between its turns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from torchtitan_rl.core.types import FinishReason
 
 Message = dict[str, Any]
-"""Of a chat. Example: {"role": "user", "content": "higher"}"""
+"""A chat message. Example: {"role": "user", "content": "higher"}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,39 +19,39 @@ class Turn:
     """
 
     messages: Sequence[Message] = ()
-    """What the policy reads next; may be empty when done."""
+    """Messages that the policy reads next. May be empty when done."""
     reward: float | None = None
-    """For the turn; `environment_reward` makes these count."""
+    """Reward of the turn. It counts in training if `environment_reward` is among the reward functions."""
     done: bool = False
     """Whether the conversation is over."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Shown with the turn; numbers are summed over a conversation and become metrics."""
+    """Values shown with the turn. Numbers are summed over the conversation and become metrics."""
 
 
 class Environment(ABC):
-    """The other side of one conversation: one is made for each sample, by `Task.environment`, and is never shared.
+    """The policy's partner in one conversation. `Task.environment` makes one for each sample; it is never shared.
 
-    Each method may be a coroutine. All calls of one conversation come from one thread of its own, one after the other, so
-    state needs no lock and a connection may be kept; other conversations go on meanwhile.
+    Each method may be a coroutine. One thread makes all calls of a conversation, one after the other, so state needs no lock
+    and a connection can be kept open. Other conversations continue meanwhile.
     """
 
     role: str = "user"
-    """The role it answers in: what the chat template is tried with before training."""
+    """Role of its messages. The chat template is tested with it before training."""
 
     def reset(self) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """What is said after the prompt's messages and before the policy's first turn; the same for all samples of a prompt."""
+        """Returns messages to append to the prompt before the policy's first turn, the same for all samples of a prompt."""
         return ()
 
     @abstractmethod
     def step(self, message: Message) -> Turn | Awaitable[Turn]:
-        """The answer to what the policy said: {"role": "assistant", "content": ...}."""
+        """Returns the answer to the policy's message {"role": "assistant", "content": ...}."""
 
     def close(self, finish_reason: FinishReason) -> float | None | Awaitable[float | None]:
-        """Called once at the end, unless a call before never came back: give back what is held. Returns a final reward or None."""
+        """Release resources; return a final reward or None. Called once at the end, unless a call never returned."""
         return None
 
 
 def environment_reward(turn_rewards: list[list[float | None]], **_: Any) -> list[float | None]:
-    """A reward function: the sum of what the environment gave in a conversation; None where it gave nothing."""
+    """Reward function. Returns the sum of each conversation's rewards from its environment; None if there were none."""
     given = [[reward for reward in rewards if reward is not None] for rewards in turn_rewards]
     return [sum(rewards) if rewards else None for rewards in given]

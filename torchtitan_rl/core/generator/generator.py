@@ -1,4 +1,4 @@
-"""The colocated vLLM engine: one replica for each `tensor_parallel_degree` ranks, in the trainer's own processes."""
+"""The colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +15,9 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.core import device
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.device import ON_CPU, expandable_segments
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.engine_options import engine_options, unlink_shared_memory
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 
 class Generator(Configurable):
-    """Samples completions from the policy's last synced weights.
+    """Samples completions with the weights of the last sync.
 
-    Every rank calls `generate` with the same prompts; each replica answers for its own share.
+    Every rank calls `generate` with the same prompts. Each replica completes its own share of them.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
-        """Ranks that share one engine; independent of the trainer's. world size / this = replicas."""
+        """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size / this."""
 
         dtype: Literal["float32", "bfloat16"] = "bfloat16"
-        """Of the engine's weights and arithmetic."""
+        """Type of the engine's weights and activations."""
 
         max_model_len: int = number(2048, least=1)
-        """Longest prompt plus completion, in tokens."""
+        """Maximum length of a prompt plus its completion, in tokens."""
 
         gpu_memory_utilization: float = number(0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer.")
-        """Share of a GPU's memory that the engine may hold while it is awake, beside the trainer's weights and optimizer
-        state, which stay. No effect on a CPU."""
+        """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer state
+        stay in memory beside it. No effect on a CPU."""
 
         sleep: bool = True
-        """On a GPU, free the engine's weights and KV cache while the trainer works. No effect on a CPU."""
+        """Free the engine's weights and KV cache on the GPU during training. No effect on a CPU."""
 
         enforce_eager: bool = False
-        """Run without CUDA graphs: slower decoding, faster start. A CPU is always eager."""
+        """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
 
         max_num_seqs: int = number(256, least=1)
-        """Sequences decoded at once by one replica."""
+        """Maximum number of sequences that one replica decodes at once."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Generator(Configurable):
         environments: EnvironmentFactory | None = None,
         stats: "EngineStats | None" = None,
     ) -> None:
-        """Start the engine with empty weights: `weight_sync.push` must fill them before `generate`.
+        """Start the engine with empty weights. `WeightSync.push` must fill them before `generate`.
 
         Args:
             hf_assets_path: the folder whose config.json describes the model.
-            sampling: used where neither `generate` nor the prompt has one.
-            environments: what answers the policy; None: every completion is one turn.
-            stats: records the engine's own work; None: nothing is recorded.
+            sampling: used if neither `generate` nor the prompt has a sampling config.
+            environments: makes the environments that answer the policy; None if every completion is one turn.
+            stats: records the engine's statistics; None records nothing.
         """
         from vllm import LLM
 
@@ -92,17 +92,11 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        options = engine_options(
-            config.dtype,
-            degree,
-            enforce_eager=config.enforce_eager,
-            sleep=config.sleep,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-        )
+        options = engine_options(config)
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
-        unlink_shared_memory(siblings, self.rank_in_replica)
+        device.hooks.unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
         self.llm = LLM(
             model=hf_assets_path,
             load_format="dummy",
@@ -112,13 +106,13 @@ class Generator(Configurable):
             max_num_seqs=config.max_num_seqs,
             tensor_parallel_size=degree,
             distributed_executor_backend="external_launcher",
-            logprobs_mode="processed_logprobs",  # at the sampling temperature, as the trainer scores them
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
             enable_prefix_caching=True,
             disable_log_stats=stats is None,
             seed=seed,
             **options,
         )
-        unlink_shared_memory(siblings, self.rank_in_replica)
+        device.hooks.unlink_shared_memory(siblings, self.rank_in_replica)
         self.stats = stats
         device.replace_engine_parts(self.llm, tokenizer, stats)
 
@@ -136,23 +130,26 @@ class Generator(Configurable):
         seeded: bool = False,
         finished: Callable[[Group[Completion]], None] | None = None,
     ) -> list[Group[Completion]]:
-        """Complete this replica's share of `prompts`: every num_replicas-th, n completions each, in one turn or several.
+        """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn or several.
 
-        Repeatable: the same (seed, step, round, replica, prompts, weights, answers) give the same tokens.
+        Returns one group for each prompt of the share, in order. The same (seed, step, round, replica, prompts, weights,
+        environments' answers) give the same tokens.
 
         Args:
             step: the training step, part of the seed.
-            round: tells several calls of one step apart.
-            sampling_config: instead of the prompt's own and the configured one, for evaluation.
-            seeded: each sample has a seed of its own, so that the number of replicas changes nothing. It costs more.
-            finished: called with each group as its last completion ends, while others are still being sampled.
+            round: the number of the call within the step, part of the seed.
+            sampling_config: replaces the prompt's and the configured sampling, for evaluation.
+            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is slower.
+            finished: called with each group when its last completion ends, while other groups are still being sampled.
         """
         if self.policy_version < 0:
-            raise RuntimeError("generate() before the first weight sync: the engine's weights are still empty.")
+            raise RuntimeError(
+                "generate() was called before the first weight sync: the engine's weights are still empty."
+            )
         mine = prompts[self.replica :: self.num_replicas]
         if not mine:
             return []
-        # vLLM's CPU engine samples from torch's RNG and its GPU engine seeds each request from numpy's. Ranks of one replica
+        # vLLM's CPU engine samples from torch's RNG; its GPU engine seeds each request from numpy's. All ranks of a replica
         # must draw the same numbers.
         seed = _stable_seed(self.seed, step, round, self.replica)
         torch.manual_seed(seed)
@@ -185,7 +182,7 @@ class Generator(Configurable):
     def _as_they_end(
         self, groups: list[list[Conversation]], ended: Iterable[int]
     ) -> Iterator[tuple[int, Group[Completion]]]:
-        """Each group with its place, when the last of its conversations is among those that have ended."""
+        """Yields (index, group) for each group when its last conversation has ended."""
         place_of = [place for place, group in enumerate(groups) for _ in group]  # [conversations]
         going = [len(group) for group in groups]
         for conversation in ended:
@@ -206,7 +203,7 @@ class Generator(Configurable):
         )
 
     def _share(self, value: Any) -> Any:
-        """The value of this replica's first rank on all of its ranks."""
+        """Returns the value of this replica's first rank on all of its ranks."""
         if self.config.tensor_parallel_degree == 1:
             return value
         from vllm.distributed.parallel_state import get_tp_group
@@ -214,7 +211,7 @@ class Generator(Configurable):
         return get_tp_group().broadcast_object(value, src=0)
 
     def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """log μ of token_ids[1:] given what precedes each, at temperature 1, [L - 1]: the engine's side of the sync probe."""
+        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the probe."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
@@ -222,15 +219,15 @@ class Generator(Configurable):
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the trainer: drop the weights and the KV cache. No effect on a CPU."""
+        """Free the engine's weights and KV cache for the trainer. No effect on a CPU."""
         if self._sleeps and not self._asleep:
             self.llm.sleep(level=2)
             self._asleep = True
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Replace all weights and forget what was cached under the old ones; wakes the engine.
+        """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
 
-        The weights' memory is taken back first and the KV cache's only afterwards, so that the gathered blocks have room.
+        The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
         """
         if self._asleep:
             self.llm.wake_up(tags=["weights"])
@@ -240,26 +237,51 @@ class Generator(Configurable):
             self._asleep = False
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM kept its prefix cache after a weight sync; completions would mix old and new weights."
+                "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
             )
         self.policy_version = policy_version
 
     def weight_proof(self, held: "HeldWeights") -> WeightProof:
-        """A proof that this rank's part of the engine has the weights in `held`; the engine's constants are right now."""
+        """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
         degree = self.config.tensor_parallel_degree
         return self.llm.apply_model(partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype))[0]
 
     def num_cached_blocks(self) -> int:
-        """Blocks of the KV cache that a prompt's prefix could be read from."""
+        """Returns the number of KV cache blocks that the prefix cache can reuse."""
         manager = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
         return len(manager.block_pool.cached_block_hash_to_block)
 
     def close(self) -> None:
-        """Stop the engine; before the process group goes, or its own teardown raises."""
+        """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
         self.llm.llm_engine.engine_core.shutdown()
 
 
+def engine_options(config: Generator.Config) -> dict[str, Any]:
+    """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
+
+    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to eighths.
+    - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
+    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each turn of a
+      conversation has one) lose half their tokens when preempted, because the CPU generator cannot be rewound.
+    - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
+    """
+    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    if ON_CPU:
+        options |= {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
+        return options | device.hooks.engine_options()
+    options |= {
+        "enforce_eager": config.enforce_eager,
+        "enable_sleep_mode": config.sleep,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
+    if config.dtype == "float32":
+        options["attention_config"] = {"backend": "TRITON_ATTN"}
+    if config.tensor_parallel_degree > 1 and expandable_segments():
+        options["disable_custom_all_reduce"] = True
+    return options | device.hooks.engine_options()
+
+
 def _stable_seed(*parts: int) -> int:
-    """A 63-bit seed from integers, the same in every process and version of Python."""
+    """Returns a 63-bit seed made of integers, the same in every process and version of Python."""
     digest = hashlib.sha256(",".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

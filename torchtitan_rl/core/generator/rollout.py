@@ -1,77 +1,67 @@
-"""The one loop that samples: every conversation goes on by itself, and what ends makes room for what waits."""
+"""The sampling loop. Conversations advance independently, and the engine's batch is refilled as turns end."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torchtitan_rl.core.events import timed
-from torchtitan_rl.core.generator.conversation import Answer, Conversation, ResetResult, Sampled
+from torchtitan_rl.core.generator.conversation import Answer, Conversation, ResetResult
+from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import FinishReason
 
 Share = Callable[[Any], Any]
-"""The value of an engine's first rank, on all its ranks: all must ask the engine for the same, in the same order."""
-
-
-class Engine(Protocol):
-    """What samples: requests go in at any time, and whole turns come out."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
-        """Ask for the conversation's next turn, sampled with a seed of its own or with the draws of the whole batch."""
-
-    def step(self) -> list[Sampled]:
-        """Sample a token of every turn that has a place in the batch; the turns that ended with it."""
+"""Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same order."""
 
 
 class Environments(Protocol):
-    """The environments of one call's conversations, by place."""
+    """The environments of one call's conversations. A conversation's place is its index in the call."""
 
     def reset_results(self) -> dict[int, ResetResult]:
-        """Waits for all resets and returns their results by place."""
+        """Wait for all resets and return their results by place."""
 
     def step_async(self, place: int) -> None:
-        """Starts the environment's step on the policy's last turn."""
+        """Start the environment's step on the policy's last turn."""
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """Returns the answers that have arrived; with `wait` at least one, with `all` every outstanding one."""
+        """Return the answers that have arrived: at least one with `wait`, every outstanding one with `all`."""
 
     def close(self, place: int, reason: FinishReason) -> None:
-        """Close the environment of a conversation that is over."""
+        """Close the environment of a conversation that has ended."""
 
 
 class EnvironmentFactory(Protocol):
     """Makes the environments that answer the policy."""
 
     max_turn_tokens: int | None
-    """Tokens of one turn; None: no other limit than the completion's."""
+    """Maximum number of tokens in one turn; None if only the completion's limit applies."""
     wait_for_answers: bool
-    """Sample nothing while an environment is asked."""
+    """Whether sampling pauses until every outstanding answer has arrived."""
 
     def start(self, conversations: list[Conversation]) -> Environments:
-        """The environments of these conversations, each new and being reset."""
+        """Make a new environment for each conversation, start its reset, and return them."""
 
 
 def roll_out(
     conversations: list[Conversation],
-    engine: Engine,
+    engine: TurnEngine,
     environments: Environments | None,
     share: Share,
     *,
     wait_for_answers: bool,
     seeded: bool = False,
 ) -> Iterator[int]:
-    """Bring all conversations to their end; the place of each as it ends. One without an environment ends with its first turn.
+    """Sample all conversations to their end. Yields the place of each when it ends.
+
+    A conversation without an environment ends with its first turn.
 
     Args:
-        environments: the running environments, on the engine's first rank; None on other ranks and without environments.
-        wait_for_answers: sample nothing while an environment is asked, so that what is in a batch, and with it the last
-            bit of every number, does not depend on time.
-        seeded: sample each conversation with seeds of its own even where all are asked for at once.
+        environments: the running environments on the engine's first rank; None on other ranks and without environments.
+        wait_for_answers: pause sampling until every outstanding answer has arrived. The composition of a batch, and so the
+            last bits of its numbers, then does not depend on timing.
+        seeded: give each turn its own seed even without environments.
     """
     with timed("generate/environments"):
         reset_results: dict[int, ResetResult] = share(environments and environments.reset_results())
-    # Where all is asked for at once, the order of the batch's draws is the same again, and costs less than seeds.
+    # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
     seeded = seeded or bool(reset_results)
     for place, result in (reset_results or {}).items():
         _open(place, conversations[place], result, environments)
@@ -107,7 +97,7 @@ def roll_out(
 
 
 def _open(place: int, conversation: Conversation, result: ResetResult, environments: Environments | None) -> None:
-    """Give a conversation the prompt with what its environment said first, or end it: it failed, or there is no room."""
+    """Set a conversation's prompt after its reset, or end the conversation if the reset failed or no room is left."""
     conversation.in_turns = True
     conversation.prompt, conversation.error = result
     if result.error is not None:

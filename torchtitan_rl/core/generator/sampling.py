@@ -1,4 +1,4 @@
-"""How completions are sampled."""
+"""Sampling settings, and the tokens that end a turn."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The tokens that end a turn of the policy: the tokenizer's and those of the folder's generation_config.json.
+    """Returns the tokens that end a turn: the tokenizer's end token and those of the folder's generation_config.json.
 
     Instruct models often have several. Example: [128001, 128008, 128009] for Llama 3.
     """
@@ -25,24 +25,23 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     n: int = number(8, least=0, most=65536)
-    """Completions for each prompt, in one request (they share the prompt's prefix cache).
-    0 turns evaluation.sampled off and is an error elsewhere."""
+    """Completions per prompt; they share its prefix cache. 0 turns evaluation.sampled off and is an error elsewhere."""
 
     max_tokens: int = number(512, least=1)
-    """Longest completion, in tokens; a longer one is cut and has finish_reason "length"."""
+    """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length"."""
 
     temperature: float = number(1.0, least=0)
-    """Softmax temperature; 0 is greedy. The trainer scores at the same temperature."""
+    """Softmax temperature; 0 is greedy. The trainer computes its log-probabilities at the same temperature."""
 
     top_p: float = number(1.0, above=0, most=1)
-    """Nucleus truncation, for evaluation: below 1 the sampler's distribution is no longer the one the trainer scores, so
-    training refuses it."""
+    """Nucleus sampling, for evaluation only. Below 1 the sampler's distribution differs from the one that the trainer scores,
+    so training refuses it."""
 
     top_k: int = number(0, least=0)
-    """Keep the k most likely tokens, for evaluation; 0 keeps all, as training must."""
+    """Sample from the k most likely tokens, for evaluation only; 0 keeps all tokens, as training requires."""
 
     stop: list[str] = field(default_factory=list)
-    """Texts that end a completion (in a conversation: a turn); the tokens up to the text's last one belong to it."""
+    """Texts that end a completion, or a turn of a conversation. The text's tokens belong to the completion."""
 
     stop_token_ids: list[int] = number([], least=0, remedy="Use the tokenizer's ids.")
-    """Tokens that end it, besides the end tokens of tokenizer and generation_config.json."""
+    """Tokens that end a completion, besides the end tokens of the tokenizer and generation_config.json."""

@@ -1,4 +1,4 @@
-"""vLLM's engine in this process: requests go in at any time, and whole turns come out when they end."""
+"""Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TurnEngine:
-    """Samples the turns of one `Generator.generate` call, on each rank of the engine alike."""
+    """Samples the turns of one `Generator.generate` call, identically on each rank of the engine."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class TurnEngine:
     ) -> None:
         """
         Args:
-            seed: of a conversation's next turn.
+            seed: returns the seed of a conversation's next turn.
         """
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
@@ -31,15 +31,15 @@ class TurnEngine:
         self._seed = seed
         self._under_way: set[str] = set()
         self.outputs: list[RequestOutput] = []
-        """Of all turns so far, for their timings."""
+        """vLLM's outputs of all turns that have ended, for the engine's statistics."""
 
     @property
     def busy(self) -> bool:
-        """Whether a turn that was asked for has not ended."""
+        """Whether any requested turn has not ended."""
         return self._engine.has_unfinished_requests()
 
     def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
-        """Ask for the conversation's next turn; with a seed of its own, or one that draws from the process's random state."""
+        """Request the conversation's next turn. With `seeded` it has its own seed, else it draws from the process's RNG."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -53,8 +53,8 @@ class TurnEngine:
             seed=self._seed(conversation) if seeded else None,
             stop=sampling.stop,
             stop_token_ids=[*self._end_token_ids, *sampling.stop_token_ids],
-            logprobs=0,  # the sampled token's
-            flat_logprobs=True,  # one list of numbers a turn, no object a token
+            logprobs=0,  # only of the sampled token
+            flat_logprobs=True,  # one list of numbers per turn instead of an object per token
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
@@ -63,14 +63,14 @@ class TurnEngine:
         self._engine.add_request(str(place), tokens_input(conversation.context), params)
 
     def step(self) -> list[Sampled]:
-        """Sample a token of every turn in the batch; the turns that it ended."""
+        """Sample a token of every turn in the batch. Returns the turns that ended."""
         ended = self._engine.step()
         self.outputs += ended
         self._under_way -= {output.request_id for output in ended}
         return [self._sampled(output) for output in ended]
 
     def close(self) -> None:
-        """Give up what has not ended, so that the engine is free for the next call."""
+        """Abort all unfinished turns, so that the engine is free for the next call."""
         self._engine.abort_request(list(self._under_way))
 
     def _sampled(self, output: "RequestOutput") -> Sampled:

@@ -1,7 +1,8 @@
-"""Proof that a weight sync arrived: checksums of what the policy holds are compared with those of what the engine computes with.
+"""Proof that a weight sync arrived: checksums of the policy's weights are compared with those of the engine's weights.
 
-The policy's ranks add up their shards of each Hugging Face tensor, and an engine's ranks their parts of it. A GPU engine
-computes with its parameters. A CPU engine computes with packed copies, which are read back by products with unit vectors.
+The policy's ranks sum the checksums of their shards of each Hugging Face tensor, and an engine's ranks those of their parts.
+A GPU engine computes with its parameters. A CPU engine computes with packed copies, which are read back by multiplying them
+with unit vectors.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
 
 UNITS = 64
-"""Columns of a packed matrix that one product reads back."""
+"""Number of columns of a packed matrix that one product reads back."""
 
 NOT_SENT = "was not sent"
 OTHER_VALUES = "arrived with other values than the policy holds"
@@ -25,17 +26,17 @@ CHANGED = "is a constant of the engine that has changed since its start"
 
 
 class _Part(NamedTuple):
-    """A parameter of this rank's engine. It holds this rank's share of k Hugging Face tensors, one under another."""
+    """A parameter of this rank's engine. Its rows are this rank's shares of k Hugging Face tensors, concatenated."""
 
     layer: nn.Module
     parameter: str
-    names: list[int]  # [k], their numbers in HeldWeights.shapes
-    weights: Tensor  # [k, rows], 0 for the rows of other tensors and for padding
+    names: list[int]  # [k], the tensors' indices in HeldWeights.shapes
+    weights: Tensor  # [k, rows], 0 for rows of other tensors and for padding
     first_column: int
-    packed_columns: int  # of the copy that products are computed with; 0: there is none
+    packed_columns: int  # of the packed copy; 0 if there is none
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
-        """Everything that the engine computes with: ([rows, columns] or a vector [rows], place of the first column)."""
+        """Yields every copy of the parameter: ([rows, columns] or a vector [rows], index of the first column)."""
         if len(tensor := getattr(self.layer, self.parameter)):
             yield tensor, self.first_column
         for begin in range(0, self.packed_columns, UNITS):
@@ -45,19 +46,21 @@ class _Part(NamedTuple):
 
 
 class WeightProof:
-    """Compares the engine that this rank is part of with the policy."""
+    """Compares the weights of this rank's engine with the policy's."""
 
     def __init__(self, model: nn.Module, *, held: "HeldWeights", tp_size: int, dtype: torch.dtype) -> None:
         self._model, self._held, self._tp_size, self._dtype = model, held, tp_size, dtype
         self._replica, self._tp_rank = divmod(dist.get_rank(), tp_size)
         self._names = list(held.shapes)
-        self._copies = torch.zeros(len(self._names), dtype=torch.int64, device=held.device)  # [names] in one engine
+        self._copies = torch.zeros(
+            len(self._names), dtype=torch.int64, device=held.device
+        )  # [names], copies in one engine
         self._parts = [self._part(*found) for found in _parameters(model)]
-        # Buffers that follow from the config alone.
+        # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
-        """Find this rank's share of each tensor from its size here and as a whole."""
+        """Derive this rank's share of each tensor from its local and its full size."""
         packed = parameter == "weight" and hasattr(layer, "cpu_linear")
         num_kept = packed + (len(getattr(layer, parameter)) > 0)  # an embedding keeps its matrix beside the packed copy
         numbers, weights = [self._names.index(name) for name in sizes], []
@@ -72,11 +75,11 @@ class WeightProof:
 
     @torch.no_grad()
     def faults(self, sent: Collection[str], *, in_full: bool) -> list[str]:
-        """What is wrong after a push, in sentences that begin with the tensor's name; collective if `in_full`.
+        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
 
         Args:
             sent: names of the tensors that were sent.
-            in_full: also compare every value, and the engine's constants with what they were at the start.
+            in_full: also compare every value, and compare the engine's constants with their values at the start.
         """
         wrong = {}
         if in_full:
@@ -88,7 +91,7 @@ class WeightProof:
         return [f"{name} {fault}" for name, fault in wrong.items()]
 
     def _differs(self) -> list[bool]:
-        """For each name, whether any engine has other values than the policy; the same on all ranks."""
+        """Returns for each name whether any engine's values differ from the policy's, the same on all ranks."""
         num_engines = dist.get_world_size() // self._tp_size
         sums = self._copies.new_zeros(1 + num_engines, len(self._names))  # [policy and engines, names]
         sums[0] = self._held.checksums(self._dtype)
@@ -101,22 +104,22 @@ class WeightProof:
 
 
 def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
-    """(where a rank's share of a dimension begins, how many ranks have the same), from its size here and as a whole.
+    """Returns (start of a rank's share of a dimension, number of ranks with the same share) for its local and full size.
 
-    Example: of 2 key heads on 4 ranks, rank 3 has a copy of the second: size 64 of 128 -> (64, 2).
+    Example: with 2 key heads on 4 ranks, rank 3 has a copy of the second head: size 64 of 128 -> (64, 2).
     """
     replicas = max(1, degree * min(size, full) // full)  # a vocabulary is padded at its end
     return rank // replicas * size, replicas
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
-    """Each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
+    """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
     fused = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]
-            # A packed matrix that was dropped has no shape of its own any more.
+            # vLLM drops a matrix after packing it, so its shape comes from the layer.
             sizes = layer.output_partition_sizes if len(names) > 1 or not len(tensor) else [len(tensor)]
             width = (*tensor.shape, 1)[1] if len(tensor) else layer.input_size_per_partition
             yield layer, parameter, dict(zip(names, sizes, strict=True)), width

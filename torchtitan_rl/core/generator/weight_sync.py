@@ -1,4 +1,4 @@
-"""Copy the policy's weights into the engine, in process, and prove that they arrived."""
+"""Copies the policy's weights into the engine within the process and verifies that they arrived."""
 
 import statistics
 from collections import deque
@@ -25,38 +25,40 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, Tensor]]
 
 PROVE_EVERY = 16 if ON_CPU else 1
-"""Pushes from one full proof to the next; the first is proven in full. A CPU must read packed matrices back, which takes longer
-than the push itself."""
+"""Number of pushes per full proof; the first push is proven in full. On a CPU, reading packed matrices back takes longer than
+the push itself."""
 
 MAX_DIFF = {torch.float32: 1e-4, torch.bfloat16: 0.5}
-"""What a probed token's log-probability may differ by when nothing is known of this run. About 1e-6 is seen in float32;
-bfloat16 rounds differently in two implementations, by tenths on unlikely tokens."""
+"""Largest allowed difference of a probed token's log-probability before the run has its own statistics. In float32 it is about
+1e-6. In bfloat16 the two implementations round differently, by tenths for unlikely tokens."""
 
 NOISE_FACTOR = 20.0
-"""How many times the median of the run's own probes is no longer noise."""
+"""A difference above this multiple of the median of the run's own probes is an error."""
 
 
 class WeightSyncError(TrainingStopped):
-    """After a sync, the engine does not hold the policy's weights, or computes something else with them."""
+    """After a sync, the engine's weights differ from the policy's, or it computes different log-probabilities with them."""
 
 
 class WeightSync(Configurable):
-    """Pushes weights, proves that they arrived (see weight_proof.py) and probes, now and then, that both sides compute the same.
+    """Pushes weights, proves that they arrived (see weight_proof.py), and probes regularly that both sides compute the same.
 
-    The proof sees every tensor and no rounding. The probe sees what the proof cannot: another model, another prefix of the
-    vocabulary, a rotary base. Ways to be silently wrong that do not arise: the engine's own layer-wise reload is used,
-    because on a CPU `load_weights` alone leaves the packed copies as they were; an iterator is always given, because
-    `reload_weights` without one reloads the checkpoint on disk; and the prefix cache is dropped, and looked into.
+    The proof covers every tensor exactly. The probe covers what the proof cannot see: a different model, a different prefix
+    of the vocabulary, a different rotary base. Three silent errors are avoided:
+
+    - On a CPU, `load_weights` alone leaves the packed copies unchanged, so the engine's own layer-wise reload is used.
+    - `reload_weights` without an iterator reloads the checkpoint on disk, so it always gets one.
+    - Cached blocks of the old weights would be reused, so the prefix cache is dropped and checked to be empty.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
-        """Pushes between two probes; 0 probes only the first."""
+        """Number of pushes from one probe to the next; 0 probes only the first push."""
 
         max_diff: float | None = number(None, least=0, remedy="Leave it out for the dtype's own.")
-        """Largest allowed difference of a probed token's log-probability; None: 1e-4 with a float32 engine and 0.5 with a
-        bfloat16 one. After the third probe also 20 times the median of the run's own, if that is less."""
+        """Largest allowed difference of a probed token's log-probability. None means 1e-4 for a float32 engine and 0.5 for a
+        bfloat16 engine. After the third probe, 20 times the median of the run's own probes applies if that is less."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -74,23 +76,23 @@ class WeightSync(Configurable):
         probe: IntArray,
         trainer_logprobs: Callable[[IntArray], FloatArray],
     ) -> int:
-        """Load every weight into the engine and return their bytes; collective, like the iterator.
+        """Load every weight into the engine and return their size in bytes. Collective, like the iterator.
 
         Args:
-            weights: (Hugging Face name, full tensor in the generator's dtype), all of them, tied ones under both names.
-                Consumed lazily, so it may gather one block at a time.
-            held: reads the policy's own shards; the same at every push.
-            policy_version: recorded on every completion sampled from here on.
-            probe: token ids [L] that both sides score when a check is due.
-            trainer_logprobs: the policy's log-probability of probe[1:], [L - 1].
+            weights: (Hugging Face name, full tensor in the generator's dtype) for every weight, tied ones under both names.
+                It is consumed lazily, so it can gather one block at a time.
+            held: reads the policy's own shards; the same object at every push.
+            policy_version: recorded on every completion sampled after this push.
+            probe: token ids [L] that both sides score when a probe is due.
+            trainer_logprobs: computes the policy's log-probabilities of probe[1:], [L - 1].
 
         Raises:
-            WeightSyncError: on every rank, naming the tensors, when the engine does not hold what the policy does; or when
-                the probe differs.
+            WeightSyncError: on every rank, naming the tensors, if the engine's weights differ from the policy's; or if the
+                probe's log-probabilities differ.
         """
         if self._proof is None:
             self._proof = generator.weight_proof(held)
-        sizes: dict[str, int] = {}  # bytes of each tensor that was sent
+        sizes: dict[str, int] = {}  # bytes of each sent tensor
         generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
         self._check_arrival(generator, sizes)
         interval = self.config.check_interval
@@ -105,7 +107,7 @@ class WeightSync(Configurable):
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
         if not comm.largest(len(faults)):
             return
-        # On all ranks: one that stopped alone would leave the others waiting.
+        # All ranks raise: if only one stopped, the others would wait for it.
         faults = list(dict.fromkeys(comm.all_gather_lists(faults)))
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise WeightSyncError(
@@ -114,18 +116,18 @@ class WeightSync(Configurable):
         )
 
     def _check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
-        """Both [L - 1]."""
+        """Compare the log-probabilities of both sides, each [L - 1]."""
         diff = float(np.abs(engine - trainer).max(initial=0.0))
         limit, whose = MAX_DIFF[dtype] if self.config.max_diff is None else self.config.max_diff, "weight_sync.max_diff"
         if len(self._probes) >= 3:
             noise = max(NOISE_FACTOR * statistics.median(self._probes), MAX_DIFF[dtype] / 10)
             if noise < limit:
-                limit, whose = noise, f"{NOISE_FACTOR:g} x the median of {len(self._probes)} probes before"
+                limit, whose = noise, f"{NOISE_FACTOR:g} x the median of the last {len(self._probes)} probes"
         if not diff <= limit:
             raise WeightSyncError(
                 f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "
-                f"trainer's by {diff:.3g}, over {whose}, {limit:.3g}, though every weight arrived: the two implementations "
-                "compute different models (rotary base, norm epsilon, an order of rows in the checkpoint's conversion)."
+                f"trainer's by {diff:.3g}, more than {whose} = {limit:.3g}, although every weight arrived. They compute different "
+                "models: check the rotary base, the norm epsilon and the order of rows in the checkpoint's conversion."
             )
         self._probes.append(diff)
 

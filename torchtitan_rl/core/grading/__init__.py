@@ -1,4 +1,4 @@
-"""Grading: reward functions in TRL's form, their weighted sum, and what they may log."""
+"""Grading: reward functions with TRL's interface, their weighted sum, and their logging."""
 
 from torchtitan_rl.core.grading.grader import Grader
 from torchtitan_rl.core.grading.reward import RewardError, TrainerState

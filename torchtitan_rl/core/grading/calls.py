@@ -1,4 +1,4 @@
-"""Where a call of a reward function runs: in a worker process, in one event loop with others, or in the training process."""
+"""Calls of reward functions: in a worker process, in a shared event loop, or in the training process."""
 
 import asyncio
 import threading
@@ -11,16 +11,16 @@ from torchtitan_rl.core.grading.reward import Judgement, Reward, RewardResult, T
 from torchtitan_rl.core.types import Completion, Group
 
 _CANCEL_SECONDS = 5.0
-"""How long coroutines may take to end after the longest time limit, before they are given up."""
+"""Time that coroutines have to end after the longest time limit. After that they are abandoned."""
 
 
 class Workers(Protocol):
-    """Processes that call functions. `resilience.workers.WorkerPool` is one."""
+    """A pool of processes that call functions, such as `resilience.workers.WorkerPool`."""
 
     def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
-        """Call functions with the same arguments, one after another: (place, seconds).
+        """Call functions with the same arguments, one after another. Each call is (index of the function, seconds).
 
-        A call that takes longer than `seconds` (0: no limit) is killed, and its future raises TimeoutError.
+        A call that takes longer than `seconds` is killed, and its future raises TimeoutError; 0 means no limit.
         """
 
     def close(self) -> None:
@@ -28,23 +28,23 @@ class Workers(Protocol):
 
 
 StartWorkers = Callable[..., Workers]
-"""Starts `size` processes that know some functions: start(functions, size, whose="reward functions")."""
+"""Starts `size` processes that can call `functions`: start(functions, size, whose="reward functions")."""
 
 
 @dataclass(slots=True)
 class RewardCall:
-    """A reward function, or the task's judgement, asked about one group."""
+    """One call of a reward function, or of the task's judgement, for one group."""
 
     scorer: Reward | Judgement
     group: Group[Completion]
     state: TrainerState
     future: "Future[RewardResult] | None" = None
-    """The worker's answer, once it has it; None: it does not run in a worker."""
+    """The worker's result; None if the call does not run in a worker."""
     result: RewardResult | None = None
 
 
 def finish(calls: Sequence[RewardCall]) -> None:
-    """Fill in the result of every call. Async functions wait together; what runs in this process takes its turn."""
+    """Set the result of every call. Async functions wait together; others that run in this process run one by one."""
     _run_together([call for call in calls if call.future is None and call.scorer.is_async])
     for call in calls:
         if call.future is not None:
@@ -56,12 +56,12 @@ def finish(calls: Sequence[RewardCall]) -> None:
 def _from_worker(call: RewardCall) -> RewardResult:
     try:
         return call.future.result()
-    except Exception as error:  # the worker was killed or died, or the group or the result cannot be pickled
+    except Exception as error:  # the worker was killed or died, or the group or result cannot be pickled
         return RewardResult.failed(len(call.group.samples), f"{type(error).__name__}: {error}")
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:
-    """Run async calls in one event loop, in a thread that is given up if a coroutine blocks it."""
+    """Run async calls in one event loop, in a thread that is abandoned if a coroutine blocks it."""
     if not calls:
         return
     results: dict[int, RewardResult] = {}
@@ -76,6 +76,6 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     thread = threading.Thread(target=lambda: asyncio.run(every()), name="async rewards", daemon=True)
     thread.start()
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
-    for call, found in zip(calls, [results.get(place) for place in range(len(calls))], strict=True):
+    for place, call in enumerate(calls):
         message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        call.result = found or RewardResult.failed(len(call.group.samples), message)
+        call.result = results.get(place) or RewardResult.failed(len(call.group.samples), message)

@@ -1,4 +1,4 @@
-"""What scores a group: a reward function or the task's judgement, how it is called and how its output is checked."""
+"""Scorers of a group: reward functions and the task's judgement. They are called here, and their output is checked."""
 
 import asyncio
 import copy
@@ -22,11 +22,10 @@ T = TypeVar("T")
 FailurePolicy = Literal["raise", "none"]
 
 ERROR_CHARACTERS = 2000
-"""Longest text that is kept of an exception: some quote all that they were given."""
-
+"""Maximum length of a stored exception text. Some exceptions quote their whole input."""
 
 JUDGEMENT = "judgement"
-"""The name of the task's own judgement, beside those of reward functions."""
+"""Name of the task's own judgement among those of reward functions."""
 
 
 class RewardError(TrainingStopped):
@@ -35,31 +34,31 @@ class RewardError(TrainingStopped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What reward functions get as `trainer_state`, under TRL's names."""
+    """State of the run, passed to reward functions as `trainer_state`, with TRL's names."""
 
     global_step: int = 0
-    """The step that the completions were sampled in; 0 before the first."""
+    """Number of the step that sampled the completions; 0 before the first."""
     max_steps: int = 0
-    """Steps of the whole run."""
+    """Number of steps in the whole run."""
 
 
 @dataclass(slots=True)
 class RewardResult:
-    """What one call returned for one group."""
+    """Result of one call for one group."""
 
     scores: list[Any]
-    """One for each completion; None where it gave none."""
+    """One score for each completion; None if the scorer gave none."""
     errors: dict[int, str] = field(default_factory=dict)
-    """{place in the group: what went wrong}"""
+    """{index in the group: error message}"""
     extras: dict[str, list[Any]] = field(default_factory=dict)
     metrics: list[tuple[str, float]] = field(default_factory=list)
     log_error: str = ""
-    """Why what it logged was dropped."""
+    """Reason why the call's logging was dropped; "" if it was kept."""
     seconds: float = 0.0
 
     @classmethod
     def failed(cls, size: int, message: str) -> "RewardResult":
-        """No score for any of `size` completions."""
+        """Returns a result without a score for any of `size` completions."""
         return cls([None] * size, dict.fromkeys(range(size), message))
 
 
@@ -72,20 +71,20 @@ class Reward:
     weight: float = 1.0
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
-    """For one call, which scores one prompt's group; 0 for none."""
+    """Time limit for one call, which scores one prompt's group; 0 means no limit."""
 
     @property
     def is_async(self) -> bool:
-        """Whether it is declared `async def`. Calls of such functions wait for their answers together."""
+        """Whether the function is declared `async def`. Calls of such functions wait together."""
         function = unwrapped(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """Score one group, without a time limit of its own. An exception becomes a result with errors."""
+        """Score one group without a time limit. An exception becomes a result with errors."""
         return _value(self._result(group, state, self._call))
 
     async def run_async(self, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """`run` for an async function, cancelled after `time_limit_seconds`. Others go on while it waits."""
+        """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
         return await self._result(group, state, self._wait)
 
     async def _result(
@@ -97,14 +96,15 @@ class Reward:
             try:
                 output = await call(self._keywords(group, state, log))
             except LogError as error:
-                # What is logged must not decide about training: score once more, with logging switched off.
-                log, log_error = RewardLog(self.name, size), str(error)
-                output = await call(self._keywords(group, state, None))
+                # A logging error must not change training: score once more with logging switched off.
+                log, log_error = RewardLog(self.name, size, closed=True), str(error)
+                output = await call(self._keywords(group, state, log))
             scores = as_scores(output, size)
-        except BaseException as error:  # sys.exit() must not look like the end of a finished run
+        except BaseException as error:  # also SystemExit, which would look like the end of a finished run
             result = RewardResult.failed(size, _described(error))
         else:
-            errors = {i: f"returned {score}" for i, score in enumerate(scores) if is_failed(score)}
+            unfit = [(i, score) for i, score in enumerate(scores) if score is not None and not math.isfinite(score)]
+            errors = {i: f"returned {score}" for i, score in unfit}
             result = RewardResult([None if i in errors else score for i, score in enumerate(scores)], errors)
         result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
         result.seconds = time.perf_counter() - begin
@@ -112,7 +112,8 @@ class Reward:
 
     async def _call(self, keywords: dict[str, Any]) -> Any:
         output = self.function(**keywords)
-        return asyncio.run(_awaited(output)) if inspect.isawaitable(output) else output
+        # asyncio.run takes only coroutines; wait_for makes one of any awaitable.
+        return asyncio.run(asyncio.wait_for(output, None)) if inspect.isawaitable(output) else output
 
     async def _wait(self, keywords: dict[str, Any]) -> Any:
         try:
@@ -123,26 +124,23 @@ class Reward:
                 TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
             ) from None
 
-    def _keywords(self, group: Group[Completion], state: TrainerState, log: RewardLog | None) -> dict[str, Any]:
-        """The keywords that the function names, or all of them if it takes **kwargs. Values are copies of its own."""
+    def _keywords(self, group: Group[Completion], state: TrainerState, log: RewardLog) -> dict[str, Any]:
+        """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
         given = {name: partial(_column, value) for name, value in group.prompt.columns.items()} | _LISTS
-        given |= {
-            "trainer_state": lambda _: state,
-            "log_extra": lambda _: log.log_extra if log else _ignore,
-            "log_metric": lambda _: log.log_metric if log else _ignore,
-        }
+        given["trainer_state"] = lambda _: state
+        given["log_extra"], given["log_metric"] = lambda _: log.log_extra, lambda _: log.log_metric
         if missing := self.missing(given):
-            raise TypeError(f"needs {missing}, which the grader does not give and no column of the task is called")
+            raise TypeError(f"needs {missing}, which are neither keywords of the grader nor columns of the task")
         named, takes_all = self._parameters()
         return {name: make(group) for name, make in given.items() if takes_all or name in named}
 
     def missing(self, given: Collection[str]) -> list[str]:
-        """The keywords that it needs and that are not given."""
+        """Returns the required keywords that are not among `given`."""
         named, _ = self._parameters()
         return [name for name, p in named.items() if p.default is p.empty and name not in given]
 
     def _parameters(self) -> tuple[dict[str, inspect.Parameter], bool]:
-        """The parameters with a name, and whether it also takes **kwargs."""
+        """Returns the function's named parameters, and whether it also takes **kwargs."""
         parameters = inspect.signature(self.function).parameters.values()
         named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -150,7 +148,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The task's own view of a group, under the same rules as a reward function. A score is (answer, correct)."""
+    """The task's own judgement, called like a reward function. A score is (answer, correct)."""
 
     task: AnswerJudge
     on_failure: FailurePolicy = "raise"
@@ -159,7 +157,7 @@ class Judgement:
     is_async: bool = False
 
     def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """As `Reward.run`."""
+        """Judge one group. An exception becomes a result with errors, as in `Reward.run`."""
         begin = time.perf_counter()
         try:
             answers = [_answer(self.task.extract_answer(completion.text)) for completion in group.samples]
@@ -171,9 +169,9 @@ class Judgement:
 
 
 def as_scores(output: Any, group_size: int) -> list[float | None]:
-    """A reward function's output as one float or None for each completion; NaN and infinity stay as they are.
+    """Returns a reward function's output as one float or None for each completion. NaN and infinity are kept.
 
-    Raises ValueError for a wrong number of values and TypeError for values that are no numbers.
+    Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
     shape = getattr(output, "shape", (group_size,))
     is_list = hasattr(output, "__len__") and not isinstance(output, (str, bytes, dict, set, frozenset))
@@ -186,13 +184,8 @@ def as_scores(output: Any, group_size: int) -> list[float | None]:
     return [None if value is None else _number(value) for value in output]
 
 
-def is_failed(score: float | None) -> bool:
-    """Whether a score is NaN or infinite. None has not failed: the function did not apply."""
-    return score is not None and not math.isfinite(score)
-
-
 def unwrapped(function: Callable) -> Callable:
-    """The function behind partials."""
+    """Returns the function that partials wrap."""
     while isinstance(function, partial):
         function = function.func
     return function
@@ -200,53 +193,44 @@ def unwrapped(function: Callable) -> Callable:
 
 def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
-        raise TypeError(f"returned a value that is no number: the text {value!r}")
+        raise TypeError(f"returned a value that is not a number: the text {value!r}")
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"returned a value that is no number: {error}") from error
+        raise TypeError(f"returned a value that is not a number: {error}") from error
 
 
 def _answer(given: Any) -> str | None:
-    """An extracted answer, checked: a number would never be equal to the expected text."""
+    """Returns an extracted answer if it is a text or None. A number would never equal the expected text, so it raises."""
     if given is None or isinstance(given, str):
         return given
     raise TypeError(f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None")
 
 
 def _described(error: BaseException) -> str:
-    """The exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
+    """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if "/torchtitan_rl/core/grading/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
 
 
-async def _awaited(output: Any) -> Any:
-    return await output
-
-
 def _value(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The value of a coroutine that never waits. No event loop runs meanwhile, so what it calls may run one."""
+    """Returns the value of a coroutine that never waits. It needs no event loop, so a reward function can run its own."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
-    raise AssertionError("it has waited")
+    raise AssertionError("the coroutine has waited")
 
 
 def _column(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
 
 
-def _completions(group: Group[Completion]) -> list[Any]:
-    chat = group.prompt.messages is not None
-    return [copy.deepcopy(c.messages) if chat else c.text for c in group.samples]
-
-
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "prompts": lambda g: _column(g.prompt.text if g.prompt.messages is None else g.prompt.messages, g),
-    "completions": _completions,
+    "completions": lambda g: [c.text if g.prompt.messages is None else copy.deepcopy(c.messages) for c in g.samples],
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],
     "loss_masks": lambda g: [c.loss_mask.tolist() for c in g.samples],
@@ -254,8 +238,4 @@ _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "turn_rewards": lambda g: [[turn.reward for turn in c.turns] for c in g.samples],
     "expected_answer": lambda g: [g.prompt.expected_answer] * len(g.samples),
 }
-"""Lists with one entry for each completion, made anew for every call: a function may change them."""
-
-
-def _ignore(*_: Any) -> None:
-    """A callback while logging is switched off."""
+"""Makers of lists with one entry for each completion. Every call gets new lists, because a function may change them."""

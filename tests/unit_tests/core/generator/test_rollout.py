@@ -292,15 +292,20 @@ def test_a_group_ends_with_its_last_conversation_whatever_ends_that(generator, m
     assert sorted(order) == [0, 1, 2]
 
 
-def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made):
-    """The controller's own way from prompts to rewards: the function that runs here is called when all is sampled."""
+def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, tmp_path):
+    """A conversation ends only after the other group's rewards have begun. The in-process function runs at the end."""
+    file, seen = tmp_path / "begun", []
 
     class Late(Says):
         def step(self, message):
-            time.sleep(2.0)  # longer than the other group is sampled
+            give_up = time.monotonic() + 20
+            while not file.exists() and time.monotonic() < give_up:
+                time.sleep(0.01)
+            seen.append(file.exists())
             return super().step(message)
 
     def away(completions, **_):
+        file.touch()
         return [time.time()] * len(completions)
 
     def here(completions, **_):
@@ -314,7 +319,9 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made):
     first, _ = Controller._sample(run, prompts(made, 2))
     graded.close()
     began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
-    assert all_sampled - began > 0.2
+    assert seen
+    assert all(seen)
+    assert all_sampled > began
 
 
 def test_what_is_said_at_reset_belongs_to_the_prompt(talk, made):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parts.grading import TaskOf, constant, group, groups, logged, rewards, score
+from tests.parts.grading import TaskOf, constant, drained, group, groups, logged, rewards, score
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader, RewardError
 from torchtitan_rl.resilience.workers import WorkerDied, WorkerPool
@@ -40,7 +40,7 @@ def test_all_groups_of_a_step_wait_together_and_come_back_in_order(build, functi
     spans = [g.samples[0].extra[f"{function.__name__}/span"] for g in scored]
     together = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
     assert max(together) >= 4, spans  # one after another: never two
-    assert graded.drain_metrics()[f"reward/{function.__name__}/seconds"].value > 0
+    assert drained(graded)[f"reward/{function.__name__}/seconds"].value > 0
 
 
 def test_an_async_function_that_blocks_is_given_up_and_the_others_keep_what_they_have(build, monkeypatch):
@@ -250,7 +250,7 @@ def test_the_package_can_be_imported_first():
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        (["1.0"], "no number: the text '1.0'"),
+        (["1.0"], "not a number: the text '1.0'"),
         (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
         (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
         ({"a": 1.0}, "returned dict"),

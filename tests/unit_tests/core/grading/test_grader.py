@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.parts.grading import TaskOf, constant, grader, group, length, rewards, score
+from tests.parts.grading import TaskOf, constant, drained, grader, group, length, rewards, score
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader, RewardError, TrainerState
 from torchtitan_rl.core.types import Completion, Group
@@ -142,7 +142,7 @@ def words(completions, **_):
         (raises, "boom"),
         (too_few, "returned 1 values for 2 completions"),
         (nothing, "returned NoneType"),
-        (words, "no number"),
+        (words, "not a number"),
         (constant(float("nan")), "returned nan for completion 0"),
         (constant(float("inf")), "returned inf for completion 0"),
     ],
@@ -159,7 +159,7 @@ def test_failure_policies(function, said, caplog):
     assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
     assert function.__name__ in "".join(scored[0].extra)
     assert len(scored[0].extra) == 1
-    assert tolerant.drain_metrics()[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
+    assert drained(tolerant)[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
     assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl.core.device import ON_CPU
-from torchtitan_rl.core.generator.engine_options import unlink_shared_memory
+from torchtitan_rl.cpu.shared_memory import unlink_shared_memory
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine shares no such memory")
