@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.policy import meta_model
+from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 
@@ -48,6 +52,15 @@ class MemoryNeed:
             return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
 
         return f"engine awake {line(self.awake)}; update {line(self.updating)}"
+
+
+def meta_model(model_spec: ModelSpec) -> Decoder:
+    """Returns the model without weights, in one process on no device, for its names, shapes and modules."""
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
+    with torch.device("meta"):
+        return model_config(model_spec, parallelism, training, 1, False).build()
 
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
