@@ -54,15 +54,6 @@ def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
     return pickle.loads(views[0], buffers=views[1:])
 
 
-def gather(value: Any) -> list[Any] | None:
-    """Returns every rank's value on rank 0, None on other ranks."""
-    if dist.get_world_size() == 1:
-        return [value]
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, values, dst=0)
-    return values
-
-
 def broadcast(value: T) -> T:
     """Returns rank 0's value on every rank."""
     holder = [value]

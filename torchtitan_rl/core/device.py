@@ -96,10 +96,3 @@ def expandable_segments() -> bool:
 def compute_capability() -> tuple[int, int]:
     """Compute capability of this rank's GPU: (8, 0) Ampere, (9, 0) Hopper, (10, 0) Blackwell; (0, 0) without a GPU."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-
-
-def gpu_memory_bytes() -> int | None:
-    """Total memory of this rank's GPU; None without a GPU. Creates no CUDA context, so the device need not be set yet."""
-    if ON_CPU:
-        return None
-    return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
