@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
-from torchtitan_rl.core.trainer.policy import meta_model  # noqa: E402
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
 from torchtitan_rl.observability.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
-from torchtitan_rl.setup.memory import memory_need  # noqa: E402
+from torchtitan_rl.setup.memory import memory_need, meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30

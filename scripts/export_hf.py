@@ -19,10 +19,10 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
-from torchtitan_rl.core.trainer.policy import meta_model  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E402
+from torchtitan_rl.setup.memory import meta_model  # noqa: E402
 from torchtitan_rl.setup.resume import examine  # noqa: E402
 
 SHARD_BYTES = 4 * 2**30

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
@@ -110,11 +110,10 @@ def _users_line(error: BaseException) -> list[str]:
 
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
-    from torchtitan_rl.core.device import gpu_memory_bytes
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
     from torchtitan_rl.setup.installation import check_environment
-    from torchtitan_rl.setup.memory import memory_warning
+    from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
     from torchtitan_rl.setup.resume import prepare_resume
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
@@ -251,7 +250,6 @@ def _build_policy_and_engine(
 def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
     import torch.distributed as dist
 
-    from torchtitan_rl.core import comm
     from torchtitan_rl.setup.secrets import without_secrets
 
     return config.metrics.build(
@@ -260,10 +258,19 @@ def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", r
         run_config=without_secrets(config.to_dict()),
         total_steps=config.num_steps,
         rank=dist.get_rank(),
-        gather=comm.gather if dist.get_world_size() > 1 else None,
+        gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
         at_end=write_report,
     )
+
+
+def _gather(value: Any) -> list[Any] | None:
+    """Returns every rank's value on rank 0, None on other ranks."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, dst=0)
+    return values
 
 
 def _build_checkpointer(

@@ -126,7 +126,7 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     def stop(*_):
         raise UserError("stopped")
 
-    monkeypatch.setattr("torchtitan_rl.core.device.gpu_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("torchtitan_rl.setup.memory.gpu_memory_bytes", lambda: 2**30)
     monkeypatch.setattr("torchtitan_rl.core.comm.init_process_group", stop)
     code, said = run(train._train, ["--config", "debug_bf16"])
     assert code == 2

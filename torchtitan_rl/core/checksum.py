@@ -1,4 +1,4 @@
-"""A checksum of every bit of a matrix. The checksums of its parts add up to the checksum of the whole, in any order."""
+"""Checksums of all bits of a matrix. The checksums of its parts add up, in any order, to the checksum of the whole."""
 
 import torch
 from torch import Tensor
@@ -7,23 +7,23 @@ from torch.nn import functional as F
 from torchtitan_rl.core.device import ON_CPU
 
 BLOCK = 2**17 if ON_CPU else 2**24
-"""Elements summed at a time. Their products take 8 bytes each: 1 MB on a CPU, 128 MB on a GPU."""
+"""Elements per block. Their products take 8 bytes each: 1 MB on a CPU, 128 MB on a GPU."""
 
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-    """One checksum for each row of `weights`, [k] int64, on the matrix's device and without waiting for it.
+    """Returns one checksum for each row of `weights`, [k] int64 on the matrix's device. Does not synchronize with it.
 
     A checksum is the sum over all elements of (bits as an integer) x (weight of the row) x (weight of the column), modulo
-    2^64. On a CPU zeros of either sign and denormal numbers count as 0, because an engine's packed matrix is read back by
-    a product, which does not keep them.
+    2^64. On a CPU, -0.0 and denormal numbers count as 0: an engine's packed matrix is read back by a product, which does
+    not preserve them.
 
     Args:
-        matrix: [rows, columns], or a vector [rows]; part of a larger one.
-        weights: [k, rows] int64, `place_weights` of each row's place in the whole. A row of weight 0 does not count.
-        first_column: place of the first column in the whole.
-        dtype: each block is cast to this first.
+        matrix: [rows, columns], or a vector [rows]; may be a part of a larger matrix.
+        weights: [k, rows] int64, `place_weights` of each row's index in the whole matrix. A weight of 0 leaves a row out.
+        first_column: index of the first column in the whole matrix.
+        dtype: each block is cast to it first; None: no cast.
     """
     matrix = matrix[:, None].flatten(1)  # [rows, columns]; a vector has one column
     width = matrix.shape[1]
@@ -39,7 +39,7 @@ def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: 
 
 
 def place_weights(places: Tensor) -> Tensor:
-    """An odd pseudo-random number for each place, [n] int64 for [n] int64. Columns have negative places."""
+    """Returns an odd pseudo-random number for each index, [n] int64 -> [n] int64. Columns have negative indices."""
     mixed = (places + 1) * -7046029254386353131  # 2^64 / golden ratio, as a signed integer
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) | 1

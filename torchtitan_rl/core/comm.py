@@ -1,4 +1,4 @@
-"""Process groups, and the few collectives over small Python values. Tensors use torch's own collectives."""
+"""Process groups and collectives over Python values. Tensors use torch's own collectives."""
 
 import os
 import pickle
@@ -16,21 +16,20 @@ T = TypeVar("T")
 
 
 def init_process_group(config: CommConfig) -> None:
-    """Start NCCL for GPU tensors and gloo for small Python values; on a CPU, gloo for both."""
+    """Start NCCL for GPU tensors and gloo for Python values. On a CPU, gloo serves both."""
     if not ON_CPU:
         from torchtitan.tools.utils import get_local_device
 
         torch.cuda.set_device(get_local_device())
-    # torchrun sets it; torchtitan sets its own value and would warn about this one.
+    # Set by torchrun. torchtitan sets its own value and would warn about this one.
     os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)
     init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
 
 
 def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's list, concatenated in rank order, on every rank of `group` (None: all ranks).
+    """Returns all ranks' lists, concatenated in rank order, on every rank of `group` (None: all ranks).
 
-    Arrays inside the items are sent as raw buffers (4 bytes for an int32 or a float32, 1 for a bool) and arrive as read-only
-    views of the received bytes.
+    Arrays inside the items are sent as raw buffers and arrive as read-only views of the received bytes.
     """
     if dist.get_world_size(group) == 1:
         return mine
@@ -41,7 +40,7 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
     dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
     rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
     np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
-    # Broadcasts send exactly these bytes; gloo's all_gather pads to the longest list and makes two more copies.
+    # Broadcasts send exactly these bytes. gloo's all_gather pads to the longest list and makes two more copies.
     sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
     for work in sent:
         work.wait()
@@ -49,23 +48,14 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
 
 
 def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
-    """One rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
+    """Returns one rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
     ends = np.cumsum(lengths)
     views = [memoryview(row[end - length : end]).toreadonly() for end, length in zip(ends, lengths, strict=True)]
     return pickle.loads(views[0], buffers=views[1:])
 
 
-def gather(value: Any) -> list[Any] | None:
-    """Every rank's value on rank 0, None elsewhere."""
-    if dist.get_world_size() == 1:
-        return [value]
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, values, dst=0)
-    return values
-
-
 def broadcast(value: T) -> T:
-    """Rank 0's value on every rank."""
+    """Returns rank 0's value on every rank."""
     holder = [value]
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(holder, src=0)
@@ -73,7 +63,7 @@ def broadcast(value: T) -> T:
 
 
 def largest(number: int) -> int:
-    """The largest number of all ranks, on every rank."""
+    """Returns the maximum over all ranks, on every rank."""
     if dist.get_world_size() == 1:
         return number
     numbers = torch.tensor(float(number))
@@ -82,7 +72,7 @@ def largest(number: int) -> int:
 
 
 def is_rank_0() -> bool:
-    """Whether this is rank 0, which writes everything that is written once."""
+    """Whether this is rank 0, which writes everything that is written once per run."""
     return dist.get_rank() == 0
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from torchtitan_rl.core.device import gpu_memory_bytes
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.memory import GIB, memory_need, memory_warning
+from torchtitan_rl.setup.memory import GIB, gpu_memory_bytes, memory_need, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate

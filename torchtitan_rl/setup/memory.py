@@ -1,12 +1,18 @@
 """Estimates the GPU memory that a config needs, before anything is started."""
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.policy import meta_model
+from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 
@@ -48,6 +54,22 @@ class MemoryNeed:
             return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
 
         return f"engine awake {line(self.awake)}; update {line(self.updating)}"
+
+
+def gpu_memory_bytes() -> int | None:
+    """Total memory of this rank's GPU; None without a GPU. Creates no CUDA context, so the device need not be set yet."""
+    if ON_CPU:
+        return None
+    return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
+
+
+def meta_model(model_spec: ModelSpec) -> Decoder:
+    """Returns the model without weights, in one process on no device, for its names, shapes and modules."""
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
+    with torch.device("meta"):
+        return model_config(model_spec, parallelism, training, 1, False).build()
 
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:

@@ -9,13 +9,13 @@ import torch
 
 from torchtitan_rl import cpu
 from torchtitan_rl.core.config import check_fields, check_number, number
-from torchtitan_rl.core.device import ON_CPU, gpu_memory_bytes
+from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
-from torchtitan_rl.setup.memory import check_memory
+from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig

@@ -14,9 +14,9 @@ from torchtitan.components.checkpointer import ModelWrapper
 
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.core.trainer.policy import meta_model
 from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights
+from torchtitan_rl.setup.memory import meta_model
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: FlashAttention for bfloat16 on a GPU, PyTorch's SDPA for any other dtype or device."""
+"""Attention over packed sequences: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,44 +15,43 @@ from torchtitan.protocols.module import Module
 from torchtitan_rl.core.device import compute_capability
 from torchtitan_rl.core.types import SequenceLayout
 
-# What torch takes besides its own FlashAttention 2, by the major compute capability that the kernels are written for, and
-# the module that it imports them from. No pinned wheel has either module.
 FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
+"""The kernels that torch can use instead of its own FA2, and their module, by major compute capability. No pinned wheel has
+either module."""
 
 
 def attention_config(*, float32: bool) -> VarlenAttention.Config:
-    """The attention for this device: FlashAttention rounds to bfloat16 whatever it is given, and runs only on GPUs."""
+    """Returns this device's attention. FlashAttention needs a GPU and rounds its inputs to bfloat16."""
     return PackedSDPA.Config() if float32 or compute_capability() == (0, 0) else FlashVarlen.Config()
 
 
 def describe_attention(config: VarlenAttention.Config) -> str:
-    """One line for the user: which attention the policy has, and why not a faster one."""
+    """Returns one line for the user: the policy's attention, and the missing module of a faster one."""
     if not isinstance(config, FlashVarlen.Config):
         return "attention: PyTorch's SDPA over the padded pack"
     name, missing = flash_attention()
-    remark = f" ({missing} cannot be imported)" if missing else ""
-    return f"attention: {name} over the packed sequences{remark}"
+    return f"attention: {name} over the packed sequences" + (f" ({missing} cannot be imported)" if missing else "")
 
 
 @cache
 def flash_attention() -> tuple[str, str]:
-    """Activate the best FlashAttention that this process can import, once: its name and the module that a better one needs.
+    """Activate the best FlashAttention that can be imported. Returns its name and the module that a better one needs.
 
-    ("FA3", "") on Hopper and ("FA4", "") on Blackwell where their packages are installed; otherwise PyTorch's own "FA2",
-    which runs on every GPU since Ampere, and the missing module, or "" where there is no better one.
+    Returns ("FA3", "") on Hopper and ("FA4", "") on Blackwell if their packages are installed. Otherwise "FA2", PyTorch's own
+    for Ampere and later, with the missing module, or "" if no better one exists for this GPU.
     """
     name, module = FLASH_KERNELS.get(compute_capability()[0], ("FA2", ""))
     if name == "FA2":
         return name, ""
     try:
         activate_flash_attention_impl(name)
-    except (ImportError, OSError, RuntimeError):  # absent, built for another torch, or without a backward pass
+    except (ImportError, OSError, RuntimeError):  # absent, built for another torch, or without a backward
         return "FA2", module
     return name, ""
 
 
 class FlashVarlen(VarlenAttention):
-    """torchtitan's varlen attention, which itself insists on FA3 on Hopper and FA4 on Blackwell and dies without them."""
+    """torchtitan's varlen attention with any FlashAttention. torchtitan's own requires FA3 on Hopper and FA4 on Blackwell."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
@@ -65,34 +64,34 @@ class FlashVarlen(VarlenAttention):
 
 
 class PackedRows(NamedTuple):
-    """Where the tokens of a pack are in a right-padded batch of whole sequences, S of at most W tokens."""
+    """Index maps between a pack of T tokens and a right-padded batch of S sequences with W tokens each."""
 
     source: Tensor
-    """[S * W] the pack's token in each cell; a padded cell repeats token 0, and is neither attended to nor read back."""
+    """[S * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read back."""
     width: int
+    """W, the length of the longest sequence."""
     cell: Tensor
-    """[T] the cell from which each token of the pack is read back."""
+    """[T] the cell of each token of the pack."""
 
     @classmethod
     def of(cls, layout: SequenceLayout) -> "PackedRows":
-        """The rows of a layout of S sequences. Asks the device for nothing."""
+        """Returns the maps of a layout of S sequences. Does not synchronize with the device."""
         T, width, device = len(layout.positions), layout.longest, layout.positions.device
         shared = layout.positions[layout.begins]  # [S]
         own = layout.lengths - shared  # [S]
         row = torch.repeat_interleave(torch.arange(len(own), device=device), own, output_size=T)  # [T]
         column = torch.arange(width, device=device)  # [W]
-        first = torch.where(
-            column < shared[:, None], layout.roots[:, None], (layout.begins - shared)[:, None]
-        )  # [S, W]
+        own_first, root_first = (layout.begins - shared)[:, None], layout.roots[:, None]  # [S, 1] each
+        first = torch.where(column < shared[:, None], root_first, own_first)  # [S, W]
         source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [S, W]
         return cls(source.flatten(), width, row * width + layout.positions)
 
 
 class PackedSDPA(VarlenAttention):
-    """Causal float32 attention inside each packed sequence, by one `scaled_dot_product_attention` call for all of them.
+    """Causal float32 attention inside each packed sequence, with one `scaled_dot_product_attention` call for all sequences.
 
-    The sequences are laid out as a right-padded batch. A padded key comes after every real query of its row, so the
-    causal mask alone keeps it out, and the fused kernel needs no mask tensor. What several sequences share is in the row of each.
+    The sequences become a right-padded batch. Padded keys come after all queries of their row, so the causal mask excludes
+    them and the fused kernel needs no mask tensor. Each row contains the tokens that its sequence shares with others.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -117,8 +116,8 @@ class PackedSDPA(VarlenAttention):
         H, rows = q_BLNH.shape[-1], attention_masks
 
         def to_rows(t: Tensor) -> Tensor:
-            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]; a CPU's bfloat16 kernel takes three times as long
-            # Looked up as embeddings are: what a token's copies get of the gradient is summed in a fixed order.
+            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]; bfloat16 takes three times as long on a CPU
+            # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
             return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
 
         out = F.scaled_dot_product_attention(
@@ -129,7 +128,7 @@ class PackedSDPA(VarlenAttention):
 
 
 def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | VarlenMetadata:
-    """What the layers' attention is told of a pack's layout."""
+    """Returns the `attention_masks` argument of the model's forward for a layout."""
     if shares_prompts(model):
         return PackedRows.of(layout)
     ends = torch.cat([layout.begins, layout.begins.new_tensor([len(layout.positions)])]).int()  # [S + 1]
@@ -137,5 +136,5 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
 
 
 def shares_prompts(model: Decoder) -> bool:
-    """Whether a packed sequence may go on from another one's tokens (see PackedRows): FlashAttention knows no such."""
+    """Whether packed sequences may share their first tokens (see SequenceLayout). FlashAttention does not support it."""
     return isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config)

@@ -1,37 +1,35 @@
-"""Which numbers of a policy are not finite, by name: the cause of what its loss shows."""
+"""Names the parameters, moments or gradients that are NaN or infinite, and decides whether training may continue."""
 
 import math
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import OptimizersContainer
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress, record_metric
+from torchtitan_rl.core.trainer.norms import local_shard
 
 
 class NonFiniteLossError(TrainingStopped):
-    """The loss, the gradient or a weight is NaN or infinite. Nothing of it is in a checkpoint."""
+    """The loss, the gradient or a weight is NaN or infinite. No checkpoint contains it."""
 
 
 class FiniteUpdates:
-    """Decides on updates whose numbers are not finite: left out and counted, or the end of training. All methods are collective."""
+    """Skips updates that are not finite, or stops training. All methods are collective."""
 
     def __init__(self, model: nn.Module, optimizer: OptimizersContainer, *, skip: int) -> None:
-        """
-        Args:
-            skip: updates in a row that may be left out.
-        """
+        """Allow `skip` skipped updates in a row."""
         self._model, self._optimizer, self._skip = model, optimizer, skip
         self._in_a_row = 0
 
     def allows(self, loss: float, grad_norm: float) -> bool:
-        """Whether the update may be applied; both are the same on every rank.
+        """Whether to apply the update. `loss` and `grad_norm` are the same on every rank.
 
-        Raises NonFiniteLossError, naming the cause, for one too many in a row, or where another batch would not help.
+        Raises NonFiniteLossError, with the cause, after too many skipped updates in a row, or if weights or moments are not
+        finite, because another batch would not help.
         """
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self._in_a_row = 0
@@ -40,7 +38,7 @@ class FiniteUpdates:
         record_metric("optimizer/skipped_updates", 1, "max")
         fault = fault_in(self._model, self._optimizer) or "the loss alone"
         if fault.startswith("the gradients"):
-            fault = "the gradients"  # clipping has spread it over all of them
+            fault = "the gradients"  # all of them: clipping has spread it
         what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
         if fault.startswith(("the weights", "the optimizer")):
             raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
@@ -53,7 +51,7 @@ class FiniteUpdates:
         return False
 
     def check_weights(self, norm: float) -> None:
-        """Raise NonFiniteLossError unless the weights that an update left, of this norm, are finite: before a checkpoint has them."""
+        """Raise NonFiniteLossError if `norm`, of the updated weights, is not finite. Called before they are saved."""
         if not math.isfinite(norm):
             raise NonFiniteLossError(
                 f"the update left {fault_in(self._model, self._optimizer)} not finite. The last checkpoint, where there is one, "
@@ -61,7 +59,7 @@ class FiniteUpdates:
             )
 
     def check_loaded(self) -> None:
-        """Raise NonFiniteLossError when what was loaded, of the start or of a checkpoint, is not finite."""
+        """Raise NonFiniteLossError if loaded weights or moments are not finite."""
         if fault := fault_in(self._model, self._optimizer):
             raise NonFiniteLossError(
                 f"{fault} not finite, as loaded. Use another checkpoint or another --hf-assets-path."
@@ -69,9 +67,9 @@ class FiniteUpdates:
 
 
 def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> str | None:
-    """What holds NaN or infinity, the cause before the effect: weights, else the optimizer's moments, else gradients.
+    """Names tensors with NaN or infinity: weights first, then the optimizer's moments, then gradients. Collective.
 
-    Collective. None where all are finite. Example: "the weights of layers.3.feed_forward.w2.weight (and 2 more)"
+    Returns None if all are finite. Example: "the weights of layers.3.feed_forward.w2.weight (and 2 more)"
     """
     parameters = dict(model.named_parameters())
     kinds = {
@@ -94,9 +92,5 @@ def _moments(parameters: dict[str, Tensor], optimizer: OptimizersContainer | Non
 
 
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Of this rank's shards."""
-    return [name for name, tensor in named if not torch.isfinite(_local(tensor)).all()]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    """Returns the names of this rank's shards with NaN or infinity."""
+    return [name for name, tensor in named if not torch.isfinite(local_shard(tensor)).all()]

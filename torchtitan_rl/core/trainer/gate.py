@@ -1,4 +1,4 @@
-"""What the sampler sampled is what the optimizer sees: measured on every token, and a reason to stop."""
+"""Stops training if trainer and sampler disagree on the log-probabilities of the sampled tokens."""
 
 import math
 import statistics
@@ -17,30 +17,31 @@ from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.types import FloatArray, LogprobDiff, TrainBatch
 
 EDGES = np.logspace(-8, 2, 101)
-"""Of the histogram's bins; a quantile read from it is at most a quarter too high."""
+"""Edges of the histogram's bins. A quantile read from it is at most a quarter too high."""
 
 GROWTH, HISTORY, FIRST = 20.0, 20, 3
-"""A step's mean or 99th percentile may be this many times the median of the run's last steps, so many, from the third on."""
+"""The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST steps are
+known."""
 
 FLOORS = {"mean": 1e-3, "p99": 2e-2}
-"""What is never a reason to stop: bfloat16's noise has the size of how unsure the policy is, which changes."""
+"""Values up to these never stop training. In bfloat16 the difference grows with the policy's entropy."""
 
 
 class LogprobGateError(TrainingStopped):
-    """Trainer and sampler disagree on the tokens that were sampled. The optimizer has not stepped."""
+    """Trainer and sampler disagree on the sampled tokens. Raised before the optimizer step."""
 
 
 @dataclass
 class LogprobDiffs:
-    """The distribution of |log π(token) - log μ(token)| over a batch's sampled tokens, additive over micro-batches and ranks."""
+    """Distribution of |log π(token) - log μ(token)| over sampled tokens. Adds up over micro-batches and ranks."""
 
     counts: FloatArray = field(default_factory=lambda: np.zeros(len(EDGES) + 1))  # [bins]
     total: float = 0.0
     largest: float = 0.0
-    """Infinite if any is NaN."""
+    """The largest difference; infinite if any is NaN."""
 
     def add(self, values: FloatArray) -> None:
-        """Args: values: [tokens]; those that are not finite count for `largest` alone."""
+        """Add `values` [tokens]. Those that are not finite count only for `largest`."""
         finite = values[np.isfinite(values)]
         self.counts += np.bincount(np.searchsorted(EDGES, finite), minlength=len(self.counts))
         self.total += float(finite.sum(dtype=np.float64))
@@ -48,7 +49,7 @@ class LogprobDiffs:
             self.largest = max(self.largest, math.inf if np.isnan(values).any() else float(values.max()))
 
     def merged(self, group: dist.ProcessGroup | None) -> "LogprobDiffs":
-        """Over the ranks of `group` (None: this rank alone), the same on each. Collective."""
+        """Returns the distribution over all ranks of `group` (None: this rank alone), on each of them. Collective."""
         if group is None:
             return self
         sums = torch.tensor([*self.counts, self.total], dtype=torch.float64, device=DEVICE_TYPE)
@@ -59,7 +60,7 @@ class LogprobDiffs:
         return LogprobDiffs(np.array(counts), total, float(largest))
 
     def summary(self) -> dict[str, float]:
-        """{"mean": ..., "p99": ...}; empty without tokens."""
+        """Returns {"mean": ..., "p99": ...}, or {} without tokens."""
         number = self.counts.sum()
         if not number:
             return {}
@@ -68,27 +69,27 @@ class LogprobDiffs:
 
 
 class LogprobGate(Configurable):
-    """Stops the run before the first update of a batch whose sampled tokens trainer and sampler see differently.
+    """Checks a batch's differences before its first update.
 
-    By default the distribution is held against the run's own steps before, which needs no bound for a dtype or a model.
+    By default it compares them with the run's earlier steps, so no limit for a dtype or a model is needed.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit on single tokens.")
-        """Largest allowed difference of one token's log-probability; None sets no limit on single tokens. fp32 stays under
-        1e-4; bf16 differs by tenths on rare tokens."""
+        """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16 differs by
+        tenths on rare tokens."""
 
         distribution: bool = True
-        """Stop when the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
-        steps (and over 0.001, or 0.02): weights or a cache that are not the policy's any more, whatever the dtype."""
+        """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20 steps
+        (and over 0.001 or 0.02). With any dtype, it means that weights or a cache are no longer the policy's."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS}
 
     def check(self, diffs: LogprobDiffs) -> None:
-        """Raise LogprobGateError when `diffs`, the same on every rank, are over a bound (or NaN)."""
+        """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit or NaN."""
         limit = self.config.max_diff
         if limit is not None and not diffs.largest <= limit:
             raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
@@ -109,10 +110,9 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
 
 
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes. Returns the absolute differences, [loss tokens].
+    """Set `logprob_diff` of the batch's episodes from the trainer's `logprobs` [T], computed before the first update.
 
-    Args:
-        logprobs: [T] log π of the policy that sampled.
+    Returns the absolute differences, [loss tokens].
     """
     counted = batch.loss_mask.cpu().numpy() > 0  # [T]
     signed = (logprobs - batch.sampler_logprobs).cpu().numpy()[counted]  # [loss tokens]

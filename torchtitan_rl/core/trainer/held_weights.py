@@ -1,4 +1,4 @@
-"""Checksums of the weights that the optimizer holds, from its own shards, so that a copy elsewhere can be proven."""
+"""Checksums of the optimizer's own weight shards, to verify copies of them."""
 
 from typing import NamedTuple
 
@@ -11,23 +11,24 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.checksum import checksums, place_weights
 from torchtitan_rl.core.trainer.hf import exported_rows
+from torchtitan_rl.core.trainer.norms import local_shard
 
 
 class _Shard(NamedTuple):
-    """This rank's shard of one parameter, which is exported under k names."""
+    """This rank's shard of a parameter that is exported under k names."""
 
     parameter: Tensor
-    names: slice  # their numbers in HeldWeights.shapes
-    weights: Tensor  # [k, rows of the shard], 0 for the rows of other names
+    names: slice  # the k names' indices in HeldWeights.shapes
+    weights: Tensor  # [k, rows of the shard], 0 for rows of other names
     first_column: int
 
 
 class HeldWeights:
-    """Reads the shards directly, without the code that gathers weights for the engine."""
+    """Reads the shards directly and shares no code with the gathering of weights for the engine."""
 
     def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
         self.shapes: dict[str, tuple[int, int]] = {}
-        """(rows, columns) of each whole tensor by its Hugging Face name. A vector has one column."""
+        """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column."""
         self._shards: list[_Shard] = []
         for parameter, exported in exported_rows(model, adapter):
             self.device = parameter.device
@@ -38,23 +39,19 @@ class HeldWeights:
             if _counts(parameter):
                 offsets = parameter.__create_chunk_list__()[0].offsets if isinstance(parameter, DTensor) else ()
                 first_row, first_column = (*offsets, 0, 0)[:2]
-                weights = weights[:, first_row : first_row + len(_local(parameter))].to(self.device)
+                weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
                 self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column))
 
     def checksums(self, dtype: torch.dtype) -> Tensor:
-        """This rank's part of each tensor's checksum, [names] int64. The sum over all ranks is that of the whole, in `dtype`."""
+        """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's."""
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
         for parameter, names, weights, first_column in self._shards:
-            sums[names] = checksums(_local(parameter), weights, first_column=first_column, dtype=dtype)
+            sums[names] = checksums(local_shard(parameter), weights, first_column=first_column, dtype=dtype)
         return sums
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
-
-
 def _counts(parameter: Tensor) -> bool:
-    """Whether this rank's shard goes into the sum. Only the first of equal replicas does."""
+    """Whether this rank's shard is in the sum. Only the first of several replicas is."""
     if not isinstance(parameter, DTensor):
         return dist.get_rank() == 0
     mesh = parameter.device_mesh

@@ -1,4 +1,4 @@
-"""Between the sharded policy and Hugging Face's layout: load a folder, yield full weights block by block."""
+"""Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,10 +19,9 @@ from torchtitan_rl.core.errors import UserError
 
 @torch.no_grad()
 def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
-    """Read a checkpoint folder's safetensors into the sharded model; each rank reads what it holds.
+    """Load a folder's safetensors into the sharded model. Each rank reads its shards.
 
-    Raises:
-        UserError: when a tensor is missing or has another shape, naming it.
+    Raises UserError, with their names, if tensors are missing or have another shape.
     """
     state = adapter.to_hf(model.state_dict())
     reader = adapter.get_hf_storage_reader(hf_assets_path)
@@ -43,17 +42,17 @@ def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_pat
 def hf_weights(
     model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, full tensor in `dtype`) for every weight; tied ones under both names.
+    """Yields (Hugging Face name, full tensor in `dtype`) for every weight. Tied weights come under both names.
 
-    Collective: every rank must consume it at the same pace. Each tensor is cast before it is gathered, and only one block's
-    tensors are held at a time.
+    Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors are held
+    at a time.
 
     Args:
-        whole_blocks: FSDP gathers a layer in one collective, as for a forward; for the forward's dtype alone.
+        whole_blocks: let FSDP gather a layer in one collective, as for a forward. Allowed only for the forward's dtype.
     """
     for prefix, block in blocks_of(model):
         if prefix == "lm_head." and model.enable_weight_tying:
-            continue  # it goes with the embedding
+            continue  # comes with the embedding
         with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
             state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
             yield from to_hf(model, adapter, prefix, block, state)
@@ -69,7 +68,7 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
 
 
 def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Each parameter that `hf_weights` exports, with its names and the rows of the parameter that are under each.
+    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
 
     Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
     """
@@ -83,9 +82,9 @@ def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tup
 def to_hf(
     model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """One block's tensors under their Hugging Face names; tied ones under both."""
+    """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
     for name, module in block.named_modules():
-        if isinstance(module, FusedQKVLinear):  # torchtitan's own hook, which otherwise gathers in the master dtype
+        if isinstance(module, FusedQKVLinear):  # torchtitan's state_dict hook, which gathers in the master dtype
             FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
     weights = adapter.to_hf(state)
     if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
@@ -94,7 +93,7 @@ def to_hf(
 
 
 def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
-    """(prefix of its parameters' names, module) of the embedding, each layer, the norm and the head."""
+    """Yields (prefix of its parameter names, module) for the embedding, each layer, the norm and the head."""
     for name, child in model.named_children():
         if name == "layers":
             yield from ((f"layers.{i}.", layer) for i, layer in child.named_children())

@@ -1,9 +1,12 @@
-"""Log-probabilities and entropies straight from hidden states: [T, V] logits never exist for T tokens at once.
+"""Log-probabilities and entropies from hidden states, without [T, V] logits.
 
-Notation: T tokens, D hidden size, V vocabulary, Vs the vocabulary rows on this tensor-parallel rank. Logits exist as tiles of C
-tokens by R vocabulary rows. Temporaries, in bytes: two tiles of 4 C R; a tile in the operands' dtype in the backward; on a CPU
-the tile's part of a bfloat16 weight in float32, 4 R D, and the hidden states so, 4 T D; the sums of the backward, 4 T D and
-4 R D; statistics of 16 T for each of the Vs / R blocks. The gradient of the weight itself is in the weight's dtype.
+Notation: T tokens, D hidden size, V vocabulary, Vs vocabulary rows on this tensor-parallel rank. Logits exist as tiles of C
+tokens by R vocabulary rows. Temporaries in bytes:
+  4 C R         each of two tiles; in the backward also one tile in the operands' dtype
+  4 R D, 4 T D  sums of the backward
+  4 R D, 4 T D  on a CPU with bfloat16: a block of the weight and the hidden states in float32
+  24 T          statistics of each of the Vs / R blocks, in the forward
+The gradient of the weight has the weight's dtype.
 """
 
 import math
@@ -28,14 +31,14 @@ def _all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.Re
 
 
 def _wide(t: Tensor) -> Tensor:
-    """A factor of `_product`: on a CPU bfloat16 becomes float32, for it has no product with a wider result."""
+    """Returns a factor for `_product`. On a CPU bfloat16 becomes float32: it has no product with a wider result."""
     return t if t.is_cuda or t.dtype != torch.bfloat16 else t.float()
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] @ b [K, N] with every sum and the result in float32 (float64 for float64 operands).
+    """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 operands).
 
-    A product of bfloat16 operands rounds its result to bfloat16: steps of 0.125 for logits from 16 to 32.
+    A plain product of bfloat16 operands rounds its result to bfloat16: steps of 0.125 for logits from 16 to 32.
     """
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
@@ -43,11 +46,11 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits z [C, R], which are overwritten: the peak, and with u = (z - peak) / temperature two sums; [C] each.
+    """Returns (peak, rest, weighted), [C] each, of logits z [C, R], which are overwritten.
 
-    `rest` is Σ exp(u) - 1, in float64 because it may be too small to be seen beside 1; `weighted` is Σ u exp(u), which has
-    one sign, so nothing cancels. exp2 takes a quarter of exp's time on a CPU, and the factor that it needs has room for the
-    temperature: `sharpness` is log2(e) / temperature.
+    With u = (z - peak) / temperature, rest = Σ exp(u) - 1 and weighted = Σ u exp(u). `rest` is in float64, because it may be
+    tiny compared with 1. All terms of `weighted` have the same sign, so nothing cancels. `sharpness` is
+    log2(e) / temperature, for exp2, which takes a quarter of exp's time on a CPU.
     """
     peak = z.amax(-1)  # [C]
     u = z.sub_(peak[:, None]).mul_(sharpness)  # [C, R], in units of log 2
@@ -59,24 +62,26 @@ def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
 def _gradient(
     z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, entropy: Tensor, g_entropy: Tensor, sharpness: float
 ) -> Tensor:
-    """In place of logits z [C, R]: -p * (g_logprob + g_entropy * (log p + H)); the others are [C, 1]."""
+    """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of logits z [C, R]. The others are [C, 1]."""
     u = z.sub_(peak).mul_(sharpness)  # [C, R]
     p = u.exp2().mul_(torch.exp(-log_total))  # [C, R]
     return u.div_(LOG2_E).sub_(log_total).add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
 
 
 def _logprob_gradient(z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float) -> Tensor:
-    """`_gradient` where nothing asks for the entropy's."""
+    """`_gradient` without the entropy's gradient."""
     return z.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
 
 
-# One pass over the tile each, where several run otherwise; compiled at the first call.
+# Compiled at the first call: one pass over the tile instead of several.
 _compiled_statistics = torch.compile(_statistics)
 _compiled_gradient = torch.compile(_gradient)
 _compiled_logprob_gradient = torch.compile(_logprob_gradient)
 
 
 class _Constants(NamedTuple):
+    """The arguments of `chunked_logprobs` that are not tensors."""
+
     temperature: float
     tokens: int
     rows: int
@@ -84,42 +89,31 @@ class _Constants(NamedTuple):
     first: int
     compile: bool
 
-    @property
-    def sharpness(self) -> float:
-        return LOG2_E / self.temperature
-
-
-class _Tile(NamedTuple):
-    """Some tokens against some rows of the vocabulary."""
-
-    tokens: slice
-    mine: Tensor
-    """[C] bool: the label is one of these rows."""
-    row: Tensor
-    """[C, 1] the label's place among them; 0 for the others."""
-
 
 def _blocks(size: int, step: int) -> list[slice]:
     return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
-def _tiles(labels: Tensor, rows: slice, constants: _Constants) -> Iterator[_Tile]:
-    """All tokens' tiles with these local rows of the vocabulary."""
+def _tiles(labels: Tensor, rows: slice, constants: _Constants) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, mine, row).
+
+    mine: [C] bool, whether the label is one of these rows. row: [C, 1], the label's index among them, or 0.
+    """
     for tokens in _blocks(len(labels), constants.tokens):
         row = labels[tokens] - (constants.first + rows.start)  # [C]
         mine = (row >= 0) & (row < rows.stop - rows.start)  # [C]
-        yield _Tile(tokens, mine, torch.where(mine, row, 0)[:, None])
+        yield tokens, mine, torch.where(mine, row, 0)[:, None]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """log p(label) and entropy of softmax(h W^T / temperature), tile by tile, forward and backward.
+    """log p(label) and the entropy of softmax(h W^T / temperature), computed tile by tile in forward and backward.
 
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
-    The backward takes peak and log-sum from the forward and recomputes each tile's logits. It goes through the vocabulary block
-    by block, so that a block's part of the weight is widened once, and its gradient is whole when the block is done.
-    With a sharded vocabulary each rank holds rows [first, first + Vs) of W; the returned values are the same on every rank,
-    and the gradient to `hidden` is this rank's part of a sum over ranks.
+    The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over blocks of the
+    vocabulary: each block of the weight is widened once, and its gradient is complete at the end of the block.
+    With a sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on every rank, and the
+    gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
     @staticmethod
@@ -128,30 +122,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         statistics = _compiled_statistics if constants.compile else _statistics
+        sharpness = LOG2_E / constants.temperature
         operand, blocks = _wide(hidden), _blocks(len(weight), constants.rows)
         own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)  # peak, rest, weighted of each block
-        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T], the label's logit where this rank has it
+        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T] the label's logit if this rank has it
         has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
             block = _wide(weight[rows])  # [R, D]
-            for tile in _tiles(labels, rows, constants):
-                z = _product(operand[tile.tokens], block.T)  # [C, R]
-                chosen[tile.tokens] += torch.where(tile.mine, z.gather(-1, tile.row)[:, 0], 0)
-                has_label[tile.tokens] |= tile.mine
-                for kind, values in zip(own, statistics(z, constants.sharpness), strict=True):
-                    kind[i, tile.tokens] = values  # [C]
+            for tokens, mine, row in _tiles(labels, rows, constants):
+                z = _product(operand[tokens], block.T)  # [C, R]
+                chosen[tokens] += torch.where(mine, z.gather(-1, row)[:, 0], 0)
+                has_label[tokens] |= mine
+                for kind, values in zip(own, statistics(z, sharpness), strict=True):
+                    kind[i, tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
-        logprobs = (
-            _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group) / constants.temperature - log_total
-        )
-        logprobs, entropy = logprobs.to(dtype), entropy.to(dtype)
+        below_peak = _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
+        logprobs, entropy = (below_peak / constants.temperature - log_total).to(dtype), entropy.to(dtype)
         ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
         ctx.constants = constants
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        """The gradients to the two [T] results -> this rank's to hidden [T, D] and weight [Vs, D]."""
+        """Gradients to the two [T] results -> this rank's gradients to hidden [T, D] and weight [Vs, D]."""
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
         g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
@@ -160,38 +153,33 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if g_entropy is not None:
             gradient = _compiled_gradient if constants.compile else _gradient
             per_token += [t[:, None] for t in (entropy, g_entropy)]
-        operand = _wide(hidden)  # [T, D]
+        sharpness, operand = LOG2_E / constants.temperature, _wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
         grad_weight = torch.empty_like(weight)  # [Vs, D]
         for rows in _blocks(len(weight), constants.rows):
             block = _wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
-            for tile in _tiles(labels, rows, constants):
-                z = _product(operand[tile.tokens], block.T)  # [C, R]
-                dz = gradient(z, *(t[tile.tokens] for t in per_token), constants.sharpness)  # [C, R]
-                dz.scatter_add_(-1, tile.row, torch.where(tile.mine, g_logprobs[tile.tokens], 0)[:, None])
+            for tokens, mine, row in _tiles(labels, rows, constants):
+                z = _product(operand[tokens], block.T)  # [C, R]
+                dz = gradient(z, *(t[tokens] for t in per_token), sharpness)  # [C, R]
+                dz.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
                 dz = dz.to(hidden.dtype)
-                grad_hidden[tile.tokens] += _partial(dz, weight[rows])  # [C, D]
-                grad_block += _partial(dz.T, hidden[tile.tokens])  # [R, D]
-            grad_weight[rows] = _scaled(grad_block, constants.temperature)
-        grad_hidden = _scaled(grad_hidden, constants.temperature).to(hidden.dtype)
-        return grad_hidden, grad_weight, None, None
+                grad_hidden[tokens] += _partial(dz, weight[rows])  # [C, D]
+                grad_block += _partial(dz.T, hidden[tokens])  # [R, D]
+            grad_weight[rows] = grad_block.div_(constants.temperature)
+        return grad_hidden.div_(constants.temperature).to(hidden.dtype), grad_weight, None, None
 
 
 def _partial(a: Tensor, b: Tensor) -> Tensor:
-    """One tile's part of a gradient, summed inside in float32; a CPU rounds that sum to bfloat16 for bfloat16 factors."""
+    """One tile's term of a gradient, summed in float32. On a CPU bfloat16 factors give a sum rounded to bfloat16."""
     return _product(a, b) if a.is_cuda else a @ b
-
-
-def _scaled(gradient: Tensor, temperature: float) -> Tensor:
-    return gradient if temperature == 1.0 else gradient.div_(temperature)
 
 
 def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
     """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((z - peak) / temperature) and entropy, [T] each.
 
-    A block's sums are relative to its own peak; here they become relative to the highest of all blocks and ranks. The result
-    is the same on every rank. Entropy is log Σe - Σ u e / Σe, where neither term is negative.
+    A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The result is
+    the same on every rank. The entropy is log Σe - Σ u e / Σe. Neither term is negative.
     """
     own_peak, rest, weighted = own  # [blocks, T] each
     peak = _all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
@@ -222,14 +210,14 @@ def chunked_logprobs(
     first_row: int = 0,
     compile: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log p(label) and the entropy of p = softmax(hidden weight^T / temperature), both [T], differentiable.
+    """Returns log p(label) and the entropy of p = softmax(hidden weight^T / temperature), [T] each, differentiable.
 
     Args:
         hidden: [T, D]; weight: [Vs, D], the vocabulary rows [first_row, first_row + Vs); labels: [T] global token ids.
-        chunk_tokens: tokens whose logits exist at once.
-        chunk_rows: vocabulary rows for which they do; None: as many as keep a tile in this device's cache.
-        group: the tensor-parallel ranks that hold the other rows; None when weight is the whole vocabulary.
-        compile: one compiled pass over each tile of logits; the same values to rounding.
+        chunk_tokens: tokens of a tile of logits.
+        chunk_rows: vocabulary rows of a tile; None: as many as keep a tile in this device's cache.
+        group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
+        compile: make one compiled pass over each tile of logits. The values are equal up to rounding.
     """
     rows = chunk_rows or (8192 if hidden.is_cuda else 1024)
     return _ChunkedLogprobs.apply(
@@ -238,19 +226,19 @@ def chunked_logprobs(
 
 
 class LogprobHead(Linear):
-    """An `lm_head` that, inside `scoring(...)`, returns log-probability and entropy [B*L] each instead of [B, L, V] logits.
+    """An `lm_head` that returns log-probability and entropy, [B*L] each, instead of [B, L, V] logits inside `scoring(...)`.
 
-    Being the model's own output module, it is called once a forward, inside FSDP2's and tensor parallelism's hooks, with
-    its weight gathered: nothing about sharding needs to be known outside.
+    It is the model's output module. It runs once per forward inside the hooks of FSDP2 and tensor parallelism, with its
+    weight gathered, so callers need no knowledge of sharding.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         chunk_tokens: int = 1024
-        """Tokens whose logits exist at once, in blocks of the vocabulary."""
+        """Tokens of a tile of logits."""
 
         compile: bool = False
-        """torch.compile what is done with each tile of logits."""
+        """torch.compile the passes over each tile of logits."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -263,7 +251,7 @@ class LogprobHead(Linear):
         """Within this context `forward` scores `labels` [B*L] at the sampling temperature.
 
         Args:
-            at: [M] the places to score; both results are 0 at all others, and no logits are computed there. None: all.
+            at: [M] the positions to score; None: all. Other positions get 0 and no logits.
         """
         self._target = labels, temperature, at
         try:
@@ -277,10 +265,12 @@ class LogprobHead(Linear):
             return super().forward(input)
         labels, temperature, at = self._target
         hidden, weight, group, first = input, self.weight, None, 0
-        if isinstance(weight, DTensor):  # tensor parallel: this rank holds some rows of the vocabulary
+        if isinstance(
+            weight, DTensor
+        ):  # tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals
             mesh = weight.device_mesh
             group = mesh.get_group()
-            first = _first_row(weight)
+            first = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
             weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
             hidden = hidden.to_local(grad_placements=[Partial()])  # [B, L, D], its gradient summed over ranks
         hidden = hidden.flatten(0, 1)  # [B*L, D]
@@ -295,10 +285,3 @@ class LogprobHead(Linear):
             compile=self.compile_chunks,
         )
         return scores if at is None else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L]
-
-
-def _first_row(weight: DTensor) -> int:
-    """The global row at which this rank's shard of a Shard(0) weight [V, D] begins (shards are dealt as torch.chunk does)."""
-    mesh = weight.device_mesh
-    rows = -(-weight.shape[0] // mesh.size())
-    return min(mesh.get_local_rank() * rows, weight.shape[0])

@@ -1,4 +1,4 @@
-"""The optimizer's settings, and what one update reports of it."""
+"""The optimizer's settings and the report of an update."""
 
 import math
 from dataclasses import dataclass
@@ -26,39 +26,38 @@ class AdamW(Configurable):
         """Decay rates of the first and second moment."""
 
         eps: float = number(1e-8, least=0, remedy="Use 1e-8.")
-        """Added to the root of the second moment."""
+        """Added to the square root of the second moment."""
 
         def build(self, *, model: Decoder) -> OptimizersContainer:
-            """The optimizer over the model's (sharded) parameters."""
+            """Returns the optimizer of the model's (sharded) parameters."""
             config = default_adamw(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps)
             return config.build(model_parts=[model])
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What one call of `Trainer.update` did; the same on every rank but for the two counts that say otherwise."""
+    """The results of one `Trainer.update`. All fields but the last three are the same on every rank."""
 
     grad_norm: float
-    """Of the last optimizer step, before clipping."""
+    """Gradient norm of the last optimizer step, before clipping."""
     clipped_fraction: float
-    """Share of the optimizer steps whose gradient norm was over `max_norm`."""
+    """Fraction of the optimizer steps with a gradient norm over `max_norm`."""
     update_ratio: float
     """‖update‖ / ‖weights‖ of the last optimizer step, without weight decay."""
     learning_rate: float
     optimizer_steps: int
     flops_per_token: float
-    """Of forward and backward, at the step's mean sequence length."""
+    """FLOPs of forward and backward, at the step's mean sequence length."""
     rank_tokens: list[int]
-    """Tokens of each data-parallel rank in one pass: those without a backward included, a prompt that several sequences share
-    once."""
+    """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
     trained_tokens: int
-    """Tokens that went through the forward, in all passes and on all data-parallel ranks together."""
+    """Tokens in the forwards of all passes and data-parallel ranks."""
     silent_tokens: int
-    """Those of them that needed no backward, for nothing in the objective has a gradient there."""
+    """The part of `trained_tokens` without a backward, because the objective has no gradient there."""
     packed_tokens: int
-    """Places in this rank's micro-batches, padding included."""
+    """Size of this rank's micro-batches, with padding."""
     padding_tokens: int
-    """Those of them that held no token."""
+    """Padding in this rank's micro-batches."""
     metrics: list[dict[str, Metric]]
-    """The objective's, of each of this rank's micro-batches and of its controllers; none on a tensor-parallel sibling, which has
-    computed the same numbers."""
+    """Metrics of the objective for each of this rank's micro-batches, then of its controllers. Empty on all but the first
+    tensor-parallel rank, because they compute the same values."""

@@ -1,4 +1,4 @@
-"""Pack episodes into micro-batches: whole sequences, a token budget, the same number of micro-batches on every rank."""
+"""Packs episodes into micro-batches of whole sequences, within a token budget, equally many on every rank."""
 
 import heapq
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, SequenceLayout, TrainBatch
 
 Atom = list[Member]
-"""What must not be split over micro-batches: one sequence, or a whole group of them."""
+"""Sequences that must share a micro-batch: a single one, or a whole group."""
 
 
 def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Atom]:
-    """Each episode in the loss, or each group of them. One without sampled tokens has nothing to score and is left out."""
+    """Returns the episodes in the loss, one by one or by groups. Episodes without sampled tokens are left out."""
     members = [
         [Member(group.prompt, e) for e in group.samples if e.in_loss and e.completion.loss_mask.any()]
         for group in groups
@@ -24,9 +24,9 @@ def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[At
 
 
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
-    """Mini-batches of whole groups, as equal in groups as they can be; groups without a loss are in none.
+    """Split the groups with a loss into at most `num_parts` mini-batches with equal numbers of groups, to within one.
 
-    Fewer parts where there are fewer groups, none where there are none: momentum alone must not move the policy.
+    No mini-batch is empty, because AdamW's momentum alone would move the policy.
     """
     learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
     num_parts = min(num_parts, len(learning))
@@ -36,17 +36,17 @@ def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[
 def plan_microbatches(
     atoms: Sequence[Atom], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
 ) -> list[list[list[Member]]]:
-    """Deal atoms to ranks and cut each rank's share into micro-batches.
+    """Assign atoms to ranks and split each rank's share into micro-batches.
 
     Args:
-        max_tokens: budget of one micro-batch; a larger atom gets one of its own.
-        attention_cost: work of attending to one token, in units of one token's other work, for the balance.
+        max_tokens: budget of one micro-batch. A larger atom gets a micro-batch of its own.
+        attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
 
     Returns:
-        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match; a rank with
-        too few atoms gets empty ones, and nobody gets any where there are no atoms.
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match. Ranks
+        with too few atoms get empty ones. Without atoms no rank has any.
 
-    Longest-first greedy dealing to the least loaded rank is within 4/3 of the best balance (Graham, 1969).
+    Assigning the largest atom first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
     """
     costs = [sum(n + attention_cost * n * n / 2 for n in (member.num_tokens for member in atom)) for atom in atoms]
     ranks: list[list[Atom]] = [[] for _ in range(num_ranks)]
@@ -61,10 +61,10 @@ def plan_microbatches(
 
 
 def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
-    """First-fit decreasing: each atom goes into the first micro-batch with room for it."""
+    """First-fit decreasing: each atom goes into the first micro-batch with enough room."""
     bins: list[list[Member]] = []
     used: list[int] = []
-    for atom in sorted(atoms, key=num_tokens, reverse=True):  # stable: equal ones stay in order
+    for atom in sorted(atoms, key=num_tokens, reverse=True):  # stable
         size = num_tokens(atom)
         place = next((i for i, taken in enumerate(used) if taken + size <= max_tokens), len(bins))
         if place == len(bins):
@@ -76,19 +76,19 @@ def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
 
 
 def num_tokens(atom: Atom) -> int:
-    """Tokens of all of an atom's sequences."""
+    """Returns the tokens of an atom's sequences."""
     return sum(member.num_tokens for member in atom)
 
 
 def num_packed(members: Sequence[Member], *, share_prompts: bool) -> int:
-    """Tokens of one micro-batch: of all its sequences, less those that one leaves to a sibling."""
+    """Returns the tokens of one micro-batch. A shared prompt counts once."""
     return sum(member.num_tokens - shared for member, shared in _laid_out(members, share_prompts))
 
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
-    """The sequences in their order in the pack, each with how many of its prompt's tokens the sibling before it has already.
+    """Returns the sequences in their order in the pack, each with the number of prompt tokens it shares with the one before.
 
-    The prompt's last token is each one's own: it predicts another token in each.
+    The prompt's last token is not shared, because it predicts a different token in each sequence.
     """
     if not share_prompts:
         return [(member, 0) for member in members]
@@ -103,14 +103,14 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Memb
 def pack(
     members: Sequence[Member], *, normalizers: Normalizers, multiple: int, share_prompts: bool = False
 ) -> TrainBatch:
-    """One micro-batch, padded to a multiple of `multiple` tokens (at least one).
+    """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
-    Padding is sequences of its own, none longer than the longest member, so that attention needs no wider rows. They have no
-    loss and are attended by nobody; an empty micro-batch is nothing else.
+    Padding forms sequences of its own without a loss. None is longer than the longest member, so that attention needs no
+    wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts: a prompt's tokens are there once for all its completions. The second and further ones begin at its last
-            token, with the position that it has in the prompt (see SequenceLayout).
+        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start with the
+            prompt's last token, at its position in the prompt (see SequenceLayout).
     """
     laid_out = _laid_out(members, share_prompts)
     members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
@@ -121,16 +121,14 @@ def pack(
     filled = int(lengths.sum())
     padding = -filled % multiple if filled else multiple
     longest = int((lengths + shared).max(initial=0)) or padding
-    padded = [min(longest, padding - begin) for begin in range(0, padding, longest)]  # no longer than the longest
+    padded = [min(longest, padding - begin) for begin in range(0, padding, longest)]  # lengths of padding sequences
 
     def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
         return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
 
     def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
-        """Values [L] of completion tokens, each at the position that predicts the token, 0 elsewhere."""
-        spread = [
-            np.concatenate([np.zeros(len(prompt)), row]) for prompt, row in zip(prompts, rows, strict=True)
-        ]  # [Lp + L] each
+        """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
+        spread = [part for p, row in zip(prompts, rows, strict=True) for part in (np.zeros(len(p)), row)]
         return _on_device(_shifted(column(spread, np.float32), lengths))
 
     token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
@@ -153,7 +151,7 @@ def pack(
 
 
 def _shifted(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """[T] -> [T]: each token's successor in its own sequence, 0 at each sequence's last token and on padding."""
+    """Returns the next token's value in the same sequence, [T] -> [T]; 0 at each sequence's end and on padding."""
     shifted = np.append(values[1:], 0).astype(values.dtype)
     shifted[np.cumsum(lengths) - 1] = 0
     shifted[int(lengths.sum()) :] = 0

@@ -1,7 +1,7 @@
-"""Build a policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
+"""Builds the policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
 
 import dataclasses
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
@@ -24,14 +23,6 @@ from torchtitan_rl.core.types import SequenceLayout
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
 
 
-@dataclass
-class _ModelRuntime:
-    """The two fields that `Decoder.Config.update_from_config` reads."""
-
-    parallelism: ParallelismConfig
-    training: TrainingConfig
-
-
 def build_policy(
     model_spec: ModelSpec,
     *,
@@ -43,13 +34,13 @@ def build_policy(
     logprob_chunk_tokens: int,
     dump_folder: str,
 ) -> Decoder:
-    """The sharded model with empty weights; load a checkpoint or call `init_weights` before use.
+    """Returns the sharded model with random weights.
 
     Args:
-        training: dtype, mixed_precision_param and seq_len (the longest packed sequence, which sizes the RoPE cache).
+        training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
         activation_checkpoint: a key of AC_CLASSES.
     """
-    config = _model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
+    config = model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
     progress(describe_attention(config.layers[0].attention.inner_attention))
@@ -66,36 +57,27 @@ def build_policy(
     adapt_fsdp(model)
     model.to_empty(device=DEVICE_TYPE)
     with torch.no_grad():
-        model.init_weights(buffer_device=None)  # RoPE caches are made here, so it runs for loaded checkpoints too
+        model.init_weights(buffer_device=None)  # also makes the RoPE caches
     model.train()
     return model
 
 
 def keep_weights(model: Decoder, keep: bool) -> None:
-    """Whether the next backward leaves weights gathered and adds to gradients that a later one reduces."""
+    """With `keep`, the next backward keeps weights gathered and leaves the reduction of gradients to a later one."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_backward(not keep, recurse=False)
             module.set_requires_gradient_sync(not keep, recurse=False)
 
 
-def meta_model(model_spec: ModelSpec) -> Decoder:
-    """The model without weights and for no device, in one process: for its names, shapes and modules."""
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
-    with torch.device("meta"):
-        return _model_config(model_spec, parallelism, training, 1, False).build()
-
-
-def _model_config(
+def model_config(
     model_spec: ModelSpec,
     parallelism: ParallelismConfig,
     training: TrainingConfig,
     logprob_chunk_tokens: int,
     compile_head: bool,
 ) -> Decoder.Config:
-    """A copy of the model's config with this device's attention, the scoring head and the needed RoPE length."""
+    """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     inner = attention_config(float32=training.mixed_precision_param == "float32")
@@ -104,7 +86,7 @@ def _model_config(
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
     config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
-    config.update_from_config(config=_ModelRuntime(parallelism, training))
+    config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
     config.lm_head.sharding_config = ShardingConfig(
@@ -123,12 +105,12 @@ def score(
     temperature: float,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log π(label) and entropy at the sampling temperature, [T] each, for packed tokens; one forward.
+    """Returns log π(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
 
     Args:
         token_ids, labels: [T] int64.
-        layout: where the sequences are.
-        mask: [T], not 0 where the two are wanted; elsewhere they are 0, without work. None: everywhere.
+        layout: the places of the sequences.
+        mask: [T], nonzero where the results are wanted; the others are 0 and take no work. None: all.
     """
     masks = attention_masks(model, layout)
     at = None if mask is None else mask.nonzero()[:, 0]  # [M]
@@ -145,10 +127,10 @@ def score_only(
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The log π(label) of `score`, [T], without a graph. Every weight is sharded again afterwards.
+    """Returns log π(label) as `score` does, [T], without a graph, and reshards all weights.
 
-    FSDP2 leaves the embedding and the head gathered, in the forward's dtype, until a backward that never comes: they would
-    take memory, and a checkpoint would hold these rounded copies in place of the master weights.
+    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here. They
+    would take memory, and a checkpoint would store these rounded copies instead of the master weights.
     """
     logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
     for module in model.modules():

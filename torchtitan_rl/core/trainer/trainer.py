@@ -1,7 +1,7 @@
-"""Turn a step's episodes into an update of the sharded policy."""
+"""The trainer: turns a step's episodes into an update of the sharded policy."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +42,6 @@ from torchtitan_rl.core.types import (
     FloatArray,
     Group,
     IntArray,
-    LogprobDiff,
     Member,
     Metric,
     SequenceLayout,
@@ -55,22 +54,13 @@ Plan = list[list[list[Member]]]
 
 
 class _Work(NamedTuple):
-    """This rank's micro-batches of one mini-batch; every data-parallel rank has as many of either kind."""
+    """The micro-batches of one mini-batch. Every data-parallel rank has equally many."""
 
-    silent: list[TrainBatch]
-    """Where nothing has a gradient: they are scored, for the metrics and the gate, and need no backward."""
-    learning: list[TrainBatch]
-    """At least one, though it be empty: the optimizer's momentum asks for a gradient, if of zeros."""
-
-    @property
-    def batches(self) -> list[TrainBatch]:
-        return [*self.silent, *self.learning]
-
-
-class _StepResult(NamedTuple):
-    grad_norm: float
-    applied: bool
-    metrics: list[dict[str, Metric]]
+    plan: Plan
+    silent: int
+    """The first `silent` micro-batches have no gradient. They are scored, for metrics and gate, without a backward."""
+    batches: list[TrainBatch]
+    """This rank's. At least one is not silent: AdamW needs a gradient on every rank, even if it is zero."""
 
 
 class Trainer(Configurable):
@@ -81,9 +71,8 @@ class Trainer(Configurable):
         parallelism: ParallelismConfig = field(
             default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
         )
-        """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1 takes the ranks left over),
-        data_parallel_replicate_degree (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not
-        supported."""
+        """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
+        (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
 
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
 
@@ -99,30 +88,30 @@ class Trainer(Configurable):
         """Packed tokens of one forward and backward on one data-parallel rank."""
 
         num_epochs: int = number(1, least=1)
-        """Passes over a step's episodes. More than one optimizer step a batch makes the ratio meaningful: the policy's
-        log-probabilities from before the first are then kept as log π_old."""
+        """Passes over a step's episodes. With more than one optimizer step per batch, the log-probabilities from before the
+        first are kept as log π_old, and the policy ratio differs from 1."""
 
         num_minibatches: int = number(1, least=1, remedy="Use 1 for one optimizer step a batch.")
-        """Optimizer steps in one pass; each takes an equal share of the prompt groups."""
+        """Optimizer steps in one pass. Each takes an equal share of the prompt groups."""
 
         mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
-        """Dtype of the gathered weights and the activations; master weights and gradient sums stay in float32."""
+        """Dtype of gathered weights and activations. Master weights and gradient sums stay in float32."""
 
         activation_checkpoint: Literal["none", "selective", "full"] = "none"
-        """What the backward recomputes instead of storing: torchtitan's policies."""
+        """torchtitan's policies for recomputing activations in the backward."""
 
         compile: bool = False
         """torch.compile each transformer block."""
 
         skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
-        """Updates in a row that are left out and counted (optimizer/skipped_updates) because the loss or the gradient is NaN or
-        infinite; one more stops training, and so do weights or moments that are. 0 stops at the first."""
+        """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is NaN
+        or infinite. One more stops training, as do weights or moments that are not finite."""
 
         logprob_chunk_tokens: int = number(1024, least=1)
-        """Tokens whose logits exist at once, for some thousand rows of the vocabulary (see trainer/logprobs.py)."""
+        """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see trainer/logprobs.py)."""
 
         logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
-        """When a difference between trainer and sampler stops the run."""
+        """The limits on the difference between trainer and sampler."""
 
     def __init__(
         self,
@@ -141,13 +130,13 @@ class Trainer(Configurable):
 
         Args:
             num_steps: steps of the controller, for the schedule.
-            temperature: of the sampling that is trained on.
+            temperature: the sampling temperature of the episodes.
         """
         self.config = config
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
         self.temperature = temperature
-        # Few shapes: kernels are compiled for each. Sequence parallelism splits the packed tokens.
+        # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder = model_spec, dump_folder
@@ -189,72 +178,67 @@ class Trainer(Configurable):
         return model
 
     def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """The current policy for the generator: see `trainer.hf.hf_weights`."""
+        """Yields the current policy for the generator: see `trainer.hf.hf_weights`."""
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
-        # One rank has nothing to gather, and FSDP would copy each weight twice.
+        # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         return hf_weights(self.model, self.adapter, dtype, whole_blocks=as_forward and self.parallel_dims.dp_shard > 1)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
-        """Take the step's optimizer steps, move the schedule and the algorithm's controllers.
+        """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
 
-        Raises:
-            NonFiniteLossError, LogprobGateError: before the optimizer has stepped, on every rank alike.
+        Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps.
         """
         config = self.config
-        minibatches = split_groups(groups, config.num_minibatches)
-        plans = [self._plan_update(minibatch) for minibatch in minibatches]
-        works = [
-            _Work(*(self._pack(plan, minibatch) for plan in pair))
-            for pair, minibatch in zip(plans, minibatches, strict=True)
-        ]
+        works = [self._work(minibatch) for minibatch in split_groups(groups, config.num_minibatches)]
         one_step = config.num_epochs * len(works) == 1
         if not one_step:
             self._keep_old_logprobs(works)
-        results = [self._optimizer_step(work, samples=one_step) for _ in range(config.num_epochs) for work in works]
-        metrics = [metrics for result in results for metrics in result.metrics]
-        update_ratio = self._check_weights() if results else 0.0
-        moved = self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs))
+        metrics: list[dict[str, Metric]] = []
+        steps = [self._optimizer_step(work, metrics, gate=one_step) for _ in range(config.num_epochs) for work in works]
+        norms, applied = [norm for norm, _ in steps], sum(applied for _, applied in steps)
+        update_norm, weight_norm = update_and_weight_norm(self.optimizer) if steps else (0.0, 0.0)
+        self.finite.check_weights(weight_norm)
+        metrics.append(self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs)))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(groups)
-        ranks = range(self.dp_size)
-        rank_tokens = [sum(self._num_packed(plan, rank) for pair in plans for plan in pair) for rank in ranks]
-        silent_tokens = sum(self._num_packed(silent, rank) for silent, _ in plans for rank in ranks)
+        rank_tokens, silent_tokens = self._count_tokens(works)
         packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
+        lengths = [Member(group.prompt, episode).num_tokens for group in groups for episode in group.samples]
         return UpdateReport(
-            grad_norm=results[-1].grad_norm if results else 0.0,
-            clipped_fraction=sum(result.grad_norm > config.max_norm for result in results) / max(len(results), 1),
-            update_ratio=update_ratio,
+            grad_norm=norms[-1] if norms else 0.0,
+            clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
+            update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
-            optimizer_steps=sum(result.applied for result in results),
-            flops_per_token=self._flops_per_token(groups),
+            optimizer_steps=applied,
+            flops_per_token=self._model_flops(sum(lengths) // max(len(lengths), 1)),
             rank_tokens=rank_tokens,
             trained_tokens=config.num_epochs * sum(rank_tokens),
             silent_tokens=config.num_epochs * silent_tokens,
             packed_tokens=packed,
             padding_tokens=packed - rank_tokens[self.dp_rank],
-            metrics=[*metrics, moved] if self._reports else [],
+            metrics=metrics if self._reports else [],
         )
 
     def _keep_old_logprobs(self, works: list[_Work]) -> None:
-        """Set `old_logprobs` of every micro-batch to the policy's own, before the first optimizer step; gate them."""
+        """Set `old_logprobs` of every micro-batch, before the first optimizer step, and check them with the gate."""
         diffs = LogprobDiffs()
         for batch in (batch for work in works for batch in work.batches):
             batch.old_logprobs = self._score(self.model, batch)  # [T]
             diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
         self.gate.check(diffs.merged(self.dp_group))
 
-    def _optimizer_step(self, work: _Work, *, samples: bool) -> _StepResult:
-        """One forward and backward over a mini-batch's micro-batches, then the optimizer.
+    def _optimizer_step(self, work: _Work, metrics: list[dict[str, Metric]], *, gate: bool) -> tuple[float, bool]:
+        """Run forward and backward over a mini-batch, then the optimizer. Returns the gradient norm and whether it stepped.
 
         Args:
-            samples: the policy is still the one that sampled: logprob_diff is filled in and gated.
+            metrics: the objective's metrics of each micro-batch are appended.
+            gate: fill `logprob_diff` and check it, because the policy is still the one that sampled.
         """
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
         diffs = LogprobDiffs()
-        metrics: list[dict[str, Metric]] = []
         for i, batch in enumerate(work.batches):
-            learns = i >= len(work.silent)
+            learns = i >= work.silent
             with torch.set_grad_enabled(learns):
                 logprobs, entropy = score(
                     self.model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
@@ -265,39 +249,24 @@ class Trainer(Configurable):
                 out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)
-            if samples:
+            if gate:
                 diffs.add(fill_logprob_diff(batch, logprobs.detach()))
-        if samples:
+        if gate:
             self.gate.check(diffs.merged(self.dp_group))
-        total_loss = self._all_reduce(float(loss), dist.ReduceOp.SUM)
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
-        if applied := self.finite.allows(total_loss, grad_norm):
+        if applied := self.finite.allows(self._sum(float(loss)), grad_norm):
             self.optimizer.step()
-        self.optimizer.zero_grad()  # now, so that the engine has the gradients' memory
-        return _StepResult(grad_norm, applied, metrics)
-
-    def _check_weights(self) -> float:
-        """‖update‖ / ‖weights‖ of the last optimizer step.
-
-        Raises NonFiniteLossError on every rank when it has left NaN or infinity: before a checkpoint holds it.
-        """
-        update, weights = update_and_weight_norm(self.optimizer)
-        self.finite.check_weights(weights)
-        return update / weights if weights else 0.0
-
-    def _flops_per_token(self, groups: Sequence[Group[Episode]]) -> float:
-        """torchtitan's count for this model: 6 a parameter, and attention at the mean length of a sequence."""
-        lengths = [Member(group.prompt, episode).num_tokens for group in groups for episode in group.samples]
-        return self._model_flops(sum(lengths) // max(len(lengths), 1))
+        self.optimizer.zero_grad()  # frees the gradients' memory for the engine
+        return grad_norm, applied
 
     def _model_flops(self, length: int) -> float:
-        """FLOPs a token of forward and backward in sequences of `length` tokens."""
+        """torchtitan's FLOPs per token of forward and backward: 6 per parameter, plus attention over `length` tokens."""
         return self._model_spec.model.get_nparams_and_flops(self.model, length)[1]
 
     def check_loaded(self) -> None:
-        """After the start or a checkpoint is loaded: take this config's optimizer settings and schedule, check that all is finite.
+        """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
 
-        Raises NonFiniteLossError.
+        Raises NonFiniteLossError if loaded weights or moments are not finite.
         """
         for group, settings in zip(self._param_groups(), self._settings, strict=True):
             group.update(settings)
@@ -310,18 +279,17 @@ class Trainer(Configurable):
         return [group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups]
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
-        """Weighted means over micro-batches and data-parallel ranks, for what steers training on every rank alike."""
+        """Returns weighted means over micro-batches and data-parallel ranks, the same on every rank."""
         merged = {}
         for key in keys:
             found = [m[key] for m in metrics if key in m]
-            total = self._all_reduce(sum(float(m.value) * m.weight for m in found), dist.ReduceOp.SUM)
-            weight = self._all_reduce(sum(m.weight for m in found), dist.ReduceOp.SUM)
-            if weight:
+            total = self._sum(sum(float(m.value) * m.weight for m in found))
+            if weight := self._sum(sum(m.weight for m in found)):
                 merged[key] = total / weight
         return merged
 
     def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set `reference_logprobs` of every episode to log π_ref of its tokens, [L], the same on every rank. Collective."""
+        """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
         atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
         for batch in self._pack(self._plan(atoms), groups):
             logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
@@ -334,11 +302,11 @@ class Trainer(Configurable):
         for i, logprobs in comm.all_gather_lists(mine if self._reports else []):
             episodes[i].reference_logprobs = logprobs
         for episode in episodes:
-            if episode.reference_logprobs is None:  # nothing in it was sampled: no micro-batch had it
+            if episode.reference_logprobs is None:  # without sampled tokens, so in no micro-batch
                 episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
 
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """log π of token_ids[1:] at temperature 1, [L - 1]: the trainer's side of the weight sync's probe. Collective."""
+        """Returns log π of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
@@ -346,28 +314,27 @@ class Trainer(Configurable):
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
     def _share_logprob_diffs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Give every rank the mean and the maximum of each episode's differences."""
+        """Set every episode's `logprob_diff` on every rank, without the signed differences of other ranks' episodes."""
         episodes = flat(groups)
-        mine = [
-            (i, e.logprob_diff.mean, e.logprob_diff.max) for i, e in enumerate(episodes) if e.logprob_diff is not None
-        ]
-        for i, mean, most in comm.all_gather_lists(mine if self._reports else []):
-            if episodes[i].logprob_diff is None:
-                episodes[i].logprob_diff = LogprobDiff(mean=mean, max=most)
+        mine = [(i, replace(e.logprob_diff, signed=None)) for i, e in enumerate(episodes) if e.logprob_diff is not None]
+        for i, diff in comm.all_gather_lists(mine if self._reports else []):
+            episodes[i].logprob_diff = episodes[i].logprob_diff or diff
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
         return score_only(model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask)  # [T]
 
-    def _plan_update(self, groups: Sequence[Group[Episode]]) -> tuple[Plan, Plan]:
-        """What has no gradient, and what has: see `_Work`."""
-        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
-        silent = [all(self.algorithm.is_silent(member.episode) for member in atom) for atom in atoms]
-        learning = self._plan([atom for atom, none in zip(atoms, silent, strict=True) if not none])
-        return self._plan([atom for atom, none in zip(atoms, silent, strict=True) if none]), [
-            p or [[]] for p in learning
-        ]
+    def _work(self, groups: Sequence[Group[Episode]]) -> _Work:
+        """Plan and pack one mini-batch."""
+        learning: list[Atom] = []
+        silent: list[Atom] = []
+        for atom in atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups):
+            (silent if all(self.algorithm.is_silent(member.episode) for member in atom) else learning).append(atom)
+        pairs = list(zip(self._plan(silent), self._plan(learning), strict=True))  # of each rank
+        plan = [first + (then or [[]]) for first, then in pairs]
+        return _Work(plan, silent=len(pairs[0][0]), batches=self._pack(plan, groups))
 
     def _plan(self, atoms: list[Atom]) -> Plan:
+        """Divide atoms over ranks and micro-batches. Warns once of an atom that is over the token budget."""
         flops, budget = (self._model_flops(0), self._model_flops(1)), self.config.max_tokens_per_microbatch
         largest = max(atoms, key=num_tokens, default=[])
         if num_tokens(largest) > budget and not self._warned_of_size:
@@ -376,25 +343,29 @@ class Trainer(Configurable):
                 f"trainer.max_tokens_per_microbatch {budget}: the {'group' if len(largest) > 1 else 'sequence'} of "
                 f"{largest[0].name} has {num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        return plan_microbatches(
-            atoms,
-            num_ranks=self.dp_size,
-            max_tokens=budget,
-            attention_cost=flops[1] / flops[0] - 1,
-        )
+        cost = flops[1] / flops[0] - 1
+        return plan_microbatches(atoms, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
 
     def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
-        """This rank's micro-batches; every data-parallel rank has the same number."""
+        """Returns this rank's micro-batches."""
         normalizers = self.algorithm.normalizers(groups)
         layout = {"normalizers": normalizers, "multiple": self.pad_multiple, "share_prompts": self._shares_prompts}
         return [pack(members, **layout) for members in plan[self.dp_rank]]
 
-    def _num_packed(self, plan: Plan, rank: int) -> int:
-        return sum(num_packed(members, share_prompts=self._shares_prompts) for members in plan[rank])
+    def _count_tokens(self, works: list[_Work]) -> tuple[list[int], int]:
+        """Returns the tokens of each data-parallel rank in one pass, and those of all ranks in silent micro-batches."""
+        rank_tokens, silent_tokens = [0] * self.dp_size, 0
+        for work in works:
+            for rank, microbatches in enumerate(work.plan):
+                sizes = [num_packed(members, share_prompts=self._shares_prompts) for members in microbatches]
+                rank_tokens[rank] += sum(sizes)
+                silent_tokens += sum(sizes[: work.silent])
+        return rank_tokens, silent_tokens
 
-    def _all_reduce(self, value: float, op: dist.ReduceOp.RedOpType) -> float:
+    def _sum(self, value: float) -> float:
+        """Returns the sum over data-parallel ranks."""
         if self.dp_group is None:
             return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)
-        dist.all_reduce(tensor, op=op, group=self.dp_group)
+        tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
+        dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
