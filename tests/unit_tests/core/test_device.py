@@ -59,7 +59,7 @@ def test_what_the_engine_is_told(monkeypatch, without_hooks, on_cpu, growing, dt
 
 
 def test_a_device_s_options_win_over_the_core_s(monkeypatch, without_hooks):
-    device.install_hooks(device.DeviceHooks(engine_options=lambda dtype: {"hf_overrides": {"of": dtype}}))
+    device.install_hooks(device.DeviceHooks(engine_options=lambda: {"hf_overrides": {"of": dtype}}))
     assert engine_options(Generator.Config(dtype="bfloat16"))["hf_overrides"] == {"of": "bfloat16"}
 
 
