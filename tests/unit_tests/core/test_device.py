@@ -59,8 +59,8 @@ def test_what_the_engine_is_told(monkeypatch, without_hooks, on_cpu, growing, dt
 
 
 def test_a_device_s_options_win_over_the_core_s(monkeypatch, without_hooks):
-    device.install_hooks(device.DeviceHooks(engine_options=lambda: {"hf_overrides": {"of": dtype}}))
-    assert engine_options(Generator.Config(dtype="bfloat16"))["hf_overrides"] == {"of": "bfloat16"}
+    device.install_hooks(device.DeviceHooks(engine_options=lambda: {"hf_overrides": {"head_dtype": "auto"}}))
+    assert engine_options(Generator.Config(dtype="bfloat16"))["hf_overrides"] == {"head_dtype": "auto"}
 
 
 def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():
