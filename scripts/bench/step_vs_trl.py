@@ -6,7 +6,7 @@
 
 Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. No completion may
 end early, every completion has an advantage and a backward, and weights are random. TRL generates with transformers, the way it
-has without a GPU; its newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
+has without a GPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. TRL's newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
 """
 
 import argparse
@@ -44,9 +44,11 @@ class Side:
         self.answers: list[dict] = []
         self._log = open(job.with_name(f"{name}.log"), "w")  # noqa: SIM115
         command = [str(python), str(Path(__file__).with_name(f"side_{name}.py")), str(job)]
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE"} if name == "ours" else {}  # as our launcher sets it
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            env={**defaults, **os.environ},
+        )  # fmt: skip
         self._answer()
 
     def step(self) -> None:
@@ -128,7 +130,6 @@ def main() -> None:
     job["trl"]["sequences_at_once"] = min(job["trl"]["sequences_at_once"], args.prompts * args.n)
     (folder / "job.json").write_text(json.dumps(job))
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher does
     pythons = {"ours": Path(sys.executable), "trl": trl_python()}
     found = run(pythons, folder / "job.json", steps=steps, together=not args.one_after_another)
     report(job, {name: answers[args.warm_up :] for name, answers in found.items()})
@@ -150,7 +151,7 @@ def run(pythons: dict[str, Path], job: Path, *, steps: int, together: bool) -> d
 
 def report(job: dict, found: dict[str, list[dict]]) -> None:
     """Medians of the steps and of their phases, and the ratio."""
-    threads = f"{job['threads']} threads that wait {os.environ['OMP_WAIT_POLICY']}"
+    threads = f"{job['threads']} threads, OMP_WAIT_POLICY {os.environ.get('OMP_WAIT_POLICY', 'of each side')}"
     print(machine_line().replace(f"{torch.get_num_threads()} threads", threads))
     print(
         f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {job['new_tokens']} tokens"
