@@ -31,7 +31,9 @@ def run(tmp_path, monkeypatch):
         child = multiprocessing.get_context("fork").Process(target=in_child, args=(training, args))
         child.start()
         child.join(60)
-        return child.exitcode, (tmp_path / "terminal").read_text()
+        exit_code = child.exitcode
+        child.kill()  # one that hangs would keep its locks from later runs
+        return exit_code, (tmp_path / "terminal").read_text()
 
     monkeypatch.setenv("RANK", "0")
     config_functions()  # imported once, not in each child
