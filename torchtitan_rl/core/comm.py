@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torchtitan.config import CommConfig
 from torchtitan.distributed.utils import init_distributed
 
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE
 
 T = TypeVar("T")
 
 
 def init_process_group(config: CommConfig) -> None:
     """Start NCCL for GPU tensors and gloo for Python values. On a CPU, gloo serves both."""
-    if not ON_CPU:
+    if DEVICE_TYPE == "cuda":
         from torchtitan.tools.utils import get_local_device
 
         torch.cuda.set_device(get_local_device())

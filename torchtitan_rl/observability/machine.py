@@ -13,9 +13,8 @@ import torch
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import Kind, Listener
 
-SIDE = 1024 if ON_CPU else 8192
+SIDE, COPY_BYTES = (1024, 2**27) if ON_CPU else (8192, 2**30)
 """Rows and columns of the product: large enough to reach the peak, small enough for three products in 0.1 s."""
-COPY_BYTES = 2**27 if ON_CPU else 2**30
 
 
 class Speeds(NamedTuple):
@@ -106,7 +105,7 @@ class MemorySampler(Listener):
 
 def peak_flops_per_s() -> float | None:
     """This GPU's dense bfloat16 peak by torchtitan's table; None without a GPU."""
-    if ON_CPU:
+    if not torch.cuda.is_available():
         return None
     from torchtitan.tools.utils import get_peak_flops
 

@@ -10,7 +10,6 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.models import hf_architecture
@@ -58,7 +57,7 @@ class MemoryNeed:
 
 def gpu_memory_bytes() -> int | None:
     """Total memory of this rank's GPU; None without a GPU. Creates no CUDA context, so the device need not be set yet."""
-    if ON_CPU:
+    if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 

@@ -75,7 +75,6 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_sampling(config)
     _check_training(config)
     _check_lengths(config)
-    _check_cpu_cache()
     _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
@@ -83,12 +82,22 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         check_model(config, world_size=world_size)
 
 
-def _check_cpu_cache() -> None:
-    """Check the environment variable that sets the size of vLLM's KV cache on a CPU."""
+def _check_cpu(config: "RunConfig") -> None:
+    """Check what only a CPU limits: the size of vLLM's KV cache, the size of a head, and compilation."""
     given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), node_bytes() // GIB
     expected = f"a whole number of GiB for each rank, between 1 and the node's {gib}"
-    holds = not ON_CPU or (given.isdecimal() and 1 <= int(given) <= gib)
+    holds = given.isdecimal() and 1 <= int(given) <= gib
     expect(holds, "VLLM_CPU_KVCACHE_SPACE", given, expected, "Leave it out for 1.")
+    head_dim = config.model_spec.model.layers[0].attention.head_dim
+    expect(
+        head_dim in CPU_HEAD_DIMS, "hf_assets_path", config.hf_assets_path,
+        f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {head_dim}",
+        "Use another model, or a GPU.",
+    )  # fmt: skip
+    expect(
+        not config.trainer.compile, "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
+        "Leave it off without a GPU.",
+    )  # fmt: skip
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
@@ -116,11 +125,8 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
     fits = f"at most the model's {model.max_seq_len} positions"
     expect(longest <= model.max_seq_len, "generator.max_model_len", longest, fits, "Lower it.")
-    expect(
-        not ON_CPU or attention.head_dim in CPU_HEAD_DIMS, "hf_assets_path", config.hf_assets_path,
-        f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {attention.head_dim}",
-        "Use another model, or a GPU.",
-    )  # fmt: skip
+    if ON_CPU:
+        _check_cpu(config)
     if gpu_bytes := gpu_memory_bytes():
         check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
@@ -193,10 +199,6 @@ def _check_training(config: "RunConfig") -> None:
     expect(
         trainer.max_tokens_per_microbatch >= sequence, "trainer.max_tokens_per_microbatch", trainer.max_tokens_per_microbatch,
         f"at least the longest sequence, prompts.max_prompt_tokens + sampling.max_tokens = {sequence}", "Use 8192 or more.",
-    )  # fmt: skip
-    expect(
-        not (trainer.compile and ON_CPU), "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
-        "Leave it off without a GPU.",
     )  # fmt: skip
     expect(
         trainer.num_minibatches <= config.num_prompts_per_step,

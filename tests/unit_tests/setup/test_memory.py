@@ -8,7 +8,7 @@ import torch
 
 import configs.qwen3 as shipped
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup import memory, validation
+from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import GIB, check_memory, gpu_memory_bytes, memory_need, memory_warning
 
 H100 = int(79.2 * GIB)
@@ -96,7 +96,7 @@ def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
 
 def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
     assert gpu_memory_bytes() is None  # on a CPU
-    monkeypatch.setattr(memory, "ON_CPU", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda rank: SimpleNamespace(total_memory=rank * GIB))
     assert gpu_memory_bytes() == 3 * GIB
