@@ -128,7 +128,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [["--dtype", dtype] for dtype in ("float32", "bfloat16")],
-            "weights that did not arrive, in 7 ways: each caught at the first push with the tensor's name", "sabotage",
+            "weights that did not arrive: each fault is caught at the first push with the tensor's name", "sabotage",
             1, [], "tests.integration.sabotage", quick=True,
         ),
         OverrideDefinitions(
