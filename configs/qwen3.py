@@ -6,7 +6,8 @@ How the settings were chosen (docs/gpu.md lists the measurements):
   torchtitan_rl/setup/memory.py. The trainer holds 12 bytes per parameter (float32 weights and two moments), 16 during
   an update, divided over the FSDP and TP ranks. The engine takes 40 % of the GPU for bfloat16 weights and KV cache, and
   frees it while the trainer works. setup/memory.py checks at the start whether a run fits.
-- Activation checkpointing: "none" where memory allows, else "full". - Tensor parallelism: only where a model needs it.
+- Activation checkpointing: "none" where memory allows, else "full".
+- Tensor parallelism: only where a model needs it.
 One engine per GPU decodes fastest as long as the weights leave room for
   the KV cache. From 8B on, two ranks share an engine.
 - Learning rate: 1e-6, usual for full fine-tuning with GRPO; a little higher for the smallest models. - bfloat16: the

@@ -85,23 +85,26 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
     settings = job["trl"]
+    if torch.cuda.is_available():
+        engine = {"use_vllm": True, "generation_kwargs": {"ignore_eos": True}}
+    else:
+        engine = {"use_cpu": True, "generation_kwargs": {"min_new_tokens": job["new_tokens"]}}
+        engine["cache_implementation"] = settings["cache"]
     config = GRPOConfig(
+        **engine,
         output_dir=job["folder"] + "/trl",
         bf16=settings["compute"] == "bfloat16",
         model_init_kwargs={"dtype": settings["weights"], "attn_implementation": settings["attention"]},
-        cache_implementation=settings["cache"],
         per_device_train_batch_size=settings["sequences_at_once"],
         gradient_accumulation_steps=job["prompts_per_step"] * job["n"] // settings["sequences_at_once"],
-        gradient_checkpointing=False,
+        gradient_checkpointing=bool(settings["checkpointing"]),
         num_generations=job["n"],
         max_completion_length=job["new_tokens"],
-        generation_kwargs={"min_new_tokens": job["new_tokens"]},
         max_steps=100_000,
         shuffle_dataset=False,
         logging_steps=1,
         report_to="none",
         save_strategy="no",
-        use_cpu=True,
         disable_tqdm=True,
     )
     callback = OneAtATime(answers)

@@ -5,8 +5,9 @@
         --warm-up 2 --steps 2 --ours compute=bfloat16 tokens_at_once=2048 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
 
 Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. No completion may
-end early, every completion has an advantage and a backward, and weights are random. TRL generates with transformers, the way it
-has without a GPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. TRL's newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
+end early, every completion has an advantage and a backward, and weights are random. TRL generates with its colocated vLLM on a
+GPU and with transformers on a CPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. On a CPU TRL's
+newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
 """
 
 import argparse
@@ -34,7 +35,11 @@ from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noq
 BENCH = ROOT / "outputs/bench"
 MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
 OURS = {"compute": "float32", "tokens_at_once": 8192}
-TRL = {"weights": "float32", "compute": "float32", "attention": "sdpa", "cache": None, "sequences_at_once": 128}
+TRL = {
+    "weights": "float32", "compute": "float32", "attention": "sdpa", "cache": None, "sequences_at_once": 128,
+    "checkpointing": "",
+}  # fmt: skip
+"""Better than TRL's defaults where memory allows: batches of 128 sequences (8) and no activation checkpointing (with)."""
 
 
 class Side:
@@ -67,7 +72,9 @@ class Side:
 
 
 def trl_python() -> Path:
-    """The interpreter of TRL's environment, which is made where it is missing."""
+    """The interpreter of TRL's environment, which is made where it is missing. On a GPU it is this one, for its vLLM."""
+    if not device.ON_CPU:
+        return Path(sys.executable)
     python = BENCH / "trl/bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
