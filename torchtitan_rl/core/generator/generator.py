@@ -229,8 +229,7 @@ class Generator(Configurable):
 
         The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
         """
-        if self._asleep:
-            self.llm.wake_up(tags=["weights"])
+        self._wake_weights()
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
@@ -241,8 +240,14 @@ class Generator(Configurable):
             )
         self.policy_version = policy_version
 
+    def _wake_weights(self) -> None:
+        """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second call."""
+        if self._asleep:
+            self.llm.wake_up(tags=["weights"])
+
     def weight_proof(self, held: "HeldWeights") -> WeightProof:
         """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
+        self._wake_weights()
         degree = self.config.tensor_parallel_degree
         return self.llm.apply_model(partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype))[0]
 
