@@ -103,6 +103,7 @@ class MemorySampler(Listener):
                 sample_memory()
 
 
+@cache
 def peak_flops_per_s() -> float | None:
     """This GPU's dense bfloat16 peak by torchtitan's table; None without a GPU."""
     if not torch.cuda.is_available():

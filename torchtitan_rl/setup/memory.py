@@ -11,6 +11,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint
@@ -95,8 +96,9 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "weight sync": largest * BYTES[config.generator.dtype],
         "CUDA": CONTEXT_BYTES,
     }
-    tokens, rows = trainer.max_tokens_per_microbatch, shape.vocabulary / tp
+    tokens = trainer.max_tokens_per_microbatch
     chunk = min(trainer.logprob_chunk_tokens, tokens)
+    rows = min(shape.vocabulary / tp, GPU_TILE / chunk)
     kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations)
     gathered = (
         2 * shape.layer + shape.vocabulary_matrices * shape.embedding,
@@ -109,7 +111,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "gathered weights": gathered[0] * width / tp,
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
         "activations": tokens * (kept + shape.layer_activations) * width / tp,
-        "log-probabilities": chunk * min(rows, 8192) * (8 + width) + 8 * (tokens + 8192) * shape.dim,
+        "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
         "CUDA": CONTEXT_BYTES,
     }
     if not config.generator.sleep:

@@ -23,6 +23,13 @@ from torchtitan.models.common.linear import Linear
 
 LOG2_E = math.log2(math.e)
 
+GPU_TILE = 2**26
+"""Logits in a tile on a GPU: 256 MiB. The host launches about 30 kernels for a tile, so few large tiles are faster than many
+that would stay in the GPU's cache."""
+
+CPU_ROWS = 1024
+"""Vocabulary rows of a tile that stays in a CPU's cache."""
+
 
 def _all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     if group is not None:
@@ -215,11 +222,11 @@ def chunked_logprobs(
     Args:
         hidden: [T, D]; weight: [Vs, D], the vocabulary rows [first_row, first_row + Vs); labels: [T] global token ids.
         chunk_tokens: tokens of a tile of logits.
-        chunk_rows: vocabulary rows of a tile; None: as many as keep a tile in this device's cache.
+        chunk_rows: vocabulary rows of a tile; None: as many as GPU_TILE allows, or CPU_ROWS.
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
         compile: make one compiled pass over each tile of logits. The values are equal up to rounding.
     """
-    rows = chunk_rows or (8192 if hidden.is_cuda else 1024)
+    rows = chunk_rows or (max(GPU_TILE // chunk_tokens, 1) if hidden.is_cuda else CPU_ROWS)
     return _ChunkedLogprobs.apply(
         hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile)
     )

@@ -23,6 +23,10 @@ class RecordingEngine:
         for name, _ in kwargs["weights_iterator"]:
             self.calls.append(f"{method} {name}")
 
+    def apply_model(self, function):
+        self.calls.append("apply_model")
+        return [None]
+
     def reset_prefix_cache(self):
         self.calls.append("reset prefix cache")
         return not self.kept_cache
@@ -65,6 +69,16 @@ def test_the_first_sync_finds_the_engine_awake():
     made = generator()
     made.load_weights(weights(made, "a"), policy_version=0)
     assert made.llm.calls == ["gather a", "reload_weights a", "reset prefix cache"]
+
+
+def test_the_proof_of_a_sleeping_engine_reads_its_buffers_when_they_are_mapped():
+    made = generator()
+    made.config = Generator.Config()
+    made.sleep()
+    made.weight_proof(held=None)
+    made.load_weights(weights(made), policy_version=0)
+    assert made.llm.calls[:3] == ["sleep 2", "wake weights", "apply_model"]
+    assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]
 
 
 def test_sleeping_twice_sleeps_once_and_the_next_sync_wakes_it():
