@@ -18,7 +18,7 @@ RINGS = {
 }
 """Ring: the rings that it may import besides itself. `train.py` alone may import all of them."""
 MOST_CORE_LINES = 6000
-ALGORITHM_MAY_IMPORT = {"algorithm", "config", "errors", "summary", "types"}
+ALGORITHM_MAY_IMPORT = {"algorithm", "config", "own_config", "errors", "summary", "types"}
 """Rooms of the core. Besides these: torch, numpy, torchtitan's Configurable and the standard library."""
 
 

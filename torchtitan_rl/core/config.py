@@ -1,16 +1,14 @@
-"""Config fields that declare their limits, the check of all fields, and `OwnConfig`."""
+"""Config fields that declare their limits, and the check of all fields. The launcher imports it, so it imports no torch."""
 
 import math
 import operator
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
-
-from torchtitan.config import Configurable
 
 from torchtitan_rl.core.errors import expect
 
@@ -23,27 +21,6 @@ _COMPARISONS = {
     "most": ("at most", operator.le),
     "below": ("less than", operator.lt),
 }
-
-
-class OwnConfig(Configurable):
-    """A Configurable whose subclasses may leave out `Config`.
-
-    torchtitan builds the class that a Config is nested in. With the parent's Config, a subclass would silently be built as
-    its parent. This class therefore gives each subclass its own Config.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        """No fields of its own."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "Config" not in cls.__dict__:
-            names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            cls.Config = dataclass(kw_only=True, slots=True)(type("Config", (cls.Config,), names))
-        super().__init_subclass__(**kwargs)
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
 
 
 def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -> Any:

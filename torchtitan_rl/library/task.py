@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.core.config import OwnConfig
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.services import RewardFunction
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.config import number
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
 
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LossInputs
-from torchtitan_rl.core.config import OwnConfig
+from torchtitan_rl.core.own_config import OwnConfig
 
 
 class Aggregation(OwnConfig, ABC):

@@ -23,8 +23,9 @@ from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, Loss
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
 from torchtitan_rl.core.algorithm.truncation import Truncation
-from torchtitan_rl.core.config import OwnConfig, check_fields, number
+from torchtitan_rl.core.config import check_fields, number
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, TrainBatch
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.config import number
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode
 
 K3_LIMIT = 60.0

@@ -13,8 +13,9 @@ from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
-from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
 
 if TYPE_CHECKING:

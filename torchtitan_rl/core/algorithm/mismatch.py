@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
-from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.config import number
+from torchtitan_rl.core.own_config import OwnConfig
 
 
 class Correction(NamedTuple):

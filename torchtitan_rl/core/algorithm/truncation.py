@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtitan_rl.core.config import OwnConfig, number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Completion, FinishReason
 
 
