@@ -62,18 +62,6 @@ def start(config: RunConfig) -> Controller:
     return controller
 
 
-def profile_step(controller: Controller, output: Path) -> None:
-    """Write one more step's operators and kernels, by their own time on the device and on the host."""
-    from torch.profiler import ProfilerActivity, profile
-
-    controller.state.step += 1
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        controller._train_step()
-    averages = found.key_averages()
-    orders = ("self_cpu_time_total", "self_device_time_total")
-    output.write_text("\n".join(averages.table(sort_by=order, row_limit=45) for order in orders))
-
-
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
@@ -94,8 +82,6 @@ def main() -> None:
         phases["rest"] = took - sum(phases.values())
         lengths = [values[f"completions/length/{end}"] for end in ("min", "max")]
         print(json.dumps({"seconds": took, "cpu": cpu, "phases": phases, "lengths": lengths}), file=answers)
-    if job["profile"]:
-        profile_step(controller, Path(job["profile"]))
     recorder.close()
     controller.close()
 

@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2, help="steps of each side that are not counted")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--profile", type=Path, help="write here where the time of one more step of ours goes")
     parser.add_argument("--one-after-another", action="store_true", help="when both do not fit into memory")
     args = parser.parse_args()
     folder = BENCH / "step"
@@ -132,7 +131,6 @@ def main() -> None:
         "n": args.n,
         "new_tokens": args.new_tokens,
         "threads": args.threads,
-        "profile": str(args.profile.absolute()) if args.profile else "",
         "ours": settings(OURS, args.ours),
         "trl": settings(TRL, args.trl),
     }
