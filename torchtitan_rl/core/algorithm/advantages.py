@@ -11,9 +11,9 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 class Advantage(OwnConfig, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the shared rules are here.
 
-    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal, every advantage
-    is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is not 0.1, and the
-    standard deviation 1e-17 would become a divisor.
+    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal (`all_equal`),
+    every advantage is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is
+    not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
@@ -49,8 +49,11 @@ class Advantage(OwnConfig, ABC):
 
 
 def all_equal(rewards: list[float]) -> bool:
-    """Whether all rewards are the same number. True for no reward or one."""
-    return not rewards or min(rewards) == max(rewards)
+    """Whether rewards differ by rounding at most: relative 1e-8, absolute 1e-14. True for no reward or one.
+
+    Example: (0.1 + 0.2) + 0.3 and (0.3 + 0.2) + 0.1 are different floats, but not a preference.
+    """
+    return not rewards or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-14)
 
 
 def centered(rewards: list[float]) -> list[float]:

@@ -13,7 +13,6 @@ from tests.parts.algorithm import (
     scored,
 )
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
-from torchtitan_rl.core.algorithm.episodes import has_preference
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
 
 
@@ -81,12 +80,26 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
     assert all(episode.credit.mass is None for episode in episodes)  # only a listwise loss has one
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
+def test_sums_of_the_same_rewards_in_another_order_are_no_preference(scale):
+    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    sums = [scale * ((0.1 + 0.2) + 0.3), scale * ((0.3 + 0.2) + 0.1)]
+    assert sums[0] != sums[1]
+    cancelled = [(0.1 + 0.2) - 0.3, 0.0]
+    for pair in (sums, [-sums[0], -sums[1]], cancelled):
+        episodes = episodes_of(algorithm, group(0, pair))
+        assert [episode.credit.left_out for episode in episodes] == ["zero variance"] * 2
+        assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0]
+    close = episodes_of(algorithm, group(0, [scale, scale * (1 + 1e-7)]))
+    assert [episode.in_loss for episode in close] == [True, True]
+
+
 def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
     algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build(
         max_completion_tokens=MAX_TOKENS
     )
     equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
-    assert not has_preference(equal)
+    assert not algorithm.has_preference(equal.samples)
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 

@@ -16,7 +16,7 @@ from tests.parts.algorithm import (
     scored,
 )
 from torchtitan_rl.core.algorithm import KL, Algorithm, SeqMeanTokenMean, SeqSumConst
-from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
 
 
 def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
@@ -52,7 +52,7 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
     assert normalizers.max_completion_tokens == MAX_TOKENS
     rewards = ([1.0, 0.0], [2.0, 2.0], [None, 1.0])
-    assert [has_preference(group(0, values)) for values in rewards] == [True, False, False]
+    assert [algorithm.has_preference(group(0, values).samples) for values in rewards] == [True, False, False]
 
 
 @pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])

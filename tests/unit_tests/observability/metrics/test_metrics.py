@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.parts.observability import group, sample
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
@@ -31,7 +32,7 @@ UPDATE = SimpleNamespace(
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
-ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
+ALGORITHM = Algorithm.Config().build(max_completion_tokens=16)
 FOOTPRINT = Footprint(
     weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32", engine_dtype="bfloat16"
 )
@@ -74,7 +75,7 @@ def test_the_shaped_reward_is_what_advantages_are_made_from_and_no_entropy_is_ad
 def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
     bonus = {"reward": 0.2}
     groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
-    found = values(group_metrics(groups))
+    found = values(group_metrics(groups, ALGORITHM))
     assert found["groups/all_right_fraction"] == 0.25
     assert found["groups/all_wrong_fraction"] == 0.5
     assert found["groups/mixed_fraction"] == 0.25
@@ -82,7 +83,7 @@ def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
 
 
 def test_without_a_judgement_the_keys_of_right_and_wrong_are_absent():
-    assert set(group_metrics([judged(None, None)])) == {"groups/zero_variance_fraction"}
+    assert set(group_metrics([judged(None, None)], ALGORITHM)) == {"groups/zero_variance_fraction"}
     assert not any("right" in key or "wrong" in key for key in completion_metrics([judged(None)]))
     assert not any("accuracy" in key or "@" in key for key in evaluation_metrics([judged(None, None)]))
 
@@ -93,7 +94,9 @@ def test_zero_variance_is_of_the_rewards():
         group(1, sample(0, 1.0), sample(1, 0.0)),
         group(2, sample(0, None)),
     ]
-    assert values(group_metrics(groups))["groups/zero_variance_fraction"] == 0.5
+    assert values(group_metrics(groups, ALGORITHM))["groups/zero_variance_fraction"] == 0.5
+    rounding = [group(0, sample(0, (0.1 + 0.2) + 0.3), sample(1, (0.3 + 0.2) + 0.1))]
+    assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
 
 
 def test_advantages_and_participation_are_of_the_completions_in_the_loss():
@@ -345,7 +348,7 @@ def test_rows_say_how_stale_the_weights_were_that_sampled_them(ranks, monkeypatc
 def test_every_key_is_in_docs_metrics_md_with_its_reduction():
     metrics = {
         **reward_metrics(a_step()),
-        **group_metrics(a_step()),
+        **group_metrics(a_step(), ALGORITHM),
         **advantage_metrics(a_step()),
         **participation_metrics(a_step()),
         **completion_metrics(a_step()),
