@@ -98,7 +98,8 @@ class Grpo(Advantage):
 class BatchStd(Grpo):
     """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of the whole step's rewards.
 
-    All groups have the same divisor, so easy and hard prompts keep their relative weight.
+    All groups have the same divisor, so easy and hard prompts keep their relative weight. S covers every reward of the step,
+    also of groups that `zero_variance` drops, so that dropping them changes no other group's advantages.
     """
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:

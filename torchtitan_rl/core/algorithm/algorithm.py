@@ -162,7 +162,9 @@ class Algorithm(OwnConfig):
         if episode.reward is None:
             episode.credit.left_out = "no reward"
             return None
-        penalty = self.truncation.penalty(completion.num_sampled, self.max_completion_tokens)
+        own = member.prompt.sampling  # of a mixture's member
+        longest = self.max_completion_tokens if own is None else own.max_tokens
+        penalty = self.truncation.penalty(completion.num_sampled, longest)
         penalty += self.truncation.cut_reward(completion)
         episode.credit.shaped_reward = episode.reward + penalty
         if completion.num_sampled == 0:
@@ -208,7 +210,9 @@ class Algorithm(OwnConfig):
 
     def is_silent(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
-        if self.listwise or not self.policy_loss.silent_without_advantage or self.config.entropy_coef > 0:
+        # A subclass may add a term to its parent's loss, so what the parent says does not hold for it.
+        says_so = vars(type(self.policy_loss)).get("silent_without_advantage", False)
+        if not says_so or self.config.entropy_coef > 0:
             return False
         if self.kl.in_loss and episode.credit.anchored:
             return False
@@ -306,7 +310,7 @@ class Algorithm(OwnConfig):
     def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
         tally.mean("policy/entropy", clean["entropy"], inputs.mask)
         tally.distribution("policy/token_entropy", clean["entropy"], inputs.mask)
-        record_divergence(tally, "policy", clean["policy_logprob"] - clean["old_logprob"], inputs)
+        record_divergence(tally, "policy", clean["old_logprob"] - clean["policy_logprob"], inputs)
         if "reference_logprob" in clean:
             record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
         record_ratio(tally, self.token_loss, inputs)

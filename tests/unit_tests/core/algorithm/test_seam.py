@@ -15,7 +15,7 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm import KL, Algorithm, Cispo, Clip, Gspo, Reinforce, SeqMeanTokenMean, SeqSumConst
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 
 
@@ -122,3 +122,20 @@ def test_tokens_that_the_policy_did_not_sample_count_nowhere():
         assert all(not value.grad[~mask].any() for value, mask in zip(values, masks))
         outputs.append((loss.item(), [v.grad[mask].tolist() for v, mask in zip(values, masks)], merge([metrics])))
     assert outputs[0] == outputs[1]
+
+
+class Bonus(Clip):
+    """Clip, and a term that pulls every token up whatever its advantage."""
+
+    def __call__(self, inputs):
+        return super().__call__(inputs) - inputs.logprobs
+
+
+def test_only_a_class_that_says_so_itself_is_silent_without_an_advantage():
+    episode = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 1.0]))[0]
+    for loss, silent in (
+        (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
+        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Bonus,), {"silent_without_advantage": True}), True),
+    ):  # fmt: skip
+        algorithm = Algorithm.Config(loss=loss.Config()).build(max_completion_tokens=MAX_TOKENS)
+        assert algorithm.is_silent(episode) is silent, loss
