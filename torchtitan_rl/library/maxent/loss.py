@@ -18,6 +18,9 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
 from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
 
+NO_PREFERENCE = "no preference"
+"""`left_out` of the completions of a neutral group. They have weights, but no loss."""
+
 
 class MaxEnt(ListwiseLoss):
     """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
@@ -93,7 +96,7 @@ class MaxEnt(ListwiseLoss):
                 weight - 1 / len(members),
             )
             if is_neutral(q) and self.config.neutral == "skip":
-                episode.credit.left_out = "no preference"
+                episode.credit.left_out = NO_PREFERENCE
 
     def _reference(self, episode: Episode) -> float:
         of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
@@ -136,12 +139,12 @@ class MaxEnt(ListwiseLoss):
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
 
-        The entropy of the weights covers the groups in the loss; `loss_metrics` reports its mean. The other metrics
-        cover every group with a weighted completion.
+        `maxent/weight_entropy` covers the groups in the loss; `loss_metrics` reports its mean, which controllers use. The
+        other metrics cover every group with a weighted completion.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
-        members = [[episode for episode in group.samples if episode.credit.mass] for group in groups]
+        members = [[e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE] for group in groups]
         members = [group for group in members if group]
         if not members:
             return metrics
@@ -151,6 +154,7 @@ class MaxEnt(ListwiseLoss):
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
         metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        metrics["maxent/weight_entropy_with_neutral/mean"] = same_everywhere(fmean(entropies))
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning], ("std", "min", "max"))
