@@ -77,6 +77,7 @@ def record_step(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
             seconds=seconds,
+            token_flops=footprint.flops,
             peak_flops=peak and peak * world_size,
             peak_memory_bytes=peak_memory_bytes(),
         )
