@@ -80,10 +80,12 @@ class MaxEnt(ListwiseLoss):
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
 
     def validate_group_size(self, n: int) -> None:
+        """Raises UserError if q_floor takes all of the mass of n completions."""
         floor = self.config.q_floor
         expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
 
     def weigh(self, members: list[Episode]) -> None:
+        """Sets q_mass, mass w_i and advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
@@ -117,6 +119,7 @@ class MaxEnt(ListwiseLoss):
         return -(inputs.mass * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        """Returns "policy", and its parts "listwise" and "clip" if there is a clip loss; 0-d each."""
         listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
         if self.token_loss is None:
             return {"policy": listwise}
@@ -162,12 +165,15 @@ class MaxEnt(ListwiseLoss):
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
+        """Moves tau and beta and returns the controllers' metrics."""
         return self.controllers.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns tau, beta, the smoothed entropy and the number of updates."""
         return asdict(self.controllers.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; a value that no controller moves keeps its configured value."""
         self.controllers.load(state)
 
 
@@ -179,6 +185,7 @@ class SequenceClip(Gspo):
         self.normalize = normalize
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
+        """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
         return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(inputs.log_ratio)  # [S]
 
 
