@@ -83,7 +83,7 @@ def random_settings(rng: random.Random) -> dict:
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
         "floor": rng.choice([None, 0.9]), "cispo_cap": rng.choice([1.1, 5.0]),
         "tau": rng.choice([0.3, 1.0]), "beta": rng.choice([0.0, 0.2]), "q_temperature": rng.choice([0.5, 1.0]),
-        "q_floor": 1e-6, "normalize_reference": rng.random() < 0.5, "normalize_policy": rng.random() < 0.5,
+        "q_floor": rng.choice([1e-6, 0.02]), "normalize_reference": rng.random() < 0.5, "normalize_policy": rng.random() < 0.5,
         "neutral": rng.choice(["skip", "uniform"]), "clip_coef": clip_coef,
         "clip_ratio": rng.choice(["token", "sequence"]),
     }  # fmt: skip
@@ -116,26 +116,32 @@ def random_case(seed: int) -> tuple[dict, Tensors, Tensors]:
                 found = [
                     log_p[begin + t, token].item() + rng.gauss(0, noise) for t, token in enumerate(sample["tokens"])
                 ]
-                sample[name] = [float(np.float32(value)) * mask for value, mask in zip(found, sample["mask"])]
+                # The sampler reports 0 for a token that it did not sample; the reference scores every token.
+                kept = sample["mask"] if name == "mu" else [True] * len(found)
+                sample[name] = [float(np.float32(value)) * keep for value, keep in zip(found, kept)]
     return case, policy, old
 
 
 def random_group(rng: random.Random) -> dict:
     """A prompt and 2 to 5 samples: of one turn or more, without a reward or tokens, cut, or all with one reward."""
-    rewards = rng.choice([[0.0, 1.0], [0.0, 0.3, 1.0], [1.0], [0.1 + 0.2, 0.3], [-2.0, 0.5, None]])
-    talks = rng.random() < 0.4
-    samples = [random_sample(rng, rng.choice(rewards), talks) for _ in range(rng.randint(2, 5))]
+    rewards = rng.choice([[0.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.3, 1.0], [1.0], [0.1 + 0.2, 0.3], [-2.0, 0.5, None]])
+    turns = rng.choice(["none", "none", "none", "random", "pairs"])
+    samples = [random_sample(rng, rng.choice(rewards), turns) for _ in range(rng.randint(2, 5))]
     prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))]
     return {"prompt": prompt, "limit": rng.choice([LONGEST, LONGEST, 8]), "samples": samples}
 
 
-def random_sample(rng: random.Random, reward: float | None, talks: bool) -> dict:
-    """One completion; a conversation's turns are sampled tokens, each followed by one to three that it only reads."""
-    turns = [rng.randint(1, 3) for _ in range(rng.randint(1, 3))] if talks else [rng.choice([0, 1, 3, 8, LONGEST])]
+def random_sample(rng: random.Random, reward: float | None, kind: str) -> dict:
+    """One completion; a conversation's turns are sampled tokens, each followed by one to three that it only reads.
+
+    Two turns of equal length ("pairs") may have advantages that cancel out in their mean.
+    """
+    talks = kind != "none"
+    turns = [2, 2] if kind == "pairs" else [rng.randint(1, 3) for _ in range(rng.randint(1, 3))]
+    turns = turns if talks else [rng.choice([0, 1, 3, 8, LONGEST])]
     mask: list[bool] = []
     for length in turns:
         mask += [True] * length + [False] * (rng.randint(1, 3) if talks else 0)
-    mask = mask[:LONGEST] if not talks else mask
     return {
         "tokens": [rng.randrange(VOCABULARY) for _ in mask],
         "mask": mask,
