@@ -6,7 +6,7 @@
 The lower bound of each part comes from torchtitan_rl/observability/metrics/efficiency.py. The expected time is the
 bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
 as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
-leaves out rewards and prefill.
+leaves out rewards and prefill. A prompt is counted once for each completion.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
-from torchtitan_rl.observability.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
-from torchtitan_rl.setup.memory import memory_need, meta_model  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
+from torchtitan_rl.setup.memory import footprint_of, memory_need, meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30
@@ -48,16 +48,14 @@ def main() -> None:
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n
-    tokens = sequences * (prompt + completion) * config.trainer.num_epochs
+    length = prompt + completion
     model = meta_model(config.model_spec)
-    parameters = sum(p.numel() for p in model.parameters())
-    per_token = config.model_spec.model.get_nparams_and_flops(model, prompt + completion)[1]
+    passes = config.trainer.num_epochs * sequences
     bounds = bound_seconds(
         [(prompt, completion)] * sequences,
-        flops=tokens * per_token,
-        flops_per_token=per_token,
+        work=[passes * length, passes * length * (length + 1) / 2, passes * completion],
         speeds=speeds,
-        footprint=Footprint.of(config, parameters=parameters, world_size=args.gpus),
+        footprint=footprint_of(config, model=model, world_size=args.gpus),
     )
     shares = {"decode": args.decode_share, "train": args.train_share, "sync": args.sync_share}
     print(f"{args.config} on {args.gpus} x {args.gpu}: {sequences} sequences of {prompt} + {completion} tokens")

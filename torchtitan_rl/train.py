@@ -306,8 +306,7 @@ def _build_services(
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
 
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    footprint = footprint_of(config, parameters=parameters, world_size=dist.get_world_size())
+    footprint = footprint_of(config, model=trainer.model, world_size=dist.get_world_size())
     return Services(
         prompts=prompts,
         observer=RunObserver(

@@ -104,14 +104,15 @@ def _groups(count: int, tokens: int) -> list:
 def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[dict, dict, float]:
     """Milliseconds of each part in each step, by the clock and of the thread's own processor time; rows dropped."""
     from torchtitan_rl import observability as obs
-    from torchtitan_rl.observability.metrics.efficiency import Footprint
+    from torchtitan_rl.core.algorithm import Algorithm
+    from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
     from torchtitan_rl.observability.metrics.step import record_step
 
     update = SimpleNamespace(
-        grad_norm=0.5, clipped_fraction=0.0, update_ratio=1e-3, learning_rate=1e-6, flops_per_token=1e9,
+        grad_norm=0.5, clipped_fraction=0.0, update_ratio=1e-3, learning_rate=1e-6, work=(1, 1, 1),
         rank_tokens=[1], trained_tokens=1, silent_tokens=0, packed_tokens=1, padding_tokens=0, metrics=[],
     )  # fmt: skip
-    algorithm = SimpleNamespace(group_metrics=lambda groups: {})
+    algorithm = Algorithm.Config().build(max_completion_tokens=16)
     per_token = np.random.default_rng(0).random((128, 16_384))  # [micro-batch, tokens]
     config = obs.Recorder.Config(sinks=options.sinks, wandb_mode="offline", keep_all_rows=options.keep_all_rows)
     run = obs.Recorder(config, run_folder=folder, run_name="bench", run_config={"a": 1}, total_steps=options.steps)
@@ -128,11 +129,17 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
 
     for step in range(1, options.steps + 1):
         footprint = Footprint(
-            weights=1, kv_per_token=1, ranks=1, engine_ranks=1, train_dtype="float32", engine_dtype="float32"
+            weights=1,
+            kv_per_token=1,
+            ranks=1,
+            engine_ranks=1,
+            train_dtype="float32",
+            engine_dtype="float32",
+            flops=TokenFlops(1e9, 1, 1),
         )
         state = SimpleNamespace(step=step, optimizer_steps=step, prompts_seen=1, tokens_seen=1)
         with part("record_step"):
-            record_step(groups, update, state=state, algorithm=algorithm, footprint=footprint)
+            record_step(groups, update, state=state, algorithm=algorithm, footprint=footprint, data={})
         with part("6,400 scalars of micro-batches"):
             for i in range(6400):
                 obs.record_metric(f"scalar/{i % 50}", i)

@@ -18,7 +18,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 import numpy as np  # noqa: E402
 
 from scripts.estimate import GPUS  # noqa: E402
-from torchtitan_rl.observability.metrics.efficiency import Footprint, bound_seconds  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops, bound_seconds  # noqa: E402
 
 REPLICAS, PROMPT_TOKENS, STEPS = 8, 128, 40
 MODELS = {"0.6B": (0.596e9, 28), "8B": (8.19e9, 36)}
@@ -29,10 +29,17 @@ SHAPES = ((32, 8, 300, 512), (64, 8, 600, 1024), (256, 16, 2000, 8192))
 
 def seconds(lengths: np.ndarray, parameters: float, layers: int, *, ranks: int = 1) -> float:
     """The least time of decoding these completions on so many replicas that share them evenly."""
-    footprint = Footprint(int(2 * parameters), 2 * 2 * layers * 8 * 128, ranks, 1, "bfloat16", "bfloat16")
+    footprint = Footprint(
+        int(2 * parameters),
+        2 * 2 * layers * 8 * 128,
+        ranks,
+        1,
+        "bfloat16",
+        "bfloat16",
+        TokenFlops(6 * parameters, 0, 0),
+    )
     sequences = [(PROMPT_TOKENS, int(length)) for length in lengths.flat]
-    work = {"flops": 0.0, "flops_per_token": 6 * parameters, "speeds": GPUS["H100"][0], "footprint": footprint}
-    return bound_seconds(sequences, **work)["decode"]
+    return bound_seconds(sequences, work=(0, 0, 0), speeds=GPUS["H100"][0], footprint=footprint)["decode"]
 
 
 def by_expected(expected: np.ndarray) -> list[list[int]]:

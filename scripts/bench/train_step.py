@@ -21,6 +21,7 @@ import torch  # noqa: E402
 from torchtitan_rl.core.device import DEVICE_TYPE  # noqa: E402
 from torchtitan_rl.core.types import Episode, Group, flat  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops  # noqa: E402
 
 MODELS = {
     "tiny": lambda: small_qwen3(vocab_size=320),
@@ -88,7 +89,7 @@ def main() -> None:
     seconds = {name: getattr(value, clock) for name, value in found.items()}
     peak = PRODUCTS * 2 * PRODUCT**3 / seconds["products"]
     report = trainer.update(groups)
-    flops = report.trained_tokens * report.flops_per_token
+    flops = TokenFlops.of(trainer._model_spec.model, trainer.model).total(report.work)
     print(machine_line())
     print(
         f"{args.model} {args.dtype}: {report.trained_tokens} tokens in {args.completions} sequences, peak {peak / 1e9:.0f} GFLOP/s"

@@ -11,7 +11,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
@@ -153,7 +153,7 @@ class Controller(Configurable):
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
             scored += self._sample(self.services.prompts.next_batch(missing, first_idx=len(scored)), round=round)
-            missing = self.config.num_prompts_per_step - sum(map(has_preference, scored))
+            missing = self.config.num_prompts_per_step - sum(self.algorithm.has_preference(g.samples) for g in scored)
             if missing == 0:
                 break
         self.generator.sleep()

@@ -88,4 +88,5 @@ class Evaluation(Configurable):
         return {"best": self._best, "worse": self._worse}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self._best, self._worse = state_dict["best"], state_dict["worse"]

@@ -29,10 +29,12 @@ class RunState(Stateful):
         self.tokens_seen += update.trained_tokens
 
     def state_dict(self) -> dict[str, Any]:
+        """The counters and the parts' states, as JSON under "json"."""
         counters = {name: getattr(self, name) for name in self.COUNTERS}
         return {"json": json.dumps({**counters, **{name: part.state_dict() for name, part in self.parts.items()}})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. A part that it lacks keeps its state."""
         state = json.loads(state_dict["json"])
         for name in self.COUNTERS:
             setattr(self, name, state[name])

@@ -27,12 +27,13 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
 
 
 def logprob_mean(completion: Completion) -> float:
-    """Returns l_i over the sampled tokens, or 0 if there are none."""
-    return math.fsum(completion.sampled_logprobs.tolist()) / max(completion.num_sampled, 1)
+    """Returns l_i, the mean over the sampled tokens, of which there is at least one."""
+    return math.fsum(completion.sampled_logprobs.tolist()) / completion.num_sampled
 
 
 class SeedGrpo(GroupScale):
-    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a reward.
+    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a
+    reward and at least one sampled token.
 
     SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/algorithms.md describes the difference to the
     paper.
@@ -70,5 +71,5 @@ class SeedGrpo(GroupScale):
 
 
 def compared(group: Group[Episode]) -> list[Episode]:
-    """Returns the completions whose advantages are scaled: those with a finite reward and finite log-probabilities."""
-    return [episode for episode in group.samples if episode.credit.shaped_reward is not None]
+    """Returns the completions whose answers are compared: those with a finite reward, finite log-probabilities and tokens."""
+    return [e for e in group.samples if e.credit.shaped_reward is not None and e.completion.num_sampled]

@@ -147,10 +147,12 @@ class Distribution(Series):
         self._add(values, self._bound * self._random.random(len(values)))
 
     def merge(self, other: "Distribution") -> None:
+        """Merges a higher rank's sample into this one."""
         self.non_finite += other.non_finite
         self._add(*other._sample())
 
     def values(self, key: str) -> dict[str, float]:
+        """Quantiles by name, and the count of non-finite values."""
         numbers = self.numbers()
         quantiles = np.quantile(numbers, list(QUANTILES.values())).tolist() if len(numbers) else []
         return {f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)} | self._non_finite(key)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchtitan_rl.report.health import health
 from torchtitan_rl.report.load import Row, Run, load_run, unique_names
-from torchtitan_rl.report.verdicts import held_out_prompts, verdicts, wilson
+from torchtitan_rl.report.verdicts import verdicts
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -106,12 +106,6 @@ def payload(runs: Sequence[Run], *, budget: int, refresh_s: float | None = None)
 
 
 def _described(run: Run) -> dict[str, Any]:
-    prompts = held_out_prompts(run)
-    intervals = {
-        key: [None if value is None or not 0 <= value <= 1 else wilson(value, prompts) for value in run.series[key]]
-        for key in ("evaluation/accuracy", "evaluation/sampled/accuracy")
-        if prompts and key in run.series
-    }
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -120,7 +114,6 @@ def _described(run: Run) -> dict[str, Any]:
         "finished": run.finished,
         "stored": run.num_stored_rows,
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
-        "intervals": {key: [p and [_rounded(end) for end in p] for p in pairs] for key, pairs in intervals.items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "health": _plain(health(run)),
         "config": {key: _plain(value) for key, value in flat(run.config).items()},

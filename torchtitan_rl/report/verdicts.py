@@ -37,15 +37,7 @@ def verdicts(run: Run) -> list[Verdict]:
     return [line for judge in _JUDGES for line in judge(run)]
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval for a share of n. Example: wilson(0.5, 100) is (0.404, 0.596)."""
-    z = 1.959964
-    centre, scale = share + z * z / (2 * n), 1 + z * z / n
-    half = z * math.sqrt(max(0.0, share * (1 - share)) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
-
-
-def held_out_prompts(run: Run) -> int | None:
+def _held_out_prompts(run: Run) -> int | None:
     """The number of held-out prompts in an evaluation; None if the config does not say."""
     found = run.config.get("evaluation")
     count = found.get("num_prompts") if isinstance(found, dict) else None
@@ -92,12 +84,12 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
         steps, values = run.points(key)
         if not values:
             continue
-        n, low_high, level = held_out_prompts(run), "", "plain"
-        half = 0.02
-        if n:
-            low, high = wilson(values[-1], n)
-            half = (high - low) / 2
-            low_high = f" (95 % interval {100 * low:.1f} to {100 * high:.1f}, {n} prompts)"
+        low_high, level, half = "", "plain", 0.02
+        lows, highs = (run.points(f"{key}_{end}")[1] for end in ("low", "high"))
+        if lows and highs:
+            n, half = _held_out_prompts(run), (highs[-1] - lows[-1]) / 2
+            prompts = f", {n} prompts" if n else ""
+            low_high = f" (95 % interval {100 * lows[-1]:.1f} to {100 * highs[-1]:.1f}{prompts})"
         if len(values) == 1:
             yield Verdict("plain", f"{kind} {100 * values[0]:.1f} % at step {steps[0]}{low_high}", key)
             continue

@@ -106,5 +106,6 @@ class LogFile(logging.FileHandler):
     """A log file that drops records if the disk is full, instead of printing a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
+        """Drops a record that the disk refuses; other errors are reported as logging does."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)

@@ -14,7 +14,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.models import hf_architecture
-from torchtitan_rl.observability.metrics.efficiency import Footprint
+from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -157,13 +157,15 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
     )
 
 
-def footprint_of(config: "RunConfig", *, parameters: int, world_size: int) -> Footprint:
-    """The bytes that generation must read, for a model with `parameters` (tied ones once) on `world_size` ranks."""
+def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Footprint:
+    """What generation must read and a token must compute, for this model on `world_size` ranks."""
     shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     engine_ranks = config.generator.tensor_parallel_degree
     dtypes = config.trainer.mixed_precision_param, config.generator.dtype
-    return Footprint(width * parameters, width * cached, world_size, engine_ranks, *dtypes)
+    parameters = sum(p.numel() for p in model.parameters())  # tied ones once
+    flops = TokenFlops.of(config.model_spec.model, model)
+    return Footprint(width * parameters, width * cached, world_size, engine_ranks, *dtypes, flops)
 
 
 @dataclass(frozen=True)

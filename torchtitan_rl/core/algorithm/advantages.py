@@ -12,9 +12,9 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 class Advantage(OwnConfig, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the shared rules are here.
 
-    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal, every advantage
-    is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is not 0.1, and the
-    standard deviation 1e-17 would become a divisor.
+    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal (`all_equal`),
+    every advantage is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is
+    not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
@@ -50,8 +50,11 @@ class Advantage(OwnConfig, ABC):
 
 
 def all_equal(rewards: list[float]) -> bool:
-    """Whether all rewards are the same number. True for no reward or one."""
-    return not rewards or min(rewards) == max(rewards)
+    """Whether rewards differ by rounding at most: relative 1e-8, absolute 1e-14. True for no reward or one.
+
+    Example: (0.1 + 0.2) + 0.3 and (0.3 + 0.2) + 0.1 are different floats, but not a preference.
+    """
+    return not rewards or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-14)
 
 
 def centered(rewards: list[float]) -> list[float]:
@@ -96,7 +99,8 @@ class Grpo(Advantage):
 class BatchStd(Grpo):
     """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of the whole step's rewards.
 
-    All groups have the same divisor, so easy and hard prompts keep their relative weight.
+    All groups have the same divisor, so easy and hard prompts keep their relative weight. S covers every reward of the step,
+    also of groups that `zero_variance` drops, so that dropping them changes no other group's advantages.
     """
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:

@@ -1,15 +1,16 @@
 """`Algorithm`: the training objective, composed of small parts. The controller and the trainer call it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo, all_equal
+from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, TokenMean
-from torchtitan_rl.core.algorithm.episodes import has_preference, set_advantage, turn_returns
+from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
@@ -26,7 +27,7 @@ from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, TrainBatch
+from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
 
 
 class LossOutput(NamedTuple):
@@ -65,8 +66,9 @@ class Algorithm(OwnConfig):
         truncation: Truncation.Config = field(default_factory=Truncation.Config)
         """The treatment of completions that were cut by the length limit or a conversation's limits."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
-        """Groups whose rewards are all equal. Keep: advantage 0, counted in the normalisers. Drop: left out of the
-        forward. Refill: replaced by groups of new prompts; if their rewards are all equal too, they are dropped."""
+        """Groups whose rewards are all equal (credit "turn": at every turn). Keep: advantage 0, counted in the normalisers.
+        Drop: left out of the forward. Refill: replaced by groups of new prompts; if their rewards are all equal too, they
+        are dropped."""
         refill_rounds: int = number(1, least=1)
         """With zero_variance "refill": the largest number of rounds of new prompts per step."""
         seed_grpo: GroupScale.Config | None = None
@@ -161,7 +163,9 @@ class Algorithm(OwnConfig):
         if episode.reward is None:
             episode.credit.left_out = "no reward"
             return None
-        penalty = self.truncation.penalty(completion.num_sampled, self.max_completion_tokens)
+        own = member.prompt.sampling  # of a mixture's member
+        longest = self.max_completion_tokens if own is None else own.max_tokens
+        penalty = self.truncation.penalty(completion.num_sampled, longest)
         penalty += self.truncation.cut_reward(completion)
         episode.credit.shaped_reward = episode.reward + penalty
         if completion.num_sampled == 0:
@@ -172,16 +176,23 @@ class Algorithm(OwnConfig):
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
         # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
-        if self.config.zero_variance != "keep" and not has_preference(group):
+        if self.config.zero_variance != "keep" and not self.has_preference([e.scored for e in group.samples]):
             for episode in group.samples:
                 episode.credit.left_out = episode.credit.left_out or "zero variance"
         shaped = [episode for episode in group.samples if episode.credit.shaped_reward is not None]
-        if all_equal([episode.credit.shaped_reward for episode in shaped]):
+        if not differ([self._returns(e.scored, e.credit.shaped_reward) for e in shaped]):
             for episode in group.samples:
                 episode.credit.anchored = False
         elif self.kl.in_reward:
             for episode in shaped:
                 episode.credit.shaped_reward -= self.kl.penalty(episode)
+
+    def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
+        """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any turn."""
+        return differ([self._returns(one, one.reward) for one in samples])
+
+    def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
+        return turn_returns(scored, total) if self.config.credit == "turn" else [total]
 
     def _weigh(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
@@ -191,10 +202,7 @@ class Algorithm(OwnConfig):
                 self.listwise.weigh(members)
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        by_turn = self.config.credit == "turn"
-        returns = [
-            [turn_returns(e) if by_turn else [e.credit.shaped_reward] for e in group.samples] for group in groups
-        ]
+        returns = [[self._returns(e.scored, e.credit.shaped_reward) for e in group.samples] for group in groups]
         advantages = self.advantage.of_turns(returns)
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
@@ -203,7 +211,9 @@ class Algorithm(OwnConfig):
 
     def is_silent(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
-        if self.listwise or not self.policy_loss.silent_without_advantage or self.config.entropy_coef > 0:
+        # A subclass may add a term to its parent's loss, so what the parent says does not hold for it.
+        says_so = vars(type(self.policy_loss)).get("silent_without_advantage", False)
+        if not says_so or self.config.entropy_coef > 0:
             return False
         if self.kl.in_loss and episode.credit.anchored:
             return False
@@ -301,7 +311,7 @@ class Algorithm(OwnConfig):
     def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
         tally.mean("policy/entropy", clean["entropy"], inputs.mask)
         tally.distribution("policy/token_entropy", clean["entropy"], inputs.mask)
-        record_divergence(tally, "policy", clean["policy_logprob"] - clean["old_logprob"], inputs)
+        record_divergence(tally, "policy", clean["old_logprob"] - clean["policy_logprob"], inputs)
         if "reference_logprob" in clean:
             record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
         record_ratio(tally, self.token_loss, inputs)

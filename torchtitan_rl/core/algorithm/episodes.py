@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from torchtitan_rl.core.algorithm.advantages import all_equal
 from torchtitan_rl.core.types import Episode, Group, ScoredCompletion
@@ -28,20 +28,19 @@ def check_unique(indices: list[int], what: str) -> None:
             raise ValueError(f"{what} {index}; each must be unique.")
 
 
-def has_preference(group: Group[ScoredCompletion] | Group[Episode]) -> bool:
-    """Whether a group's rewards differ, before any penalty. Rewards that are None, NaN or infinite are ignored."""
-    return not all_equal([one.reward for one in group.samples if one.reward is not None and math.isfinite(one.reward)])
+def differ(returns: list[list[float | None]]) -> bool:
+    """Whether the k-th returns of a group's samples differ, for any k. None, NaN and infinity are ignored."""
+    return any(not all_equal([r for r in turn if r is not None and math.isfinite(r)]) for turn in zip_longest(*returns))
 
 
-def turn_returns(episode: Episode) -> list[float | None]:
-    """R_k = shaped reward - rewards of the turns before k: the reward from turn k on. At least one return.
+def turn_returns(scored: ScoredCompletion, total: float | None) -> list[float | None]:
+    """R_k = total - rewards of the turns before k: the reward from turn k on. At least one return.
 
     Example: turn rewards 0.5 and 0.2, and 1.0 for the whole conversation (1.7 in total), give [1.7, 1.2].
     """
-    if episode.credit.shaped_reward is None or not episode.scored.turn_rewards:
-        return [episode.credit.shaped_reward] * max(len(episode.completion.turns), 1)
-    earned = accumulate(episode.scored.turn_rewards[:-1], initial=0.0)
-    return [episode.credit.shaped_reward - before for before in earned]
+    if total is None or not scored.turn_rewards:
+        return [total] * max(len(scored.completion.turns), 1)
+    return [total - before for before in accumulate(scored.turn_rewards[:-1], initial=0.0)]
 
 
 def set_advantage(episode: Episode, advantages: list[float]) -> None:

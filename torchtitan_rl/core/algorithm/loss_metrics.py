@@ -82,7 +82,7 @@ def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, in
 
 
 def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: LossInputs) -> None:
-    """KL by estimator, and k3 by completion length. `log_ratio` [T] is log pi - log of the other policy."""
+    """KL(p || q) by estimator, and k3 by completion length. `log_ratio` [T] is log p - log q of tokens drawn from p."""
     for estimator in ("k1", "k2", "k3"):
         tally.mean(f"{prefix}/kl_{estimator}", kl_estimate(log_ratio, estimator), inputs.mask)
     k3 = kl_estimate(log_ratio, "k3")  # [T]

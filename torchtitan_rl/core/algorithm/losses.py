@@ -68,7 +68,8 @@ class PolicyLoss(Loss):
     uses_ratio: ClassVar[bool] = True
     """Whether the loss uses the ratio; otherwise nothing is clamped or clipped."""
     silent_without_advantage: ClassVar[bool] = False
-    """Whether tokens with advantage 0 have zero gradient, so that such completions need no backward pass."""
+    """Whether tokens with advantage 0 have zero gradient, so that such completions need no backward pass. Not inherited: each
+    class says it for itself."""
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -177,6 +178,8 @@ class Gspo(Clip):
     The gradient of s_i flows through every token of the sequence. The paper combines it with `SeqMeanTokenMean` and a
     much narrower clip range than a token ratio needs.
     """
+
+    silent_without_advantage = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):

@@ -118,6 +118,7 @@ class Generator(Configurable):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the engine's weights."""
         return TORCH_DTYPE_MAP[self.config.dtype]
 
     def generate(

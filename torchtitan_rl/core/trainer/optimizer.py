@@ -8,7 +8,7 @@ from torchtitan.config import Configurable
 from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.types import Metric
+from torchtitan_rl.core.types import FloatArray, Metric
 
 
 class AdamW(Configurable):
@@ -46,8 +46,8 @@ class UpdateReport:
     """‖update‖ / ‖weights‖ of the last optimizer step, without weight decay."""
     learning_rate: float
     optimizer_steps: int
-    flops_per_token: float
-    """FLOPs of forward and backward, at the step's mean sequence length."""
+    work: FloatArray
+    """[3] `packing.work_in` over all passes and ranks. Silent micro-batches count a third: they have no backward."""
     rank_tokens: list[int]
     """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
     trained_tokens: int

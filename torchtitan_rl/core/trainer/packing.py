@@ -80,9 +80,15 @@ def num_tokens(atom: Atom) -> int:
     return sum(member.num_tokens for member in atom)
 
 
-def num_packed(members: Sequence[Member], *, share_prompts: bool) -> int:
-    """Returns the tokens of one micro-batch. A shared prompt counts once."""
-    return sum(member.num_tokens - shared for member, shared in _laid_out(members, share_prompts))
+def work_in(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
+    """Returns one micro-batch's tokens, pairs of a token and one it attends to (or itself), and tokens in the loss.
+
+    A shared prompt counts once.
+    """
+    spans = [(shared, member.num_tokens) for member, shared in _laid_out(members, share_prompts)]
+    attended = sum((end * (end + 1) - begin * (begin + 1)) // 2 for begin, end in spans)
+    scored = sum(member.episode.completion.num_sampled for member in members)
+    return sum(end - begin for begin, end in spans), attended, scored
 
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:

@@ -30,11 +30,11 @@ from torchtitan_rl.core.trainer.optimizer import AdamW, UpdateReport
 from torchtitan_rl.core.trainer.packing import (
     Atom,
     atoms_of,
-    num_packed,
     num_tokens,
     pack,
     plan_microbatches,
     split_groups,
+    work_in,
 )
 from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, score, score_only
 from torchtitan_rl.core.types import (
@@ -202,16 +202,15 @@ class Trainer(Configurable):
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(groups)
-        rank_tokens, silent_tokens = self._count_tokens(works)
+        rank_tokens, silent_tokens, work = self._count_work(works)
         packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
-        lengths = [Member(group.prompt, episode).num_tokens for group in groups for episode in group.samples]
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
             update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
             optimizer_steps=applied,
-            flops_per_token=self._model_flops(sum(lengths) // max(len(lengths), 1)),
+            work=config.num_epochs * work,
             rank_tokens=rank_tokens,
             trained_tokens=config.num_epochs * sum(rank_tokens),
             silent_tokens=config.num_epochs * silent_tokens,
@@ -258,10 +257,6 @@ class Trainer(Configurable):
             self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
         return grad_norm, applied
-
-    def _model_flops(self, length: int) -> float:
-        """torchtitan's FLOPs per token of forward and backward: 6 per parameter, plus attention over `length` tokens."""
-        return self._model_spec.model.get_nparams_and_flops(self.model, length)[1]
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -335,7 +330,7 @@ class Trainer(Configurable):
 
     def _plan(self, atoms: list[Atom]) -> Plan:
         """Divide atoms over ranks and micro-batches. Warns once of an atom that is over the token budget."""
-        flops, budget = (self._model_flops(0), self._model_flops(1)), self.config.max_tokens_per_microbatch
+        budget = self.config.max_tokens_per_microbatch
         largest = max(atoms, key=num_tokens, default=[])
         if num_tokens(largest) > budget and not self._warned_of_size:
             self._warned_of_size = True
@@ -343,7 +338,8 @@ class Trainer(Configurable):
                 f"trainer.max_tokens_per_microbatch {budget}: the {'group' if len(largest) > 1 else 'sequence'} of "
                 f"{largest[0].name} has {num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        cost = flops[1] / flops[0] - 1
+        alone, with_one = (self._model_spec.model.get_nparams_and_flops(self.model, length)[1] for length in (0, 1))
+        cost = with_one / alone - 1
         return plan_microbatches(atoms, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
 
     def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
@@ -352,15 +348,16 @@ class Trainer(Configurable):
         layout = {"normalizers": normalizers, "multiple": self.pad_multiple, "share_prompts": self._shares_prompts}
         return [pack(members, **layout) for members in plan[self.dp_rank]]
 
-    def _count_tokens(self, works: list[_Work]) -> tuple[list[int], int]:
-        """Returns the tokens of each data-parallel rank in one pass, and those of all ranks in silent micro-batches."""
-        rank_tokens, silent_tokens = [0] * self.dp_size, 0
+    def _count_work(self, works: list[_Work]) -> tuple[list[int], int, FloatArray]:
+        """Returns the tokens of each data-parallel rank in one pass, the silent tokens, and `UpdateReport.work` [3]."""
+        rank_tokens, silent, total = [0] * self.dp_size, np.zeros(3), np.zeros(3)
         for work in works:
             for rank, microbatches in enumerate(work.plan):
-                sizes = [num_packed(members, share_prompts=self._shares_prompts) for members in microbatches]
-                rank_tokens[rank] += sum(sizes)
-                silent_tokens += sum(sizes[: work.silent])
-        return rank_tokens, silent_tokens
+                counts = np.array([work_in(one, share_prompts=self._shares_prompts) for one in microbatches])
+                rank_tokens[rank] += int(counts[:, 0].sum())
+                silent += counts[: work.silent].sum(axis=0)
+                total += counts.sum(axis=0)
+        return rank_tokens, int(silent[0]), total - 2 / 3 * silent
 
     def _sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""

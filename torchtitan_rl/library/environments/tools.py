@@ -107,6 +107,7 @@ class ToolEnvironment(Environment):
         self._most_characters = most_characters
 
     def step(self, message: Message) -> Turn:
+        """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = parse_calls(message["content"])
         answers = [self._answer(call) for call in calls]
         return Turn(

@@ -36,7 +36,8 @@ class TauController(OwnConfig):
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
-        """H*, the target for the mean entropy of a group's weights, in nats. The largest possible entropy is log G."""
+        """H*, the target for the mean entropy of a group's weights, in nats, over the groups in the loss. The largest possible
+        entropy is log G."""
         start_target: float | None = number(None, least=0)
         """Initial H*. It moves linearly to `target` over `horizon` steps. None: start at `target`."""
         horizon: int = number(0, least=0)

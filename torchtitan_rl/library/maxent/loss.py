@@ -18,6 +18,9 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
 from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
 
+NO_PREFERENCE = "no preference"
+"""`left_out` of the completions of a neutral group. They have weights, but no loss."""
+
 
 class MaxEnt(ListwiseLoss):
     """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
@@ -77,10 +80,12 @@ class MaxEnt(ListwiseLoss):
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
 
     def validate_group_size(self, n: int) -> None:
+        """Raises UserError if q_floor takes all of the mass of n completions."""
         floor = self.config.q_floor
         expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
 
     def weigh(self, members: list[Episode]) -> None:
+        """Sets q_mass, mass w_i and advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
@@ -93,7 +98,7 @@ class MaxEnt(ListwiseLoss):
                 weight - 1 / len(members),
             )
             if is_neutral(q) and self.config.neutral == "skip":
-                episode.credit.left_out = "no preference"
+                episode.credit.left_out = NO_PREFERENCE
 
     def _reference(self, episode: Episode) -> float:
         of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
@@ -114,6 +119,7 @@ class MaxEnt(ListwiseLoss):
         return -(inputs.mass * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        """Returns "policy", and its parts "listwise" and "clip" if there is a clip loss; 0-d each."""
         listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
         if self.token_loss is None:
             return {"policy": listwise}
@@ -136,12 +142,12 @@ class MaxEnt(ListwiseLoss):
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
 
-        The entropy of the weights covers the groups in the loss; `loss_metrics` reports its mean. The other metrics
-        cover every group with a weighted completion.
+        `maxent/weight_entropy` covers the groups in the loss; `loss_metrics` reports its mean, which controllers use. The
+        other metrics cover every group with a weighted completion.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
-        members = [[episode for episode in group.samples if episode.credit.mass] for group in groups]
+        members = [[e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE] for group in groups]
         members = [group for group in members if group]
         if not members:
             return metrics
@@ -151,6 +157,7 @@ class MaxEnt(ListwiseLoss):
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
         metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        metrics["maxent/weight_entropy_with_neutral/mean"] = same_everywhere(fmean(entropies))
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning], ("std", "min", "max"))
@@ -158,12 +165,15 @@ class MaxEnt(ListwiseLoss):
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
+        """Moves tau and beta and returns the controllers' metrics."""
         return self.controllers.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns tau, beta, the smoothed entropy and the number of updates."""
         return asdict(self.controllers.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; a value that no controller moves keeps its configured value."""
         self.controllers.load(state)
 
 
@@ -175,6 +185,7 @@ class SequenceClip(Gspo):
         self.normalize = normalize
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
+        """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
         return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(inputs.log_ratio)  # [S]
 
 

@@ -62,6 +62,7 @@ class Recipe:
 
     @property
     def model_spec(self) -> ModelSpec:
+        """The model that the recipe trains, without weights."""
         return small_qwen3(**self.dimensions)
 
 

@@ -36,6 +36,7 @@ class Calculator(Task):
         self.config = config
 
     def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns a product that is not held out."""
         rng = random.Random(f"calculator/{seed}/{index}")
         while is_held_out(factors := _draw(rng)):
             pass
@@ -50,9 +51,11 @@ class Calculator(Task):
         return [self._example(*pair) for pair in random.Random("calculator/held_out").sample(pairs, num)]
 
     def tools(self) -> Sequence[Callable[..., Any]]:
+        """Returns `multiply`."""
         return (multiply,)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns `correct`."""
         return (self.correct,)
 
     def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:

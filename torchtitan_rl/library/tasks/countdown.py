@@ -49,6 +49,7 @@ class Countdown(Task):
         """Largest number in a prompt; the smallest is 1. Targets are at most ten times as large."""
 
     def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns a problem that is not held out."""
         rng = random.Random(f"countdown/{seed}/{index}")
         while _is_held_out(drawn := self._draw(rng)):
             pass
@@ -65,6 +66,7 @@ class Countdown(Task):
         return [self._example(*drawn) for drawn in chosen.values()]
 
     def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns `correct` and `format`."""
         return (self.correct, self.format)
 
     def correct(self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:
@@ -77,9 +79,11 @@ class Countdown(Task):
         return [0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions]
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the last expression between the answer tags."""
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:
+        """Returns whether the expression uses the prompt's numbers and reaches its target."""
         return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
 
     def _draw(self, rng: random.Random) -> "_Problem":

@@ -31,4 +31,5 @@ class Gsm8k(Rows):
         return found[-1] if found else None
 
     def expected_answer(self, text: str) -> str | None:
+        """Returns the number after #### in a row's solution."""
         return self.extract_answer(text)

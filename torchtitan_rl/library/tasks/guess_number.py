@@ -36,6 +36,7 @@ class GuessNumber(Task):
         """Amount subtracted from the reward for each wrong guess."""
 
     def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns a game that is not held out."""
         rng = random.Random(f"guess_number/{seed}/{index}")
         while _is_held_out(drawn := self._draw(rng)):
             pass
@@ -52,9 +53,11 @@ class GuessNumber(Task):
         return [self._example(*game) for game in random.Random("guess_number/held_out").sample(games, num)]
 
     def environment(self, prompt: "Prompt") -> Environment:
+        """Returns the opponent who knows the prompt's number."""
         return HigherLower(int(prompt.expected_answer), self.config.guess_cost)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns the environment's own reward."""
         return (environment_reward,)
 
     def extract_answer(self, text: str) -> str | None:
@@ -83,6 +86,7 @@ class HigherLower(Environment):
         self._guess_cost = guess_cost
 
     def step(self, message: Message) -> Turn:
+        """Answers one guess: reward 1 and the end if it is right, else minus the guess's cost."""
         guess = _number(message["content"])
         if guess == str(self._secret):
             return Turn(messages=[_user_message("right")], reward=1.0, done=True)

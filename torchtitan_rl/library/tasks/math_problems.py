@@ -33,6 +33,7 @@ class Math(Rows):
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:
+        """Returns the solution's last boxed content, or the whole text if it has no box."""
         return last_boxed(text) or (None if "\\boxed" in text else text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:

@@ -45,6 +45,7 @@ class Mixture(Task):
             return next((start for start in starts if start is not None), None)
 
         def samplings(self) -> dict[str, SamplingConfig]:
+            """Returns the members' own sampling configs, by field."""
             return {
                 f"task.tasks.{name}.sampling": s.sampling for name, s in self.tasks.items() if s.sampling is not None
             }
@@ -63,9 +64,11 @@ class Mixture(Task):
         self._weights = weights / weights.sum()
 
     def members(self) -> dict[str, Task]:
+        """Returns the members by name."""
         return self._members
 
     def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns the next example of the member drawn at this index."""
         member, place = self._member_at(index, seed)
         name = self._names[member]
         return self._marked(name, self._members[name].train_example(place, seed=seed))
@@ -86,6 +89,7 @@ class Mixture(Task):
         return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def leave_out(self, faults: Faults) -> None:
+        """Leaves out the examples of each member that cannot be used."""
         for name, member in self._members.items():
             member.leave_out(lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
 
@@ -94,6 +98,7 @@ class Mixture(Task):
         return ()
 
     def extract_answer(self, text: str) -> str | None:
+        """Raises NotImplementedError: each member extracts its own answers."""
         raise NotImplementedError("a mixture extracts no answers; call the member that the example belongs to")
 
     def _marked(self, name: str, example: Example) -> Example:

@@ -52,6 +52,7 @@ class ReasoningGym(Task):
         expect(not strange, "task.settings", strange, f"settings of {list(self._weights)}", "Write task.setting VALUE.")
 
     def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns a question that is not held out."""
         return next(e for e in self._draws(f"{seed}/{index}") if not _is_held_out(e))
 
     def held_out_examples(self, num: int) -> list[Example]:
@@ -71,6 +72,7 @@ class ReasoningGym(Task):
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns `score`."""
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
@@ -80,6 +82,7 @@ class ReasoningGym(Task):
         ]
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the last text between the answer tags."""
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:

@@ -109,9 +109,11 @@ class Rows(Task):
         return {"": self, **dict.fromkeys(self._held_out, self)}
 
     def epoch(self, num_seen: int) -> float:
+        """Returns the passes over the kept training rows."""
         return num_seen / len(self._train.kept)
 
     def leave_out(self, faults: Faults) -> None:
+        """Leaves out rows that cannot be used. Raises UserError if a table keeps none."""
         held_out = [(part, f"held out as {name}" if name else "held out") for name, part in self._held_out.items()]
         for part, what in [(self._train, "for training"), *held_out]:
             with heartbeat(f"tokenize the prompts of {part.table.name}"):
@@ -135,9 +137,11 @@ class Rows(Task):
         return [float(self.is_correct(a, expected)) for a, expected in zip(answers, expected_answer, strict=True)]
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the answer in a completion, as task.answer_kind reads it."""
         return KINDS[self.config.answer_kind].extract(text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """Returns whether the answers are equal by task.answer_kind."""
         return answer is not None and KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
     def judge(self, answer: str | None, prompt: Any) -> bool | None:

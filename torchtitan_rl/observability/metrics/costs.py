@@ -9,6 +9,7 @@ from torchtitan_rl.core.types import Metric
 if TYPE_CHECKING:
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import UpdateReport
+    from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 
 
 def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Metric]:
@@ -30,6 +31,7 @@ def perf_metrics(
     *,
     generated_tokens: int,
     seconds: Mapping[str, float],
+    token_flops: "TokenFlops",
     peak_flops: float | None = None,
     peak_memory_bytes: int = 0,
 ) -> dict[str, Metric]:
@@ -41,18 +43,17 @@ def perf_metrics(
     Args:
         generated_tokens: tokens sampled in the step's training rollouts.
         seconds: seconds in "generate", "train" and "step" on this rank.
+        token_flops: floating-point operations of one token's forward and backward.
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
         peak_memory_bytes: peak memory allocated on this rank's device.
     """
-    trained_per_s = _rate(update.trained_tokens, seconds["train"])
     rates = {
         "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]),
-        "perf/trained_tokens_per_s": trained_per_s,
+        "perf/trained_tokens_per_s": _rate(update.trained_tokens, seconds["train"]),
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }
-    if update.flops_per_token and peak_flops and trained_per_s is not None:
-        passes = update.trained_tokens - 2 / 3 * update.silent_tokens  # silent tokens: only a forward, 1/3
-        rates["perf/mfu"] = passes / seconds["train"] * update.flops_per_token / peak_flops
+    if peak_flops:
+        rates["perf/mfu"] = _rate(token_flops.total(update.work) / peak_flops, seconds["train"])
     metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
     if total := sum(update.rank_tokens):
         metrics["perf/rank_imbalance"] = same_everywhere(

@@ -1,17 +1,42 @@
 """Compares a step with its machine's peak: the least time that its work requires over the time that it took."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtitan_rl.core.types import Episode, Group, Metric
 from torchtitan_rl.observability.machine import Speeds
 
 if TYPE_CHECKING:
+    from torchtitan.models.common.decoder import Decoder
+
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
 
 
+class TokenFlops(NamedTuple):
+    """Floating-point operations of one token's forward and backward. The forward alone is a third."""
+
+    layers: float
+    """Six for each weight outside embedding and head."""
+    attention: float
+    """For each token that it attends to, itself included."""
+    head: float
+    """Six for each weight of the head, if the token is scored."""
+
+    @classmethod
+    def of(cls, config: "Decoder.Config", model: "Decoder") -> "TokenFlops":
+        """torchtitan's count, in its three parts."""
+        alone, with_one = (config.get_nparams_and_flops(model, length)[1] for length in (0, 1))
+        head = 6 * model.lm_head.weight.numel()
+        return cls(alone - head, with_one - alone, head)
+
+    def total(self, work: Sequence[float]) -> float:
+        """The operations of (tokens, attended pairs of tokens, scored tokens)."""
+        tokens, attended, scored = work
+        return float(self.layers * tokens + self.attention * attended + self.head * scored)
+
+
 class Footprint(NamedTuple):
-    """The bytes that generation has to move, and the number of ranks that share the work."""
+    """What generation has to move, what a token has to compute, and the number of ranks that share the work."""
 
     weights: int
     """Bytes of the model in the generator's dtype. An engine reads them for each token of its longest completion."""
@@ -23,10 +48,11 @@ class Footprint(NamedTuple):
     """Ranks that share one engine."""
     train_dtype: str
     engine_dtype: str
+    flops: TokenFlops
 
 
 def bound_seconds(
-    lengths: list[tuple[int, int]], *, flops: float, flops_per_token: float, speeds: Speeds, footprint: Footprint
+    lengths: list[tuple[int, int]], *, work: Sequence[float], speeds: Speeds, footprint: Footprint
 ) -> dict[str, float]:
     """The least seconds that a step's "decode", "train" and "sync" can take on ranks with these speeds.
 
@@ -36,17 +62,17 @@ def bound_seconds(
 
     Args:
         lengths: (prompt tokens, completion tokens) of every sequence of the step.
-        flops: floating-point operations of the whole update.
-        flops_per_token: floating-point operations of one token's forward and backward.
+        work: the update's (tokens, attended pairs of tokens, scored tokens), as in `UpdateReport.work`.
     """
     reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens read in all decoding steps
     longest = max((n for _, n in lengths), default=0)
     weights = footprint.weights / footprint.engine_ranks
     reading = (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s
-    products = sum(n for _, n in lengths) * flops_per_token / 3 / footprint.ranks
+    sampled = sum(n for _, n in lengths)
+    products = footprint.flops.total((sampled, reads, sampled)) / 3 / footprint.ranks  # a forward is a third
     return {
         "decode": max(reading, products / speeds.flops_per_s(footprint.engine_dtype)),
-        "train": flops / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
+        "train": footprint.flops.total(work) / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
         "sync": 2 * weights / speeds.memory_bytes_per_s,
     }
 
@@ -65,9 +91,7 @@ def efficiency_metrics(
         seconds: seconds in "generate", "train" and "sync" on this rank. A phase with 0 seconds is absent.
     """
     lengths = [(len(g.prompt.token_ids), len(e.completion.token_ids)) for g in groups for e in g.samples]
-    per_token = update.flops_per_token
-    flops = (update.trained_tokens - 2 / 3 * update.silent_tokens) * per_token  # a forward is a third
-    bounds = bound_seconds(lengths, flops=flops, flops_per_token=per_token, speeds=speeds, footprint=footprint)
+    bounds = bound_seconds(lengths, work=update.work, speeds=speeds, footprint=footprint)
     took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
     return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}
 

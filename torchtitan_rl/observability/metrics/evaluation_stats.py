@@ -62,13 +62,15 @@ def pass_at(k: int, n: int, c: int) -> float:
 
 
 def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean: percentile bootstrap with `resamples` resamples and a fixed seed.
+    """The 95 % confidence interval of the mean of each prompt's value.
 
-    If all values are equal (all right or all wrong), the bootstrap has no width; Wilson's interval is returned instead.
+    Right or wrong (0 or 1) has Wilson's score interval, and so have values that are all equal, where a bootstrap has no
+    width. Other values, such as shares of right samples, have the percentile bootstrap with `resamples` resamples and a
+    fixed seed.
     """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
-    if of.min() == of.max():
-        return _wilson(float(of[0]), len(of))
+    if np.isin(of, (0.0, 1.0)).all() or of.min() == of.max():
+        return _wilson(float(of.mean()), len(of))
     random = np.random.default_rng(0)
     means = [of[random.integers(0, len(of), len(of))].mean() for _ in range(resamples)]
     low, high = np.percentile(means, [2.5, 97.5])
@@ -76,7 +78,10 @@ def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float
 
 
 def _wilson(share: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded."""
-    z2 = 1.96**2 / num
+    """Wilson's 95 % score interval for a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded.
+
+    Its coverage stays near 95 % for small shares, where the percentile bootstrap's is 89 % (2 % of 256 prompts).
+    """
+    z2 = 1.959964**2 / num
     middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
     return (middle - half) / (1 + z2), (middle + half) / (1 + z2)

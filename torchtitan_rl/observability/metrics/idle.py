@@ -1,28 +1,26 @@
-"""Reports steps without a learning signal: if the rewards of every group are equal, all advantages are 0."""
+"""Reports steps without a learning signal: all advantages are 0, as where the rewards of every group are equal."""
 
 from collections.abc import Sequence
 
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.core.types import Episode, Group, flat
 
 AFTER_STEPS = 3
 """Consecutive steps without a learning signal before the message; repeated at 10 times as many."""
 
 
 class IdleNotice:
-    """Counts consecutive steps in which no group has different rewards, and prints a message."""
+    """Counts consecutive steps in which no completion in the loss has an advantage, and prints a message."""
 
     def __init__(self) -> None:
         self._steps = 0
 
     def see(self, groups: Sequence[Group[Episode]]) -> None:
-        """Counts one step, given all its groups, which are equal on every rank."""
-        taught = any(len(_rewards(group)) > 1 for group in groups)
+        """Counts one step, given all its groups with their advantages, which are equal on every rank."""
+        taught = any(e.in_loss and any(e.credit.turn_advantages or [e.credit.advantage]) for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
         if self._steps in (AFTER_STEPS, 10 * AFTER_STEPS):
-            progress(
-                f"no learning signal for {self._steps} steps: no group has different rewards. {likely_reason(groups)}"
-            )
+            progress(f"no learning signal for {self._steps} steps: every advantage is 0. {likely_reason(groups)}")
 
 
 def likely_reason(groups: Sequence[Group[Episode]]) -> str:
@@ -45,7 +43,3 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
         "Each prompt is answered either always or never correctly: set algorithm.zero_variance to refill, or use "
         "prompts of medium difficulty."
     )
-
-
-def _rewards(group: Group[Episode]) -> set[float]:
-    return {episode.reward for episode in group.samples if episode.reward is not None}

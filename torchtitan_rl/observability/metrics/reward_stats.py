@@ -4,12 +4,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm import Algorithm
 
 Groups = Sequence[Group[Episode]]
 
@@ -44,12 +48,12 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
     return metrics | describe("reward/shaped", shaped, ("mean",))
 
 
-def group_metrics(groups: Groups) -> dict[str, Metric]:
+def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
-    rewards = [found for group in groups if (found := finite_rewards(group.samples))]
-    if rewards:
-        metrics["groups/zero_variance_fraction"] = fraction([min(group) == max(group) for group in rewards])
+    if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
+        equal = [not algorithm.has_preference(samples) for samples in rewarded]
+        metrics["groups/zero_variance_fraction"] = fraction(equal)
     judged = [found for group in groups if (found := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
@@ -65,7 +69,7 @@ def groups_by_task(groups: Groups) -> dict[str, list[Group[Episode]]]:
     return {name: [group for group in groups if group.prompt.task == name] for name in names}
 
 
-def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
+def task_metrics(groups: Groups, prefix: str, algorithm: "Algorithm") -> dict[str, Metric]:
     """Metrics of one member of a mixture: `<prefix>/prompts`, `<prefix>/reward`, `<prefix>/accuracy` and so on."""
     episodes = flat(groups)
     metrics = {
@@ -75,7 +79,7 @@ def task_metrics(groups: Groups, prefix: str) -> dict[str, Metric]:
     }
     if rewards := finite_rewards(episodes):
         metrics["reward"] = same_everywhere(fmean(rewards))
-    named = group_metrics(groups)
+    named = group_metrics(groups, algorithm)
     for name in ("groups/zero_variance_fraction", "train/accuracy"):
         if name in named:
             metrics[name.partition("/")[2]] = named[name]

@@ -56,10 +56,10 @@ def record_step(
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
     rank, world_size = _rank_and_size()
-    record_metrics(reward_metrics(groups) | group_metrics(groups) | algorithm.group_metrics(groups))
+    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm) | algorithm.group_metrics(groups))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))
     for task, its_groups in groups_by_task(groups).items():
-        record_metrics(task_metrics(its_groups, f"train/{task}"))
+        record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))
     completions = completion_metrics(groups)
     record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
     conversations = conversation_metrics(groups)
@@ -77,6 +77,7 @@ def record_step(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
             seconds=seconds,
+            token_flops=footprint.flops,
             peak_flops=peak and peak * world_size,
             peak_memory_bytes=peak_memory_bytes(),
         )

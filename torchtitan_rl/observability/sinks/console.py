@@ -82,6 +82,7 @@ class ConsoleSink(Sink):
         self._first: tuple[int, float] | None = None
 
     def write(self, record: StepRecord) -> None:
+        """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
         if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
             self._console.print(self._evaluation_line(record), soft_wrap=True)

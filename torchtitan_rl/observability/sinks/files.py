@@ -41,9 +41,11 @@ class JsonlSink(_FileSink):
         super().__init__(context, f"metrics{context.suffix}.jsonl", b"\n")
 
     def write(self, record: StepRecord) -> None:
+        """Appends one line with the step's values."""
         self._file.append(record.step, [{"time": record.time_s, **record.values}])
 
     def stream(self, key: str, value: Any, step: int) -> None:
+        """Appends one line with the value."""
         self._file.append(step, [{"key": key, "value": plain(value)}])
 
 

@@ -34,6 +34,7 @@ class TensorboardSink(Sink):
         self._writer: SummaryWriter | None = None
 
     def write(self, record: StepRecord) -> None:
+        """Adds the step's scalars, histograms and tables, and flushes."""
         writer = self._open(record.step)
         for key, value in record.charts.items():
             writer.add_scalar(key, value, record.step, walltime=record.time_s)
@@ -45,13 +46,16 @@ class TensorboardSink(Sink):
         writer.flush()
 
     def stream(self, key: str, value: Any, step: int) -> None:
+        """Adds a scalar; other values are ignored."""
         if not isinstance(value, list) and getattr(value, "ndim", 0) == 0:
             self._open(step).add_scalar(key, float(value), step)
 
     def rewind(self, step: int) -> None:
+        """Hides what was written after `step`."""
         self._open(step)
 
     def close(self) -> None:
+        """Adds the run's config with its last values, and closes the file."""
         if self._writer is not None:
             if self._last:
                 for summary in self._hparams(_flat(self.context.run_config), self._last):

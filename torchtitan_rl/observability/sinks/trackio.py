@@ -36,6 +36,7 @@ class TrackioSink(Sink):
         self._traced_step, self._traced = -1, Counter()
 
     def write(self, record: StepRecord) -> None:
+        """Logs the step's charts, histograms, tables and traces."""
         logged: dict[str, Any] = dict(record.charts)
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)
@@ -47,6 +48,7 @@ class TrackioSink(Sink):
         self._run.log(logged, step=record.step)
 
     def close(self) -> None:
+        """Ends the run."""
         self._run.finish()
 
     def _within_budget(self, record: StepRecord) -> list[Row]:

@@ -48,7 +48,7 @@ function axisOf(chosen) {
 
 /**
  * A card with the curves of some metrics, or null if no visible run has any of them. A definition has: title; keys
- * ([metric, label] pairs); band ([low, high] metrics around the first); interval (95 % band); percent; log; points.
+ * ([metric, label] pairs); band ([low, high] metrics around the first); percent; log; points.
  */
 function curveCard(definition) {
   const chosen = visibleRuns().filter(({ run }) => definition.keys.some(([key]) => run.series[key]));
@@ -86,7 +86,6 @@ function curveCard(definition) {
 
 /** The band around a definition's first metric: [low values, high values], or a falsy value. */
 function edgesOf(definition, run, key) {
-  if (definition.interval && run.intervals[key]) return [0, 1].map((end) => run.intervals[key].map((pair) => pair && pair[end]));
   const std = definition.deviation && run.series[definition.deviation];
   if (std) return [-1, 1].map((sign) => run.series[key].map((value, i) => (value === null || std[i] === null ? null : value + sign * std[i])));
   const band = definition.band && definition.band.map((name) => run.series[name]);

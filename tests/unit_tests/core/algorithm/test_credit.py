@@ -1,6 +1,7 @@
 """From rewards to advantages: truncation, zero variance, SEED-GRPO, None."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,8 @@ from tests.parts.algorithm import (
     scored,
 )
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
-from torchtitan_rl.core.algorithm.episodes import has_preference
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.types import Group
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
 
 
@@ -81,12 +83,26 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
     assert all(episode.credit.mass is None for episode in episodes)  # only a listwise loss has one
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
+def test_sums_of_the_same_rewards_in_another_order_are_no_preference(scale):
+    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    sums = [scale * ((0.1 + 0.2) + 0.3), scale * ((0.3 + 0.2) + 0.1)]
+    assert sums[0] != sums[1]
+    cancelled = [(0.1 + 0.2) - 0.3, 0.0]
+    for pair in (sums, [-sums[0], -sums[1]], cancelled):
+        episodes = episodes_of(algorithm, group(0, pair))
+        assert [episode.credit.left_out for episode in episodes] == ["zero variance"] * 2
+        assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0]
+    close = episodes_of(algorithm, group(0, [scale, scale * (1 + 1e-7)]))
+    assert [episode.in_loss for episode in close] == [True, True]
+
+
 def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
     algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build(
         max_completion_tokens=MAX_TOKENS
     )
     equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
-    assert not has_preference(equal)
+    assert not algorithm.has_preference(equal.samples)
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 
@@ -161,6 +177,26 @@ def test_seed_grpo_leaves_out_completions_without_a_reward():
     # two answers of equal mass among the two that have a reward: H = log 2, alpha_eff = 1 / log 2
     assert [episode.credit.advantage for episode in episodes] == pytest.approx([0.25, -0.25, 0.0, 0.0], abs=1e-15)
     assert seed.group_metrics(episodes.groups)["semantic_entropy/max_possible"].value == math.log(2)
+
+
+def test_a_completion_without_tokens_says_nothing_about_the_meaning():
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    lists = {"logprobs": [tokens(2), tokens(1), ()], "answer": ["4", "5", None]}
+    metrics = seed.group_metrics(episodes_of(seed, group(0, [1.0, 0.0, 0.0], **lists)).groups)
+    assert metrics["semantic_entropy/mean"].value == pytest.approx(math.log(2), abs=1e-12)
+    assert metrics["semantic_entropy/max_possible"].value == math.log(2)
+
+
+def test_the_penalty_sets_in_before_the_limit_that_the_prompt_was_sampled_with():
+    algorithm = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=4)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    both = group(0, [1.0, 1.0], logprobs=[tokens(6), tokens(8)])
+    own = Group(prompt=replace(both.prompt, sampling=SamplingConfig(max_tokens=8)), samples=both.samples)
+    assert [episode.credit.shaped_reward for episode in episodes_of(algorithm, both)] == [1.0, 1.0]
+    assert [episode.credit.shaped_reward for episode in episodes_of(algorithm, own)] == [0.5, 0.0]
 
 
 def test_only_sampled_tokens_have_a_length_and_a_likelihood():

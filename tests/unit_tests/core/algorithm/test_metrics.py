@@ -77,13 +77,24 @@ def test_ratio_and_clip_fractions():
         "ratio/clip_fraction_low_min": 0.0,
         "ratio/clip_fraction_low_max": 1 / 2,
         "ratio/overflow_fraction": 0.0,
-        "policy/kl_k1": (2 * math.log(1.5) + 2 * math.log(0.5)) / 6,
+        # KL(pi_old || pi): with r = pi / pi_old, k1 = -log r and k3 = r - 1 - log r
+        "policy/kl_k1": -(2 * math.log(1.5) + 2 * math.log(0.5)) / 6,
         "policy/kl_k2": (math.log(1.5) ** 2 + math.log(0.5) ** 2) / 6,
-        "policy/kl_k3": 2 * ((1 / 1.5 - 1 + math.log(1.5)) + (2 - 1 + math.log(0.5))) / 6,
+        "policy/kl_k3": 2 * ((0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))) / 6,
         "policy/entropy": 0.7,
         "loss/entropy": 0.7,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_policys_divergence_is_that_from_the_policy_that_sampled():
+    """Tokens are drawn from pi_old, so the means of k1 and k3 are KL(pi_old || pi), to the last digit of this draw."""
+    old, new = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+    drawn = [0, 0, 1, 2]  # as often as pi_old has it
+    metrics = off_policy_metrics(Algorithm.Config(), [[new[token] / old[token] for token in drawn]] * 2, [1.0, 0.0])
+    divergence = sum(p * math.log(p / q) for p, q in zip(old, new))
+    assert metrics["policy/kl_k1"] == pytest.approx(divergence, abs=1e-12)
+    assert metrics["policy/kl_k3"] == pytest.approx(divergence, abs=1e-12)
 
 
 def test_cispo_counts_what_its_cap_bounds_and_reinforce_clips_nothing():
@@ -124,7 +135,7 @@ def test_losses_are_reported_with_their_sign_and_add_up():
 )
 def test_kl_by_completion_length(length, name):
     metrics = off_policy_metrics(Algorithm.Config(), [[1.5] * length, [1.0] * 40], [1.0, 0.0])
-    k3 = 1 / 1.5 - 1 + math.log(1.5)
+    k3 = 1.5 - 1 - math.log(1.5)
     expected = k3 * length / (length + 40) if name == "33-64" else k3
     assert metrics[f"policy/kl_k3/length_{name}"] == pytest.approx(expected, abs=1e-12)
     present = {key for key in metrics if key.startswith("policy/kl_k3/length_")}

@@ -15,8 +15,8 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, SeqMeanTokenMean, SeqSumConst
-from torchtitan_rl.core.algorithm.episodes import draft_episodes, has_preference
+from torchtitan_rl.core.algorithm import KL, Algorithm, Cispo, Clip, Gspo, Reinforce, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
 
 
 def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
@@ -52,7 +52,7 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
     assert normalizers.max_completion_tokens == MAX_TOKENS
     rewards = ([1.0, 0.0], [2.0, 2.0], [None, 1.0])
-    assert [has_preference(group(0, values)) for values in rewards] == [True, False, False]
+    assert [algorithm.has_preference(group(0, values).samples) for values in rewards] == [True, False, False]
 
 
 @pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
@@ -122,3 +122,20 @@ def test_tokens_that_the_policy_did_not_sample_count_nowhere():
         assert all(not value.grad[~mask].any() for value, mask in zip(values, masks))
         outputs.append((loss.item(), [v.grad[mask].tolist() for v, mask in zip(values, masks)], merge([metrics])))
     assert outputs[0] == outputs[1]
+
+
+class Bonus(Clip):
+    """Clip, and a term that pulls every token up whatever its advantage."""
+
+    def __call__(self, inputs):
+        return super().__call__(inputs) - inputs.logprobs
+
+
+def test_only_a_class_that_says_so_itself_is_silent_without_an_advantage():
+    episode = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 1.0]))[0]
+    for loss, silent in (
+        (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
+        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Bonus,), {"silent_without_advantage": True}), True),
+    ):  # fmt: skip
+        algorithm = Algorithm.Config(loss=loss.Config()).build(max_completion_tokens=MAX_TOKENS)
+        assert algorithm.is_silent(episode) is silent, loss

@@ -70,6 +70,25 @@ def test_episode_credit_gives_every_turn_the_same():
     assert first.token_advantages.tolist() == [-0.5, 0, -0.5, -0.5, 0]
 
 
+def test_turns_that_differ_are_a_preference_even_if_the_totals_are_equal():
+    pair = group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 1.0))  # returns [1, 0] and [1, 1]
+    for choice in ("keep", "drop", "refill"):
+        by_turn, whole = (
+            Algorithm.Config(advantage=GroupMean.Config(), credit=credit, zero_variance=choice).build(
+                max_completion_tokens=MAX_TOKENS
+            )
+            for credit in ("turn", "episode")
+        )
+        episodes = episodes_of(by_turn, pair)
+        assert [e.credit.turn_advantages for e in episodes] == [(0.0, -0.5), (0.0, 0.5)]
+        assert [(e.credit.anchored, e.in_loss) for e in episodes] == [(True, True)] * 2
+        assert by_turn.has_preference(pair.samples)
+        assert not whole.has_preference(pair.samples)
+        assert not episodes_of(whole, pair)[0].credit.anchored
+    alike = conversation(0, 0.0, 1.0), conversation(1, 0.0, 1.0), conversation(2, 0.0, 1.0, 0.0)
+    assert not by_turn.has_preference(alike)  # only one sample has a third turn
+
+
 def test_a_listwise_loss_refuses_turns():
     with pytest.raises(UserError, match=r"algorithm.credit = 'turn'"):
         Algorithm.Config(loss=MaxEnt.Config(), credit="turn")

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.trainer import finite
 from torchtitan_rl.core.trainer.finite import FiniteUpdates, NonFiniteLossError, fault_in
 
 
@@ -11,6 +13,7 @@ from torchtitan_rl.core.trainer.finite import FiniteUpdates, NonFiniteLossError,
 def parts(monkeypatch):
     """A model and its optimizer after a step, on one rank."""
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 1)
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
@@ -42,6 +45,18 @@ def test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_ane
     assert not updates.allows(0.5, math.inf)
     with pytest.raises(NonFiniteLossError, match="number 2 in a row and trainer.skip_nonfinite_updates allows 1"):
         updates.allows(0.5, math.inf)
+
+
+def test_every_skipped_update_of_a_step_counts_once_over_all_ranks(parts, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(finite, "record_metric", lambda key, value, reduction: recorded.append((value, reduction)))
+    for is_rank_0 in (True, False):
+        monkeypatch.setattr(comm, "is_rank_0", lambda is_rank_0=is_rank_0: is_rank_0)
+        updates = FiniteUpdates(*parts, skip=9)
+        for _ in range(3):
+            updates.allows(math.nan, 1.0)
+    assert {reduction for _, reduction in recorded} == {"sum"}
+    assert sum(value for value, _ in recorded) == 3
 
 
 def test_weights_that_are_not_finite_are_never_skipped(parts):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan_rl.core.trainer.packing import atoms_of, num_packed, pack, plan_microbatches, split_groups
+from torchtitan_rl.core.trainer.packing import atoms_of, pack, plan_microbatches, split_groups, work_in
 from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -77,8 +77,8 @@ def test_siblings_share_all_of_their_prompt_but_its_last_token():
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
     assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
-    assert num_packed(members, share_prompts=True) == 10
-    assert num_packed(members, share_prompts=False) == 12
+    assert work_in(members, share_prompts=True) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
+    assert work_in(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
 def test_an_empty_micro_batch_is_only_padding():

@@ -1,11 +1,14 @@
 """`Trainer` on a tiny random Qwen3 in one process: what an update, a score and a checkpoint see."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
@@ -17,6 +20,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import PolicyState
 
 
@@ -207,3 +211,30 @@ def test_turns_whose_advantages_cancel_out_are_not_silent():
     assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
     episode.credit.turn_advantages = (0.0, 0.0)
     assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
+
+
+@pytest.mark.parametrize("shares_prompts", [True, False])
+@pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
+def test_the_work_that_an_update_reports_is_a_bound_on_what_torch_counts(build, algorithm, shares_prompts):
+    trainer = build(algorithm)
+    trainer._shares_prompts = shares_prompts
+    groups = credited(trainer)
+    with FlopCounterMode(display=False) as counter:
+        report = trainer.update(groups)
+    least = TokenFlops.of(tiny_spec().model, trainer.model).total(report.work)
+    assert 0.5 * counter.get_total_flops() < least < counter.get_total_flops()
+    if not shares_prompts:
+        assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
+
+
+def work_of(trainer: Trainer, group) -> float:
+    """6 operations for each weight that a token meets: all of the layers', the head's where it is scored."""
+    layers = [p for name, p in trainer.model.named_parameters() if name.startswith(("layers", "norm"))]
+    pair = 6 * 4 * 32 * 2 * 2  # layers, heads x size, two products
+    total = 0.0
+    for episode in group.samples:
+        length = len(group.prompt.token_ids) + len(episode.completion.token_ids)
+        work = 6 * sum(p.numel() for p in layers) * length + pair * length * (length + 1) / 2
+        work += 6 * trainer.model.lm_head.weight.numel() * episode.completion.num_sampled
+        total += work / 3 if trainer.algorithm.is_silent(episode) else work
+    return total

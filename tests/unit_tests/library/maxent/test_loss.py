@@ -216,6 +216,7 @@ def test_metrics_of_the_weights():
         "maxent/neutral_fraction": 0.5,
         "maxent/weight_entropy/min": h,  # the neutral group is left out
         "maxent/weight_entropy/max": h,
+        "maxent/weight_entropy_with_neutral/mean": (h + math.log(2)) / 2,
         "maxent/weight_entropy_normalized/mean": h / math.log(2),
         "maxent/q_entropy/min": h,
         "maxent/q_entropy/max": math.log(2),
@@ -223,6 +224,22 @@ def test_metrics_of_the_weights():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_weight_that_underflows_is_still_a_weight():
+    algorithm = Algorithm.Config(loss=MaxEnt.Config(tau=0.001)).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group_of(0, *(scored(i, r) for i, r in enumerate([1.0, 1.0, 0.0, 0.0, None]))))
+    assert [episode.credit.mass for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
+    metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
+    right = math.e / (2 * math.e + 2)  # of each of the two
+    expected = {
+        "maxent/neutral_fraction": 0.0,
+        "maxent/weight_entropy_normalized/mean": 0.5,
+        "maxent/q_entropy/mean": -2 * right * math.log(right) - 2 * (0.5 - right) * math.log(0.5 - right),
+        "groups/effective_rollouts": 2.0,
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-4)
+    assert expected["maxent/q_entropy/mean"] == pytest.approx(1.275, abs=5e-4)
 
 
 def test_the_clip_loss_of_sequences_is_summed_over_the_group():

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
@@ -119,7 +120,8 @@ def test_a_members_sampling_is_checked_before_anything_starts(own, message):
 def test_metrics_are_split_by_the_member_that_asked(tokenizer):
     prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(8)
     groups = [Group(prompt=p, samples=[episode(p.task == "sums", i) for i in range(2)]) for p in prompts]
-    found = {name: task_metrics(asked, f"train/{name}") for name, asked in groups_by_task(groups).items()}
+    algorithm = Algorithm.Config().build(max_completion_tokens=16)
+    found = {name: task_metrics(asked, f"train/{name}", algorithm) for name, asked in groups_by_task(groups).items()}
     assert found["sums"]["train/sums/accuracy"].value == 1.0
     assert found["countdown"]["train/countdown/accuracy"].value == 0.0
     assert found["sums"]["train/sums/prompts"].value + found["countdown"]["train/countdown/prompts"].value == 8

@@ -12,15 +12,19 @@ def test_it_is_said_after_three_such_steps_and_not_before(capsys):
     notice = IdleNotice()
     for _ in range(2):
         notice.see(equal())
-    notice.see([group(0, sample(0, 0.0), sample(1, 1.0))])
+    notice.see([group(0, sample(0, 0.0, advantage=-1.0), sample(1, 1.0, advantage=1.0))])
     for _ in range(2):
         notice.see(equal())
     assert "no learning signal" not in capsys.readouterr().out
     notice.see(equal())
-    assert (
-        "no learning signal for 3 steps: no group has different rewards. No completion is correct"
-        in capsys.readouterr().out
-    )
+    assert "no learning signal for 3 steps: every advantage is 0. No completion is correct" in capsys.readouterr().out
+
+
+def test_turns_that_are_credited_are_a_signal_even_if_the_totals_are_equal(capsys):
+    notice = IdleNotice()
+    for _ in range(3):
+        notice.see([group(0, sample(0, turn_advantages=(0.0, 0.5)), sample(1, turn_advantages=(0.0, -0.5)))])
+    assert "no learning signal" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.parts.observability import group, sample
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
-from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
+from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops, efficiency_metrics, lost_metrics
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observability.metrics.reward_stats import (
     advantage_metrics,
@@ -26,14 +27,20 @@ from torchtitan_rl.observability.metrics.step import record_evaluation, record_s
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
-    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, flops_per_token=10.0,
+    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=(1000, 2000, 1500),
     rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
-ALGORITHM = SimpleNamespace(group_metrics=lambda _: {})
+ALGORITHM = Algorithm.Config().build(max_completion_tokens=16)
 FOOTPRINT = Footprint(
-    weights=100, kv_per_token=3, ranks=2, engine_ranks=2, train_dtype="float32", engine_dtype="bfloat16"
+    weights=100,
+    kv_per_token=3,
+    ranks=2,
+    engine_ranks=2,
+    train_dtype="float32",
+    engine_dtype="bfloat16",
+    flops=TokenFlops(8.0, 0.5, 2.0),
 )
 SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
 
@@ -74,7 +81,7 @@ def test_the_shaped_reward_is_what_advantages_are_made_from_and_no_entropy_is_ad
 def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
     bonus = {"reward": 0.2}
     groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
-    found = values(group_metrics(groups))
+    found = values(group_metrics(groups, ALGORITHM))
     assert found["groups/all_right_fraction"] == 0.25
     assert found["groups/all_wrong_fraction"] == 0.5
     assert found["groups/mixed_fraction"] == 0.25
@@ -82,7 +89,7 @@ def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
 
 
 def test_without_a_judgement_the_keys_of_right_and_wrong_are_absent():
-    assert set(group_metrics([judged(None, None)])) == {"groups/zero_variance_fraction"}
+    assert set(group_metrics([judged(None, None)], ALGORITHM)) == {"groups/zero_variance_fraction"}
     assert not any("right" in key or "wrong" in key for key in completion_metrics([judged(None)]))
     assert not any("accuracy" in key or "@" in key for key in evaluation_metrics([judged(None, None)]))
 
@@ -93,7 +100,9 @@ def test_zero_variance_is_of_the_rewards():
         group(1, sample(0, 1.0), sample(1, 0.0)),
         group(2, sample(0, None)),
     ]
-    assert values(group_metrics(groups))["groups/zero_variance_fraction"] == 0.5
+    assert values(group_metrics(groups, ALGORITHM))["groups/zero_variance_fraction"] == 0.5
+    rounding = [group(0, sample(0, (0.1 + 0.2) + 0.3), sample(1, (0.3 + 0.2) + 0.1))]
+    assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
 
 
 def test_advantages_and_participation_are_of_the_completions_in_the_loss():
@@ -210,7 +219,7 @@ def test_pass_at_the_largest_n_that_is_no_power_of_two_is_there():
 
 
 def perf(update=UPDATE, seconds=SECONDS, **known):
-    return values(perf_metrics(update, generated_tokens=1000, seconds=seconds, **known))
+    return values(perf_metrics(update, generated_tokens=1000, seconds=seconds, token_flops=FOOTPRINT.flops, **known))
 
 
 def test_optimizer_and_perf_by_their_formulas():
@@ -236,15 +245,14 @@ def test_optimizer_and_perf_by_their_formulas():
 
 
 def test_throughput_counts_every_pass_over_the_batch():
-    twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400})
+    twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400, "work": (2000, 4000, 3000)})
     found = perf(twice, peak_flops=40_000.0)
     assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(0.2))
 
 
-def test_tokens_without_a_backward_count_a_third_in_mfu():
+def test_tokens_without_a_backward_are_a_share():
     silent = SimpleNamespace(**{**vars(UPDATE), "silent_tokens": 600})
-    found = perf(silent, peak_flops=40_000.0)
-    assert (found["perf/silent_fraction"], found["perf/mfu"]) == (0.5, pytest.approx(0.1 * 2 / 3))
+    assert perf(silent)["perf/silent_fraction"] == 0.5
 
 
 def test_efficiency_is_the_unavoidable_work_over_the_seconds():
@@ -254,7 +262,7 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
     cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
     assert found == {
         "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
-        "efficiency/train": pytest.approx(1200 * 10 / 2 / 4000 / 3.0),
+        "efficiency/train": pytest.approx(12_000 / 2 / 4000 / 3.0),
         "efficiency/sync": pytest.approx(2 * 100 / 2 / 1000 / 0.5),
     }
     assert (
@@ -265,10 +273,11 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
 
 def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
     slow = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9.0, memory_bytes_per_s=1000.0)
+    cached = 6 * 2 + (0 + 1 + 2 + 3) + (0 + 1)  # of a prompt of two tokens, and of the completion's own
     found = efficiency_metrics(
         [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
     )
-    assert values(found)["efficiency/decode"] == pytest.approx(6 * 10 / 3 / 2 / 9.0 / 2.0)
+    assert values(found)["efficiency/decode"] == pytest.approx((6 * 10 + cached * 0.5) / 3 / 2 / 9.0 / 2.0)
 
 
 def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
@@ -345,14 +354,14 @@ def test_rows_say_how_stale_the_weights_were_that_sampled_them(ranks, monkeypatc
 def test_every_key_is_in_docs_metrics_md_with_its_reduction():
     metrics = {
         **reward_metrics(a_step()),
-        **group_metrics(a_step()),
+        **group_metrics(a_step(), ALGORITHM),
         **advantage_metrics(a_step()),
         **participation_metrics(a_step()),
         **completion_metrics(a_step()),
         **diversity_metrics(a_step()),
         **evaluation_metrics(a_step()),
         **optimizer_metrics(UPDATE, STATE),
-        **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, peak_flops=1.0),
+        **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, token_flops=FOOTPRINT.flops, peak_flops=1.0),
         **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
         **lost_metrics(UPDATE, seconds=SECONDS),
     }
