@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Message
+from torchtitan_rl.library.environments.checks import BREAK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,8 +18,6 @@ _POLICY_TEXT = "x7q"
 answer."""
 _QUESTION: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
-_BREAK = "\ufdd0"
-"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
 
 
 class ChatTemplate:
@@ -50,7 +49,7 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
         text = self._render([*messages, *map(self._as_text, first_messages)])
-        return text.replace(_BREAK, ""), self._tokens(text)
+        return text.replace(BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
         """Returns the tokens between the policy's `last_token` and its next turn.
@@ -123,7 +122,7 @@ class ChatTemplate:
     def _as_text(self, message: Message) -> Message:
         """Splits the text of special tokens in the message, so that only the template can end or begin a message."""
         return {
-            key: self._special.sub(lambda found: found[0][0] + _BREAK + found[0][1:], value)
+            key: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
             if isinstance(value, str)
             else value
             for key, value in message.items()
@@ -131,5 +130,5 @@ class ChatTemplate:
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(_BREAK)]
+            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(BREAK)]
         return [token_id for part in parts for token_id in part]

@@ -5,7 +5,8 @@ import functools
 import inspect
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -24,22 +25,40 @@ def result_of(call: Callable[[], Any]) -> CallResult:
         return CallResult(error=error)
 
 
-def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns what `function` returns, or raises what it raises. Raises TimeoutError after `seconds`.
+def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: int) -> list[CallResult]:
+    """Runs the calls at the same time, up to `most` of them, and returns their results in order.
 
-    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the
-    run.
+    A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
+    be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
-    results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
-    call = functools.partial(function, *args, **kwargs)
-    threading.Thread(target=lambda: results.put(result_of(call)), daemon=True).start()
-    try:
-        value, error = results.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"took longer than {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return value
+    waiting, returned = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, CallResult]]()
+    begun: set[int] = set()
+    ends_at = time.monotonic() + seconds
+
+    def work() -> None:
+        while time.monotonic() < ends_at:
+            try:
+                place = waiting.get_nowait()
+            except queue.Empty:
+                return
+            begun.add(place)
+            returned.put((place, result_of(calls[place])))
+
+    for place in range(len(calls)):
+        waiting.put(place)
+    for _ in calls[:most]:
+        threading.Thread(target=work, daemon=True).start()
+    results: dict[int, CallResult] = {}
+    while len(results) < len(calls):
+        try:
+            place, result = returned.get(timeout=min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            break
+        results[place] = result
+    late = CallResult(error=TimeoutError(f"took longer than {seconds:g} s"))
+    unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
+    missed = CallResult(error=TimeoutError(unbegun))
+    return [results.get(place) or (late if place in begun else missed) for place in range(len(calls))]
 
 
 @functools.cache
