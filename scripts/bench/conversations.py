@@ -67,11 +67,11 @@ class Talk(SumDigits):
 
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
     """In place of `roll_out`: one turn of all conversations after the other."""
-    environments.reset_results()
+    for answer in environments.answers(wait=True, all=True):
+        conversations[answer.place].append_answer(answer)
     places = going = range(len(conversations))
     while going:
         for place in going:
-            conversations[place].in_turns = True
             engine.add(place, conversations[place], seeded=True)
         while engine.busy:
             for sampled in engine.step():

@@ -4,8 +4,8 @@ import html
 import importlib.util
 import io
 import json
-import re
 import os
+import re
 import sqlite3
 import struct
 import sys

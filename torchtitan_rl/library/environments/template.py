@@ -1,6 +1,7 @@
 """`ChatTemplate` renders only the messages that follow the policy's turn, and leaves earlier tokens unchanged."""
 
 import copy
+import functools
 import re
 import threading
 from collections.abc import Collection, Sequence
@@ -59,6 +60,18 @@ class ChatTemplate:
         """
         token_ids = self._tokens(self._answer_text([*map(self._as_text, messages)]))
         return token_ids[token_ids[0] == last_token :]
+
+    def policy_text(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a turn of the policy with its special tokens, but without the end token."""
+        ended = token_ids[-1] in self._end_token_ids
+        with self._lock:
+            return self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+
+    @functools.cached_property
+    def begins_thinking(self) -> bool:
+        """Whether each turn of the policy begins inside a `<think>` block, which the template has opened."""
+        _, found, opened = self._render([_QUESTION]).rpartition("<think>")
+        return bool(found) and "</think>" not in opened
 
     def check(self, role: str, rewrites: Literal["refuse", "append"]) -> None:
         """Checks that the template can render an environment's message in `role`.

@@ -90,16 +90,16 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that runs calls one after another and passes each result to `report`."""
+    """A thread that runs calls one after another and passes each result to the call's own `report`."""
 
-    def __init__(self, report: Callable[[CallResult], None]) -> None:
-        self._report = report
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[CallResult], None]] | None]
+        self._calls = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def call(self, function: Callable[[], Any]) -> None:
+    def call(self, function: Callable[[], Any], report: Callable[[CallResult], None]) -> None:
         """Queues the call."""
-        self._calls.put(function)
+        self._calls.put((function, report))
 
     def close(self) -> None:
         """Ends the thread after the queued calls."""
@@ -107,4 +107,5 @@ class Worker:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._report(result_of(call))
+            function, report = call
+            report(result_of(function))
