@@ -15,12 +15,12 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.environments.calls import parse_calls
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.library.environments.vllm_parsers import call_parser
 from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Conversations(Configurable):
         """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
         refuse: report an error before training. append: keep every turn as it was sampled."""
 
+        tool_call_parser: str = "auto"
+        """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
+        vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
+
         wait_for_answers: bool = False
         """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
         a run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the
@@ -89,11 +93,13 @@ class Conversations(Configurable):
         self.max_turn_tokens = config.max_turn_tokens
         self.wait_for_answers = config.wait_for_answers
         self._members = members
+        schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
         self._templates = {
-            name: ChatTemplate(
-                tokenizer, end_token_ids=end_token_ids, tools=tool_schemas(task.tools()) or None, **template_options
-            )
-            for name, task in members.items()
+            name: ChatTemplate(tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options)
+            for name, tools in schemas.items()
+        }
+        self._parsers = {
+            name: call_parser(config.tool_call_parser, tokenizer, tools) for name, tools in schemas.items()
         }
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
@@ -112,7 +118,7 @@ class Conversations(Configurable):
             environment.fit(
                 call_seconds=self.config.call_seconds or math.inf,
                 most_characters=self.config.max_answer_characters,
-                parser=parse_calls,
+                parser=self._parsers[prompt.task],
                 begins_thinking=self._templates[prompt.task].begins_thinking,
             )
         return environment
