@@ -41,7 +41,8 @@ class ScriptedEngine:
     """In place of `TurnEngine`: a policy that says one text in every turn, all turns asked for at each step."""
 
     def __init__(self, made, text: str) -> None:
-        self.ids, self.text, self.asked = made(text + made.eos_token)["input_ids"], text, []
+        self.ids, self.asked = made(text + made.eos_token)["input_ids"], []
+        self.text = made.decode(self.ids, skip_special_tokens=True)
 
     @property
     def busy(self) -> bool:

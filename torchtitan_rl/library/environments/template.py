@@ -107,14 +107,20 @@ class ChatTemplate:
             f"turn is followed by {answer[:20]!r}",
             "Add the token to eos_token_id in generation_config.json.",
         )  # fmt: skip
+        if rewrites == "refuse":
+            self._check_keeps(reply, answer)
+
+    def _check_keeps(self, reply: Message, answer: str) -> None:
         head = self._render([_QUESTION])
         thinks = "<think>" in str(self._tokenizer.chat_template) and "</think>" not in head
         turn = f"<think>\nt5w\n</think>\n\n{_POLICY_TEXT}" if thinks else _POLICY_TEXT
-        expect(
-            rewrites == "append" or self._conversation(turn, reply) == head + turn + answer, _FIELD, name,
-            f"a template that keeps earlier turns as they were sampled, but it changes {turn!r} (dropped thinking?)",
-            "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
-        )  # fmt: skip
+        spaced = f"{turn} \n" if thinks else f" {turn} \n"
+        for tried, suspect in ((turn, "dropped thinking?"), (spaced, "white space at its ends?")):
+            expect(
+                self._conversation(tried, reply) == head + tried + answer, _FIELD, self._tokenizer.name_or_path,
+                f"a template that keeps earlier turns as they were sampled, but it changes {tried!r} ({suspect})",
+                "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
+            )  # fmt: skip
 
     def _conversation(self, turn: str, reply: Message) -> str:
         return self._render([_QUESTION, {"role": "assistant", "content": turn}, reply])

@@ -62,13 +62,13 @@ class VllmParser:
         # A copy and a lock: several threads read calls, and a tokenizer is not thread-safe.
         self._tokenizer = get_cached_tokenizer(copy.deepcopy(tokenizer))
         self._lock = threading.Lock()
-        self._request = ChatCompletionRequest(
-            model=name, messages=[{"role": "user", "content": ""}], tools=schemas, tool_choice="auto"
-        )
+        tools = {"tools": schemas, "tool_choice": "auto"} if schemas else {}
+        self._request = ChatCompletionRequest(model=name, messages=[{"role": "user", "content": ""}], **tools)
         try:
             self._parser = ToolParserManager.get_tool_parser(name)
             self._request = self._new_parser().adjust_request(self._request)
-            special = tokenizer.all_special_tokens if self._request.skip_special_tokens else ()
+            # Without tools no parser says whether it needs special tokens.
+            special = tokenizer.all_special_tokens if tools and self._request.skip_special_tokens else ()
             self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
             self("", ())
         except Exception as error:

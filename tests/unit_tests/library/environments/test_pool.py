@@ -1,5 +1,6 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
+import copy
 import threading
 import time
 
@@ -10,6 +11,7 @@ from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.library.environments import ToolEnvironment
 from torchtitan_rl.library.environments.pool import ConversationError
 
 
@@ -22,9 +24,9 @@ def made():
 def talk(made):
     """Plays conversations, four of one prompt, to their end. Returns them, with the order in which they ended."""
 
-    def talk(make, *, num=4, prompts_of=1, say="x", **config):
-        factory = conversations(make, made, **config)
-        asked = prompts(made, prompts_of)
+    def talk(make, *, num=4, prompts_of=1, say="x", tokenizer=made, **config):
+        factory = conversations(make, tokenizer, **config)
+        asked = prompts(tokenizer, prompts_of)
         played = [
             Conversation(
                 prompt=asked[i * prompts_of // num], sample_idx=i, sampling=SamplingConfig(max_tokens=1000),
@@ -35,7 +37,7 @@ def talk(made):
         pool = factory.start(played)
         try:
             waits = factory.wait_for_answers
-            ended = roll_out(played, ScriptedEngine(made, say), pool, lambda one: one, wait_for_answers=waits)
+            ended = roll_out(played, ScriptedEngine(tokenizer, say), pool, lambda one: one, wait_for_answers=waits)
             return played, list(ended)
         finally:
             pool.close()
@@ -213,3 +215,47 @@ def test_a_reset_that_leaves_no_room_ends_the_conversation_and_closes_it(talk, m
     played, _ = talk(lambda prompt: Floods("right"))
     assert {one.finish_reason for one in played} == {"max_tokens"}
     assert Counted.closes == ["max_tokens"] * 4
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+    """
+    return a * b
+
+
+def test_a_call_that_a_special_token_marks_is_read(talk, made):
+    """`Sampled.text` has no special tokens, and Mistral's call begins with one."""
+    made = copy.deepcopy(made)
+    made.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    call = '[TOOL_CALLS][{"name": "multiply", "arguments": {"a": 6, "b": 7}}]'
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([multiply]), tokenizer=made, say=call, tool_call_parser="mistral", max_turns=2
+    )
+    assert [turn.columns["tool_calls"] for turn in played[0].turns] == [1, 1]
+    assert played[0].turns[0].messages[0]["content"] == "42"
+    assert "[TOOL_CALLS]" not in played[0].turns[0].text
+
+
+def test_a_tools_limits_stay_within_those_of_the_conversation(talk):
+    """Else a tool that hangs, or says much, would count as a failure of the environment, which ends the run."""
+
+    def hangs() -> None:
+        time.sleep(5)
+
+    def floods() -> str:
+        return "x" * 30_000
+
+    call = '<tool_call>{"name": "hangs"}</tool_call><tool_call>{"name": "floods"}</tool_call>'
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([hangs, floods], seconds=60, most_characters=10**6), say=call,
+        call_seconds=0.5, max_answer_characters=100, max_turns=1, num=1,
+    )  # fmt: skip
+    told = [message["content"] for message in played[0].turns[0].messages]
+    assert told[0] == "error: TimeoutError: took longer than 0.45 s"
+    assert len(told[1]) <= 100
+    assert played[0].finish_reason == "max_turns"
