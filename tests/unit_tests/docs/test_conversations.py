@@ -1,5 +1,6 @@
 """The code of docs/conversations.md, run as it is written, with a policy that says what it is told to."""
 
+import random
 import re
 import sys
 import textwrap
@@ -96,7 +97,7 @@ def test_the_tool_may_run_in_a_process(files):
     from torchtitan_rl.library.environments import ToolEnvironment
     from torchtitan_rl.resilience.tool_processes import in_processes
 
-    [methods] = re.findall(r"```python\n(def .*?)```", PAGE.read_text(), re.DOTALL)
+    [methods] = re.findall(r"```python\n(def __init__.*?)```", PAGE.read_text(), re.DOTALL)
     names = {**vars(my_tools), "in_processes": in_processes}
     exec(f"class Killable(Powers):\n{textwrap.indent(methods, '    ')}", names)
     environment = ToolEnvironment(names["Killable"](my_tools.Powers.Config()).tools())
@@ -111,8 +112,30 @@ def test_the_environment_counts_in_turn(files):
     assert [message["content"] for message in scored.completion.messages[1::2]] == ["4", "8", "12", "16"]
     assert scored.completion.finish_reason == "stop"
     assert scored.reward == pytest.approx(1.4)
+    assert scored.correct
     _, scored = talk(config, "2", "7")
+    assert not scored.correct
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
+
+
+def test_the_method_with_a_seed_is_as_the_page_has_it(files):
+    config = load_config(f"{files}/my_environment.py:countup")
+    import my_environment
+
+    [method] = re.findall(r"```python\n(def environment\(self, prompt, \*, seed\).*?)```", PAGE.read_text(), re.DOTALL)
+
+    class Dice(my_environment.CountUp):
+        def __init__(self, dice):
+            super().__init__(2, 20)
+            rolled.append(dice.random())
+
+    rolled = []
+    names = {"random": random, "Dice": Dice, "CountUpTask": my_environment.CountUpTask}
+    exec(f"class DiceTask(CountUpTask):\n{textwrap.indent(method, '    ')}", names)
+    config.task = names["DiceTask"].Config()
+    _, scored = talk(config, "2", "7")
+    assert len(scored.completion.turns) == 2
+    assert rolled[-1] == random.Random(0).random()
 
 
 def test_the_table_of_finish_reasons_is_complete():
