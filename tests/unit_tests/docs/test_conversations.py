@@ -16,11 +16,12 @@ from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Group
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
-MODULES = ("my_tools", "my_environment")
+MODULES = ("my_tools", "my_environment", "my_start")
 
 
 @pytest.fixture
@@ -76,6 +77,7 @@ def test_every_python_block_is_a_file_of_this_test_and_as_short_as_it_should_be(
     lines = {name: [line for line in (files / f"{name}.py").read_text().splitlines() if line] for name in MODULES}
     assert len(lines["my_tools"]) <= 30
     assert len(lines["my_environment"]) <= 40
+    assert len(lines["my_start"]) <= 40
 
 
 def test_the_tool_task_answers_calls_until_there_is_none(files):
@@ -116,6 +118,19 @@ def test_the_environment_counts_in_turn(files):
     _, scored = talk(config, "2", "7")
     assert not scored.correct
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
+
+
+def test_the_start_learns_the_very_text_that_a_run_renders(files, monkeypatch):
+    monkeypatch.chdir(files)
+    config = load_config("my_start.py:countup_small")
+    recipe = load_function(config.task.warm_start, "task.warm_start")()
+    text = recipe.worked(config.task.build().train_example(0, seed=0), random.Random(0))
+    made = chat_tokenizer()
+    policy = re.split(r"<\|endoftext\|><\|user\|>\d+<\|endoftext\|><\|assistant\|>", text)
+    _, scored = talk(config, *policy)
+    read = made.decode(scored.completion.token_ids, skip_special_tokens=False)
+    assert read.removesuffix("<|endoftext|>") == text
+    assert scored.correct
 
 
 def test_the_method_with_a_seed_is_as_the_page_has_it(files):
