@@ -42,7 +42,7 @@ STOP_TOKENS = list(range(200, 210))
 
 
 class SlowTool(Environment):
-    def __init__(self, seed: str, most_seconds: float) -> None:
+    def __init__(self, seed: int, most_seconds: float) -> None:
         self._random = random.Random(seed)
         self._most_seconds = most_seconds
         self._turns = 0
@@ -58,11 +58,10 @@ class Talk(SumDigits):
 
     def __init__(self, most_seconds: float) -> None:
         super().__init__(SumDigits.Config(max_integers=2))
-        self.most_seconds, self.made = most_seconds, 0
+        self.most_seconds = most_seconds
 
-    def environment(self, prompt: Prompt) -> Environment:
-        self.made += 1
-        return SlowTool(str(self.made), self.most_seconds)
+    def environment(self, prompt: Prompt, *, seed: int) -> Environment:
+        return SlowTool(seed, self.most_seconds)
 
 
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
@@ -122,7 +121,7 @@ def main() -> None:
             seconds, tokens = {}, {}
             for name, loop in (("lock-step", lock_step), ("continuous", continuous)):
                 generators.roll_out = loop
-                generator.conversations = Conversations.Config().build(
+                generator.environments = Conversations.Config().build(
                     members={"": Talk(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
                     template_options={},
                 )  # fmt: skip

@@ -120,9 +120,8 @@ def test_the_environment_counts_in_turn(files):
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
 
 
-def test_the_start_learns_the_very_text_that_a_run_renders(files, monkeypatch):
-    monkeypatch.chdir(files)
-    config = load_config("my_start.py:countup_small")
+def test_the_start_learns_the_very_text_that_a_run_renders(files):
+    config = load_config(f"{files}/my_start.py:countup_small")
     recipe = load_function(config.task.warm_start, "task.warm_start")()
     text = recipe.worked(config.task.build().train_example(0, seed=0), random.Random(0))
     made = chat_tokenizer()
