@@ -313,3 +313,11 @@ def test_whatever_a_tool_raises_is_told():
     told = answers(hermes("mute") + hermes("interrupts"), mute, interrupts)
     assert told[0].startswith("error: Mute: ")
     assert told[1] == "error: KeyboardInterrupt: "
+
+
+def test_a_turn_that_begins_inside_a_thought_has_no_call_before_its_end():
+    environment = ToolEnvironment([multiply])
+    environment.fit(call_seconds=60, most_characters=100, parser=parse_calls, begins_thinking=True)
+    call = hermes("multiply", a=6, b=7)
+    assert environment.step(said(f"I might {call}")).done
+    assert environment.step(said(f"I {call} might</think>{call}")).columns["tool_calls"] == 1
