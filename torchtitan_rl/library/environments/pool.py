@@ -295,7 +295,7 @@ class EnvironmentPool:
                 found[place] = result
         now = time.monotonic()
         for place in [place for place, (deadline, _) in self._closing.items() if deadline <= now]:
-            self._closed(place, CallResult(error=_Overdue("took too long")))
+            self._closed(place, CallResult(error=TimeoutError("took too long")))
         for place in [place for place, deadline in self._due.items() if deadline <= now]:
             del self._due[place]
             found[place] = CallResult(error=_Overdue())

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
@@ -127,6 +125,8 @@ def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
     A float may be given as an integer; nothing else is converted. Arguments without a type hint are not checked.
     """
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError  # vLLM brings it
+
     try:
         hints = get_type_hints(tool)
     except (TypeError, NameError):  # no function, or a hint that has no value here

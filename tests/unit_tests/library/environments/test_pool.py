@@ -259,3 +259,37 @@ def test_a_tools_limits_stay_within_those_of_the_conversation(talk):
     assert told[0] == "error: TimeoutError: took longer than 0.45 s"
     assert len(told[1]) <= 100
     assert played[0].finish_reason == "max_turns"
+
+
+def test_a_close_that_hangs_is_not_waited_for_without_end(talk, caplog):
+    class Stuck(Says):
+        def step(self, message):
+            raise ValueError("the dice are lost")
+
+        def close(self, finish_reason):
+            time.sleep(20)
+
+    began = time.monotonic()
+    played, _ = talk(lambda prompt: Stuck("right"), num=2, max_open=1, call_seconds=0.3, on_failure="none")
+    assert time.monotonic() - began < 5
+    assert {one.finish_reason for one in played} == {"env_error"}
+
+
+def test_a_close_that_raises_after_a_failure_is_reported(talk, caplog):
+    class Late(Says):
+        def step(self, message):
+            time.sleep(0.5)
+
+        def close(self, finish_reason):
+            raise OSError("no such container")
+
+    with pytest.raises(ConversationError, match="call_seconds"):
+        talk(lambda prompt: Late("right"), num=1, call_seconds=0.1)
+
+    class Fails(Late):
+        def step(self, message):
+            raise ValueError
+
+    with pytest.raises(ConversationError):
+        talk(lambda prompt: Fails("right"), num=1)
+    assert "failed to close: OSError: no such container" in caplog.text
