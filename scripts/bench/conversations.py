@@ -42,7 +42,7 @@ STOP_TOKENS = list(range(200, 210))
 
 
 class SlowTool(Environment):
-    def __init__(self, seed: str, most_seconds: float) -> None:
+    def __init__(self, seed: int, most_seconds: float) -> None:
         self._random = random.Random(seed)
         self._most_seconds = most_seconds
         self._turns = 0
@@ -58,20 +58,19 @@ class Talk(SumDigits):
 
     def __init__(self, most_seconds: float) -> None:
         super().__init__(SumDigits.Config(max_integers=2))
-        self.most_seconds, self.made = most_seconds, 0
+        self.most_seconds = most_seconds
 
-    def environment(self, prompt: Prompt) -> Environment:
-        self.made += 1
-        return SlowTool(str(self.made), self.most_seconds)
+    def environment(self, prompt: Prompt, *, seed: int) -> Environment:
+        return SlowTool(seed, self.most_seconds)
 
 
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
     """In place of `roll_out`: one turn of all conversations after the other."""
-    environments.reset_results()
+    for answer in environments.answers(wait=True, all=True):
+        conversations[answer.place].append_answer(answer)
     places = going = range(len(conversations))
     while going:
         for place in going:
-            conversations[place].in_turns = True
             engine.add(place, conversations[place], seeded=True)
         while engine.busy:
             for sampled in engine.step():
@@ -122,7 +121,7 @@ def main() -> None:
             seconds, tokens = {}, {}
             for name, loop in (("lock-step", lock_step), ("continuous", continuous)):
                 generators.roll_out = loop
-                generator.conversations = Conversations.Config().build(
+                generator.environments = Conversations.Config().build(
                     members={"": Talk(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
                     template_options={},
                 )  # fmt: skip

@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         generator, tokenizer = make_generator(Path(folder), max_model_len=2048)
     generators.TurnEngine = KeptEngine
-    generator.conversations = Conversations.Config(wait_for_answers=True).build(
+    generator.environments = Conversations.Config(wait_for_answers=True).build(
         members={"": LongTalk(0.0)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids, template_options={}
     )
     sampling = SamplingConfig(n=1, max_tokens=440, stop_token_ids=generator.sampling.stop_token_ids)

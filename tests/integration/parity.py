@@ -67,16 +67,23 @@ class Echo(Environment):
         return Turn(messages=[{"role": "user", "content": message["content"]}], done=self.left < 0)
 
 
+class Echoes:
+    """In place of a task: every second prompt has an environment."""
+
+    def environment(self, prompt: Prompt) -> Environment | None:
+        return Echo(prompt) if prompt.prompt_idx % 2 else None
+
+    def tools(self) -> tuple[()]:
+        return ()
+
+
 class EchoingConversations(Conversations):
-    """Every second prompt has an environment, whose words are token ids."""
+    """Conversations whose words are token ids."""
 
     def __init__(self) -> None:
         self.config = self.Config()
         self.max_turn_tokens, self.wait_for_answers = None, False
-        self._templates = {"": self}
-
-    def _environment(self, prompt: Prompt) -> Environment | None:
-        return Echo(prompt) if prompt.prompt_idx % 2 else None
+        self._members, self._templates = {"": Echoes()}, {"": self}
 
     def answer(self, messages: list[dict], last_token: int) -> list[int]:
         return [int(word) for word in messages[0]["content"].split()[:2]] + [99]

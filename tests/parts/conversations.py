@@ -5,6 +5,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Sampled
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments import Environment, Turn
@@ -34,6 +35,25 @@ class Says(Environment):
 
 def said(text: str, **facts) -> Turn:
     return Turn(messages=[{"role": "user", "content": text}], **facts)
+
+
+class ScriptedEngine:
+    """In place of `TurnEngine`: a policy that says one text in every turn, all turns asked for at each step."""
+
+    def __init__(self, made, text: str) -> None:
+        self.ids, self.asked = made(text + made.eos_token)["input_ids"], []
+        self.text = made.decode(self.ids, skip_special_tokens=True)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.asked)
+
+    def add(self, place, conversation, *, seeded) -> None:
+        self.asked.append(place)
+
+    def step(self) -> list[Sampled]:
+        places, self.asked = self.asked, []
+        return [Sampled(place, self.ids, [-0.5] * len(self.ids), self.text, "stop") for place in places]
 
 
 class TaskWith(SumDigits):

@@ -97,6 +97,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
         WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
         _option("sampling.stop-token-ids", "999999", "999999: expected token ids below the model's"),
         _option("conversations.max-turns", "0", "0: expected at least 1"),
+        _option(
+            "conversations.tool-call-parser", "hermess", "'hermess': expected auto or one of vLLM's parsers: apertus, "
+        ),
+        _option("conversations.max-open", "0", "0: expected at least 1"),
         _option("conversations.call-seconds", "nan", "nan: expected at least 0"),
         _option("evaluation.every", "-1", "-1: expected at least 0. 0 turns evaluation off."),
         _option(

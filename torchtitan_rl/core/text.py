@@ -31,9 +31,13 @@ def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def head_and_tail(text: str, most: int) -> str:
-    """About `most` characters from both ends of the text, with the number of characters left out between them."""
+    """At most `most` characters: both ends of the text, and between them the number of characters that were left out.
+
+    A limit of less than about 30 characters cuts the number too.
+    """
     if len(text) <= most:
         return text
-    head, tail = most - most // 3, most // 3
-    left_out = len(text) - head - tail
-    return f"{text[:head]} [... {left_out:,} characters ...] {text[len(text) - tail :]}"
+    note = f" [... {len(text):,} characters ...] "  # as long as the number of those left out, or longer
+    kept = max(most - len(note), 0)
+    tail = kept // 3
+    return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[:most]

@@ -144,10 +144,16 @@ class Task(OwnConfig, ABC):
         """Functions that the policy may call. Each has type hints and a docstring that describes its arguments."""
         return ()
 
-    def environment(self, prompt: "Prompt") -> "Environment | None":
+    def environment(self, prompt: "Prompt", *, seed: int = 0) -> "Environment | None":
         """A new environment, which answers one sample of the prompt between its turns.
 
         None: the calls of `tools` are answered; without tools the conversation has one turn.
+
+        Called in the conversation's own thread, beside others.
+
+        Args:
+            seed: for random answers, such as dice. It is made of (run seed, step, prompt, sample), so it differs between
+                samples and is the same when the run is repeated. A method without this parameter is called without it.
         """
         return None
 

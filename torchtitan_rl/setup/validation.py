@@ -12,6 +12,7 @@ from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
@@ -71,6 +72,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
     config.evaluation.build()
+    check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)
     _check_sampling(config)
     _check_training(config)

@@ -1,5 +1,6 @@
 """The code of docs/conversations.md, run as it is written, with a policy that says what it is told to."""
 
+import random
 import re
 import sys
 import textwrap
@@ -15,11 +16,12 @@ from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Group
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
-MODULES = ("my_tools", "my_environment")
+MODULES = ("my_tools", "my_environment", "my_start")
 
 
 @pytest.fixture
@@ -75,6 +77,7 @@ def test_every_python_block_is_a_file_of_this_test_and_as_short_as_it_should_be(
     lines = {name: [line for line in (files / f"{name}.py").read_text().splitlines() if line] for name in MODULES}
     assert len(lines["my_tools"]) <= 30
     assert len(lines["my_environment"]) <= 40
+    assert len(lines["my_start"]) <= 40
 
 
 def test_the_tool_task_answers_calls_until_there_is_none(files):
@@ -96,7 +99,7 @@ def test_the_tool_may_run_in_a_process(files):
     from torchtitan_rl.library.environments import ToolEnvironment
     from torchtitan_rl.resilience.tool_processes import in_processes
 
-    [methods] = re.findall(r"```python\n(def .*?)```", PAGE.read_text(), re.DOTALL)
+    [methods] = re.findall(r"```python\n(def __init__.*?)```", PAGE.read_text(), re.DOTALL)
     names = {**vars(my_tools), "in_processes": in_processes}
     exec(f"class Killable(Powers):\n{textwrap.indent(methods, '    ')}", names)
     environment = ToolEnvironment(names["Killable"](my_tools.Powers.Config()).tools())
@@ -111,8 +114,42 @@ def test_the_environment_counts_in_turn(files):
     assert [message["content"] for message in scored.completion.messages[1::2]] == ["4", "8", "12", "16"]
     assert scored.completion.finish_reason == "stop"
     assert scored.reward == pytest.approx(1.4)
+    assert scored.correct
     _, scored = talk(config, "2", "7")
+    assert not scored.correct
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
+
+
+def test_the_start_learns_the_very_text_that_a_run_renders(files):
+    config = load_config(f"{files}/my_start.py:countup_small")
+    recipe = load_function(config.task.warm_start, "task.warm_start")()
+    text = recipe.worked(config.task.build().train_example(0, seed=0), random.Random(0))
+    made = chat_tokenizer()
+    policy = re.split(r"<\|endoftext\|><\|user\|>\d+<\|endoftext\|><\|assistant\|>", text)
+    _, scored = talk(config, *policy)
+    read = made.decode(scored.completion.token_ids, skip_special_tokens=False)
+    assert read.removesuffix("<|endoftext|>") == text
+    assert scored.correct
+
+
+def test_the_method_with_a_seed_is_as_the_page_has_it(files):
+    config = load_config(f"{files}/my_environment.py:countup")
+    import my_environment
+
+    [method] = re.findall(r"```python\n(def environment\(self, prompt, \*, seed\).*?)```", PAGE.read_text(), re.DOTALL)
+
+    class Dice(my_environment.CountUp):
+        def __init__(self, dice):
+            super().__init__(2, 20)
+            rolled.append(dice.random())
+
+    rolled = []
+    names = {"random": random, "Dice": Dice, "CountUpTask": my_environment.CountUpTask}
+    exec(f"class DiceTask(CountUpTask):\n{textwrap.indent(method, '    ')}", names)
+    config.task = names["DiceTask"].Config()
+    _, scored = talk(config, "2", "7")
+    assert len(scored.completion.turns) == 2
+    assert rolled[-1] == random.Random(0).random()
 
 
 def test_the_table_of_finish_reasons_is_complete():

@@ -23,25 +23,20 @@ class Sampled(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An environment's answer to one turn, identical on every rank of the engine."""
+    """An environment's answer to one turn or its first messages, identical on every rank of the engine."""
 
     place: int
     """Index of its conversation in the call."""
-    turn: TurnRecord
-    """The answered turn, with its reward if it has one."""
+    turn: TurnRecord | None = None
+    """The answered turn, with its reward if it has one; None for the reset."""
     token_ids: Sequence[int] = ()
     """Rendered tokens that the policy reads next."""
     end: FinishReason | None = None
     """Why the conversation is over; None if it continues."""
     error: str | None = None
     """The environment's error, if `end` is "env_error"."""
-
-
-class ResetResult(NamedTuple):
-    """The prompt with the environment's first messages, or the error of its reset."""
-
-    prompt: Prompt
-    error: str | None = None
+    prompt: Prompt | None = None
+    """Of a reset: the prompt with the environment's first messages; None if the conversation has no environment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,6 +51,8 @@ class Conversation:
     """Maximum number of sampled tokens in one turn."""
     most_tokens: int
     """Maximum number of tokens in the prompt and all turns together."""
+    seed: int = 0
+    """For its environment. It differs from sample to sample and from step to step."""
     in_turns: bool = False
     """Whether an environment answers. Without one, the first turn is the last."""
     token_ids: list[int] = field(default_factory=list)
@@ -88,9 +85,12 @@ class Conversation:
             self.finish_reason = sampled.finish_reason
 
     def append_answer(self, answer: Answer) -> None:
-        """Append the environment's answer to the last turn."""
+        """Append the environment's answer to the last turn. The answer to the reset replaces the prompt."""
         self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
-        self.turns.append(answer.turn)
+        if answer.turn is not None:
+            self.turns.append(answer.turn)
+        elif answer.prompt is not None:
+            self.prompt, self.in_turns = answer.prompt, True
         self.finish_reason, self.error = answer.end, answer.error
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool) -> None:

@@ -31,12 +31,14 @@ class Turn:
 class Environment(ABC):
     """The policy's partner in one conversation. `Task.environment` makes one for each sample; it is never shared.
 
-    Each method may be a coroutine. One thread makes all calls of a conversation, one after the other, so state needs no lock
-    and a connection can be kept open. Other conversations continue meanwhile.
+    Each method may be a coroutine. One thread makes the environment and all its calls, one after the other, so state needs
+    no lock and a connection can be kept open. Other conversations continue meanwhile.
     """
 
     role: str = "user"
     """Role of its messages. The chat template is tested with it before training."""
+    special_tokens: bool = False
+    """Whether the policy's messages keep the text of special tokens, other than the end token."""
 
     def reset(self) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Returns messages to append to the prompt before the policy's first turn, the same for all samples of a prompt."""
@@ -47,7 +49,10 @@ class Environment(ABC):
         """Returns the answer to the policy's message {"role": "assistant", "content": ...}."""
 
     def close(self, finish_reason: FinishReason) -> float | None | Awaitable[float | None]:
-        """Release resources; return a final reward or None. Called once at the end, unless a call never returned."""
+        """Release resources; return a final reward or None. Called once at the end, unless a call never returned.
+
+        If the run stops before the conversation has ended, the reason is "env_error".
+        """
         return None
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -157,7 +157,10 @@ class Generator(Configurable):
         np.random.seed(seed % 2**32)
         samplings = [sampling_config or prompt.sampling or self.sampling for prompt in mine]
         groups = [
-            [self._conversation(prompt, sample_idx, sampling) for sample_idx in range(sampling.n)]
+            [
+                self._conversation(prompt, i, sampling, _stable_seed(self.seed, step, round, prompt.prompt_idx, i))
+                for i in range(sampling.n)
+            ]
             for prompt, sampling in zip(mine, samplings, strict=True)
         ]
         conversations = [one for group in groups for one in group]
@@ -168,8 +171,9 @@ class Generator(Configurable):
         )  # fmt: skip
         if self.stats is not None:
             self.stats.begin()
-        with closing(engine), output_of("tools and environments"):
-            pool = self.environments.start(conversations) if self.environments and self.rank_in_replica == 0 else None
+        mute = self.environments is None or self.rank_in_replica > 0
+        environments = nullcontext() if mute else closing(self.environments.start(conversations))
+        with closing(engine), output_of("tools and environments"), environments as pool:
             waits = self.environments is not None and self.environments.wait_for_answers
             ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
             for place, group in self._as_they_end(groups, ended):
@@ -191,9 +195,11 @@ class Generator(Configurable):
             going[place] -= 1
             if not going[place]:
                 samples = [one.completion(self.policy_version) for one in groups[place]]
-                yield place, Group(prompt=groups[place][0].prompt, samples=samples)
+                # A failed reset leaves a prompt without the environment's first messages.
+                prompt = max((one.prompt for one in groups[place]), key=lambda prompt: len(prompt.token_ids))
+                yield place, Group(prompt=prompt, samples=samples)
 
-    def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig) -> Conversation:
+    def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig, seed: int) -> Conversation:
         longest_turn = self.environments.max_turn_tokens if self.environments else None
         return Conversation(
             prompt=prompt,
@@ -201,6 +207,7 @@ class Generator(Configurable):
             sampling=sampling,
             most_in_turn=longest_turn or sampling.max_tokens,
             most_tokens=self.config.max_model_len,
+            seed=seed,
         )
 
     def _share(self, value: Any) -> Any:

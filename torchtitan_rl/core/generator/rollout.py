@@ -1,12 +1,11 @@
 """The sampling loop. Conversations advance independently, and the engine's batch is refilled as turns end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 from torchtitan_rl.core.events import timed
-from torchtitan_rl.core.generator.conversation import Answer, Conversation, ResetResult
+from torchtitan_rl.core.generator.conversation import Answer, Conversation
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
-from torchtitan_rl.core.types import FinishReason
 
 Share = Callable[[Any], Any]
 """Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same order."""
@@ -15,8 +14,8 @@ Share = Callable[[Any], Any]
 class Environments(Protocol):
     """The environments of one call's conversations. A conversation's place is its index in the call."""
 
-    def reset_results(self) -> dict[int, ResetResult]:
-        """Wait for all resets and return their results by place."""
+    places: Collection[int]
+    """The conversations that may have an environment. Each of them begins with an answer, that of its reset."""
 
     def step_async(self, place: int) -> None:
         """Start the environment's step on the policy's last turn."""
@@ -24,8 +23,8 @@ class Environments(Protocol):
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
         """Return the answers that have arrived: at least one with `wait`, every outstanding one with `all`."""
 
-    def close(self, place: int, reason: FinishReason) -> None:
-        """Close the environment of a conversation that has ended."""
+    def close(self) -> None:
+        """Close every environment that is still open."""
 
 
 class EnvironmentFactory(Protocol):
@@ -37,7 +36,7 @@ class EnvironmentFactory(Protocol):
     """Whether sampling pauses until every outstanding answer has arrived."""
 
     def start(self, conversations: list[Conversation]) -> Environments:
-        """Make a new environment for each conversation, start its reset, and return them."""
+        """Return the environments of the conversations; their resets are under way."""
 
 
 def roll_out(
@@ -59,18 +58,13 @@ def roll_out(
             last bits of its numbers, then does not depend on timing.
         seeded: give each turn its own seed even without environments.
     """
-    with timed("generate/environments"):
-        reset_results: dict[int, ResetResult] = share(environments and environments.reset_results())
+    in_turns: Collection[int] = share(environments.places if environments else ())
     # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
-    seeded = seeded or bool(reset_results)
-    for place, result in (reset_results or {}).items():
-        _open(place, conversations[place], result, environments)
+    seeded = seeded or bool(in_turns)
     for place, conversation in enumerate(conversations):
-        if conversation.finish_reason is None:
+        if place not in in_turns:
             engine.add(place, conversation, seeded=seeded)
-        else:
-            yield place
-    asked = 0
+    asked = len(in_turns)
     while engine.busy or asked:
         for sampled in engine.step() if engine.busy else ():
             conversation = conversations[sampled.place]
@@ -94,15 +88,3 @@ def roll_out(
                 engine.add(answer.place, conversations[answer.place], seeded=seeded)
             else:
                 yield answer.place
-
-
-def _open(place: int, conversation: Conversation, result: ResetResult, environments: Environments | None) -> None:
-    """Set a conversation's prompt after its reset, or end the conversation if the reset failed or no room is left."""
-    conversation.in_turns = True
-    conversation.prompt, conversation.error = result
-    if result.error is not None:
-        conversation.finish_reason = "env_error"
-    elif conversation.room() <= 0:
-        conversation.finish_reason = "max_tokens"
-        if environments is not None:
-            environments.close(place, "max_tokens")

@@ -1,9 +1,26 @@
 """Checks of the values that an environment returns."""
 
 import math
+import re
 
 from torchtitan_rl.core.generator.environment import Message, Turn
 from torchtitan_rl.core.text import plain
+
+BREAK = "\ufdd0"
+"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
+
+_UNREADABLE = re.compile(f"[\ud800-\udfff{BREAK}]")
+"""Lone surrogates, which no tokenizer accepts, and `BREAK`."""
+
+
+def escaped(text: str) -> str:
+    """Returns the text with each character that cannot be tokenized as its escape. Example: the 6 characters "\\ud800"."""
+    return _UNREADABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def described(error: BaseException) -> str:
+    """Returns the exception's type and text. Never raises."""
+    return f"{type(error).__name__}: {plain(error)}"
 
 
 def checked_messages(messages: object, most_characters: int) -> tuple[Message, ...]:
@@ -23,7 +40,11 @@ def checked_messages(messages: object, most_characters: int) -> tuple[Message, .
                 f"a message has {len(message['content']):,} characters; expected at most "
                 f"conversations.max_answer_characters, {most_characters:,}"
             )
-    return tuple(map(plain, checked))
+    return tuple(_readable(plain(message)) for message in checked)
+
+
+def _readable(message: Message) -> Message:
+    return {key: escaped(value) if isinstance(value, str) else value for key, value in message.items()}
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:

@@ -1,8 +1,11 @@
 """`Conversations` creates the environments of a batch of samples and holds the limits of a conversation."""
 
+import inspect
+import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan.config import Configurable
@@ -12,14 +15,18 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool, Limits
+from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
+from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.library.environments.vllm_parsers import call_parser
+from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.library.tasks import Task
+logger = logging.getLogger(__name__)
 
 
 class Conversations(Configurable):
@@ -46,6 +53,10 @@ class Conversations(Configurable):
         max_answer_characters: int = number(20_000, least=1)
         """Maximum length of one message from an environment. A longer message counts as a failure."""
 
+        max_open: int = number(512, least=1)
+        """Maximum number of environments that one engine has open at once. The next conversation begins when another
+        environment has been closed."""
+
         on_failure: Literal["raise", "none"] = "raise"
         """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
         the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
@@ -54,6 +65,10 @@ class Conversations(Configurable):
         rewrites: Literal["refuse", "append"] = "refuse"
         """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
         refuse: report an error before training. append: keep every turn as it was sampled."""
+
+        tool_call_parser: str = "auto"
+        """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
+        vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
 
         wait_for_answers: bool = False
         """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
@@ -64,7 +79,7 @@ class Conversations(Configurable):
         self,
         config: Config,
         *,
-        members: "Mapping[str, Task]",
+        members: Mapping[str, Task],
         tokenizer: "PreTrainedTokenizerBase",
         end_token_ids: Collection[int],
         template_options: Mapping[str, Any],
@@ -78,46 +93,85 @@ class Conversations(Configurable):
         self.max_turn_tokens = config.max_turn_tokens
         self.wait_for_answers = config.wait_for_answers
         self._members = members
+        schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
         self._templates = {
-            name: ChatTemplate(
-                tokenizer, end_token_ids=end_token_ids, tools=tool_schemas(task.tools()) or None, **template_options
-            )
-            for name, task in members.items()
+            name: ChatTemplate(tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options)
+            for name, tools in schemas.items()
+        }
+        self._parsers = {
+            name: call_parser(config.tool_call_parser, tokenizer, tools) for name, tools in schemas.items()
         }
 
-    def _environment(self, prompt: Prompt) -> Environment | None:
+    def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
+        """A new environment. Raises RuntimeError, which names the task, if the task raises."""
         task = self._members[prompt.task]
         try:
-            environment = task.environment(prompt)
-            return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
+            environment = task.environment(prompt, **({"seed": seed} if _takes_seed(task.environment) else {}))
         except Exception as error:
-            raise ConversationError(
-                f"{type(task).__name__}.environment failed on prompt {prompt.text[-80:]!r}: "
-                f"{type(error).__name__}: {error}. Correct it."
-            ) from error
+            raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
+        return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
+
+    def _fitted(self, prompt: Prompt, seed: int) -> Environment | None:
+        """A new environment for the conversation that begins with this prompt."""
+        environment = self._environment(prompt, seed)
+        if isinstance(environment, ToolEnvironment):
+            environment.fit(
+                call_seconds=self.config.call_seconds or math.inf,
+                most_characters=self.config.max_answer_characters,
+                parser=self._parsers[prompt.task],
+                begins_thinking=self._templates[prompt.task].begins_thinking,
+            )
+        return environment
 
     def check(self, prompts: Collection[Prompt]) -> None:
         """Checks the chat template for each task that has environments. Raises UserError if it cannot be used."""
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
-            if (environment := self._environment(prompt)) is not None:
+            try:
+                environment = self._environment(prompt, seed=0)
+            except RuntimeError as error:
+                raise ConversationError(f"{error}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
+            if environment is None:
+                continue
+            try:
                 expect(
                     prompt.messages is not None, "task", type(self._members[prompt.task]).__name__,
                     "examples with messages, rendered by a chat template, for conversations",
                     "Give Example.messages, and leave prompts.apply_chat_template on.",
                 )  # fmt: skip
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)
+            finally:
+                self._close(environment)
+
+    def _close(self, environment: Environment) -> None:
+        """Closes an environment that was made for the check and has not been reset."""
+        seconds = min(self.config.call_seconds or math.inf, CLOSE_SECONDS)
+        [closed] = call_side_by_side(seconds, [lambda: resolve(environment.close("env_error"))], 1)
+        if closed.error is not None:
+            logger.warning(f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}.")
 
     def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
-        """Returns a pool with a new environment for each conversation that has one; their resets are under way."""
+        """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""
         config = self.config
         limits = Limits(
             turns=config.max_turns,
             seconds=config.time_limit_seconds or math.inf,
             call_seconds=config.call_seconds or math.inf,
             answer_characters=config.max_answer_characters,
+            open=config.max_open,
         )
         pool = EnvironmentPool(limits, on_failure=config.on_failure)
         for place, one in enumerate(conversations):
-            if (environment := self._environment(one.prompt)) is not None:
-                pool.add(place, one, environment, self._templates[one.prompt.task])
+            if _may_answer(self._members[one.prompt.task]):
+                make = partial(self._fitted, one.prompt, one.seed)
+                pool.add(place, one, make, self._templates[one.prompt.task])
         return pool
+
+
+def _may_answer(task: Task) -> bool:
+    """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
+    return type(task).environment is not Task.environment or bool(task.tools())
+
+
+def _takes_seed(environment: Callable[..., Environment | None]) -> bool:
+    parameters = inspect.signature(environment).parameters
+    return "seed" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

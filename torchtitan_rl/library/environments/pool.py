@@ -1,18 +1,20 @@
 """The environments of one engine's conversations. They run in their own threads, under time and size limits."""
 
 import logging
+import math
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.generator.conversation import Answer, Conversation, ResetResult
+from torchtitan_rl.core.generator.conversation import Answer, Conversation
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import FinishReason, Prompt, TurnRecord
-from torchtitan_rl.library.environments.checks import checked_messages, checked_reward, checked_turn
+from torchtitan_rl.library.environments.checks import checked_messages, checked_reward, checked_turn, described, escaped
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 
@@ -21,6 +23,11 @@ logger = logging.getLogger(__name__)
 ERROR_CHARACTERS = 2000
 """Maximum length of an exception's text in messages. Some exceptions quote their whole input."""
 
+CLOSE_SECONDS = 30.0
+"""Maximum time that a call's end waits for environments to close."""
+
+Make = Callable[[], Environment | None]
+
 
 class ConversationError(TrainingStopped):
     """An environment raised, timed out, or returned an invalid value."""
@@ -28,7 +35,7 @@ class ConversationError(TrainingStopped):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one conversation. An infinite time means no limit."""
+    """Limits of the conversations. An infinite time means no limit."""
 
     turns: int
     """Turns of the policy."""
@@ -38,38 +45,41 @@ class Limits:
     """Time of one call of the environment."""
     answer_characters: int
     """Length of one message from the environment."""
+    open: int
+    """Environments that are open at once."""
 
 
 class EnvironmentSession:
-    """The environment of one conversation. `reset`, `step` and `close` run in the conversation's own thread."""
+    """The environment of one conversation. `open`, `step` and `close` run in the conversation's own thread."""
 
-    def __init__(
-        self,
-        place: int,
-        conversation: Conversation,
-        environment: Environment,
-        template: ChatTemplate,
-        worker: Worker,
-        limits: Limits,
-    ) -> None:
-        self.place = place
+    def __init__(self, conversation: Conversation, make: Make, template: ChatTemplate, limits: Limits) -> None:
         self.conversation = conversation
-        self.worker = worker
+        self.worker = Worker()
         self.ends_at = time.monotonic() + limits.seconds
-        self._environment = environment
+        self._make = make
+        self._environment: Environment | None = None
+        self._kind = "the environment"
         self._template = template
         self._limits = limits
 
-    def reset(self) -> Prompt:
-        """Resets the environment. Returns the prompt with the environment's first messages appended."""
+    def open(self, place: int) -> Answer:
+        """Makes and resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
+        self._environment = self._make()
+        if self._environment is None:
+            return Answer(place)
+        self._kind = f"environment {type(self._environment).__name__}"
         opening_messages = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
-        if not opening_messages:
-            return prompt
-        text, token_ids = self._template.prompt(prompt.messages, opening_messages)
-        return replace(prompt, messages=[*prompt.messages, *opening_messages], text=text, token_ids=token_ids)
+        room = self.conversation.room()
+        if opening_messages:
+            text, token_ids = self._template.prompt(prompt.messages, opening_messages)
+            room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
+            prompt = replace(prompt, messages=[*prompt.messages, *opening_messages], text=text, token_ids=token_ids)
+        if room <= 0:
+            self.close("max_tokens")
+        return Answer(place, prompt=prompt, end=None if room > 0 else "max_tokens")
 
-    def step(self) -> Answer:
+    def step(self, place: int) -> Answer:
         """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
@@ -83,18 +93,19 @@ class EnvironmentSession:
             columns=turn.columns,
             environment_seconds=time.monotonic() - began,
         )
-        return Answer(self.place, record, token_ids, end)
+        return Answer(place, record, token_ids, end)
 
     def close(self, reason: FinishReason) -> float | None:
-        """Closes the environment and returns its final reward."""
-        return checked_reward(resolve(self._environment.close(reason)))
+        """Closes the environment, unless it is closed, and returns its final reward."""
+        environment, self._environment = self._environment, None
+        return None if environment is None else checked_reward(resolve(environment.close(reason)))
 
     @property
     def name(self) -> str:
         """The environment, prompt, sample and turn, for error messages."""
-        one, kind = self.conversation, type(self._environment).__name__
-        who = f"{kind} of prompt {one.prompt.text[-80:]!r}, sample {one.sample_idx}"
-        return f"Environment {who}, in turn {len(one.turns) + 1}," if one.last else f"The reset of environment {who},"
+        one = self.conversation
+        who = f"{self._kind} of prompt {one.prompt.text[-80:]!r}, sample {one.sample_idx}"
+        return f"{who[0].upper()}{who[1:]}, in turn {len(one.turns) + 1}," if one.last else f"The reset of {who},"
 
     def record(self, **facts: Any) -> TurnRecord:
         """Returns the record of the policy's last turn, with these fields of the answer."""
@@ -102,11 +113,13 @@ class EnvironmentSession:
         return TurnRecord(text=last.text, num_tokens=len(last.token_ids), **facts)
 
     def _call_step(self) -> Turn:
-        message: Message = {"role": "assistant", "content": self.conversation.last.text}
+        last = self.conversation.last
+        text = self._template.policy_text(last.token_ids) if self._environment.special_tokens else last.text
+        message: Message = {"role": "assistant", "content": text}
         return checked_turn(resolve(self._environment.step(message)), self._limits.answer_characters)
 
     def _next_tokens(self, turn: Turn) -> tuple[list[int], FinishReason | None]:
-        """Returns the tokens before the policy's next turn, or the reason why there is no next turn."""
+        """The tokens that the policy reads next, and why the conversation is over, if it is."""
         if turn.done:
             return [], "stop"
         if len(self.conversation.turns) + 1 >= self._limits.turns:
@@ -122,68 +135,108 @@ class _Overdue(Exception):
 
 
 class EnvironmentPool:
-    """Runs environments, each in its own thread, and collects their answers. `place` is the conversation's index."""
+    """Runs environments, each in its own thread, and collects their answers. `place` is the conversation's index.
+
+    At most `limits.open` environments are open at once. The next one is made when another has been closed.
+    """
 
     def __init__(self, limits: Limits, *, on_failure: Literal["raise", "none"]) -> None:
         self._limits = limits
         self._on_failure = on_failure
         self._has_warned = False
+        self.places: list[int] = []
+        """Conversations that were added."""
+        self._waiting: deque[tuple[int, Conversation, Make, ChatTemplate]] = deque()
         self._sessions: dict[int, EnvironmentSession] = {}
         self._due: dict[int, float] = {}
         """{place: deadline of the call under way, in `time.monotonic()` seconds}"""
-        self._results: queue.SimpleQueue[tuple[int, CallResult]] = queue.SimpleQueue()
+        self._closing: dict[int, tuple[float, EnvironmentSession]] = {}
+        """{place: deadline of the close under way, the session}"""
+        self._results: queue.SimpleQueue[tuple[int, bool, CallResult]] = queue.SimpleQueue()
+        """(place, whether it was closed, result) of each call that has returned."""
+        self._resets: dict[int, deque[int]] = {}
+        """{prompt_idx: places whose resets have not been answered, in the order of the samples}"""
+        self._reset_results: dict[int, CallResult] = {}
+        """Results that wait for the reset of an earlier sample of the prompt."""
+        self._first: dict[int, Prompt] = {}
+        """{prompt_idx: the prompt after its first reset}"""
 
-    def add(self, place: int, conversation: Conversation, environment: Environment, template: ChatTemplate) -> None:
-        """Adds a conversation and starts the reset of its environment."""
-        worker = Worker(lambda result: self._results.put((place, result)))
-        self._sessions[place] = EnvironmentSession(place, conversation, environment, template, worker, self._limits)
-        self._call(place, self._sessions[place].reset)
-
-    def reset_results(self) -> dict[int, ResetResult]:
-        """Waits for all resets and returns their results by place.
-
-        All samples of a prompt must see the same messages. If they differ, the first sample's are used, and the others
-        count as failed.
-        """
-        first: dict[int, Prompt] = {}  # {prompt_idx: the prompt of the whole group}
-        reset_results: dict[int, ResetResult] = {}
-        for place, (prompt, error) in self._collect(wait=True, all=True):
-            original = self._sessions[place].conversation.prompt
-            if error is None and first.setdefault(original.prompt_idx, prompt).messages != prompt.messages:
-                error = ValueError("reset returned other messages than for another sample of the same prompt")
-            reset_results[place] = ResetResult(original, None if error is None else self._failed(place, error))
-        prompts = {place: first.get(one.prompt.prompt_idx, one.prompt) for place, one in reset_results.items()}
-        return {place: result._replace(prompt=prompts[place]) for place, result in reset_results.items()}
+    def add(self, place: int, conversation: Conversation, make: Make, template: ChatTemplate) -> None:
+        """Adds a conversation. `make` is called in the conversation's thread, when there is room; then comes the reset."""
+        self.places.append(place)
+        self._waiting.append((place, conversation, make, template))
+        self._resets.setdefault(conversation.prompt.prompt_idx, deque()).append(place)
+        self._open_waiting()
 
     def step_async(self, place: int) -> None:
         """Starts the environment's step on the policy's last turn."""
-        self._call(place, self._sessions[place].step)
+        session = self._sessions[place]
+        self._call(place, lambda: session.step(place))
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
         """Returns the answers that have arrived, sorted by place.
 
         `wait`: at least one. `all`: every outstanding one.
         """
-        answers = [self._answer(place, result) for place, result in self._collect(wait=wait, all=all)]
-        for answer in answers:
-            if answer.place in self._sessions and answer.end is not None:
-                self._sessions.pop(answer.place).worker.close()
+        answers: list[Answer] = []
+        while True:
+            self._open_waiting()
+            missing = wait and not answers and bool(self._due or self._waiting)
+            blocks = missing or (all and bool(self._due))
+            arrived = self._arrived(blocks=blocks)
+            for place, result in arrived:
+                answers += self._answers(place, result)
+            if not arrived and not blocks:
+                return sorted(answers, key=lambda answer: answer.place)
+
+    def close(self) -> None:
+        """Closes every environment that is open. Waits for it up to `CLOSE_SECONDS`, but not for calls that timed out."""
+        self._waiting.clear()
+        for place in list(self._sessions):
+            self._start_close(place, "env_error")
+        self._due.clear()
+        while self._closing:
+            self._arrived(blocks=True)
+
+    def _open_waiting(self) -> None:
+        while self._waiting and len(self._sessions) + len(self._closing) < self._limits.open:
+            place, conversation, make, template = self._waiting.popleft()
+            session = self._sessions[place] = EnvironmentSession(conversation, make, template, self._limits)
+            self._call(place, lambda session=session, place=place: session.open(place))
+
+    def _answers(self, place: int, result: CallResult) -> list[Answer]:
+        """The answers that this result gives. Resets of a prompt are answered in the order of its samples."""
+        resets = self._resets[self._sessions[place].conversation.prompt.prompt_idx]
+        if place not in resets:
+            return [self._answer(place, result)]
+        self._reset_results[place] = result
+        answers = []
+        while resets and resets[0] in self._reset_results:
+            place = resets.popleft()
+            answers.append(self._answer(place, self._same_reset(place, self._reset_results.pop(place))))
         return answers
 
-    def _answer(self, place: int, result: CallResult) -> Answer:
-        if result.error is None:
-            return result.value
-        session = self._sessions[place]
-        if isinstance(result.error, _Overdue) and time.monotonic() >= session.ends_at:
-            self.close(place, "time")
-            return Answer(place, session.record(), end="time")
-        return Answer(place, session.record(), end="env_error", error=self._failed(place, result.error))
+    def _same_reset(self, place: int, result: CallResult) -> CallResult:
+        """The result of a reset, or an error if other samples of the prompt have seen other messages."""
+        if result.error is not None or result.value.prompt is None:
+            return result
+        prompt = result.value.prompt
+        if self._first.setdefault(prompt.prompt_idx, prompt).messages == prompt.messages:
+            return result
+        return CallResult(error=ValueError("reset returned other messages than for another sample of the same prompt"))
 
-    def close(self, place: int, reason: FinishReason) -> None:
-        """Starts closing the environment of a finished conversation, without waiting for it."""
-        session = self._sessions.pop(place)
-        session.worker.call(lambda: session.close(reason))
-        session.worker.close()
+    def _answer(self, place: int, result: CallResult) -> Answer:
+        session = self._sessions[place]
+        if result.error is None:
+            if result.value.end is not None or (result.value.turn is None and result.value.prompt is None):
+                self._sessions.pop(place).worker.close()
+            return result.value
+        is_reset = session.conversation.last is None
+        facts = {"prompt": session.conversation.prompt} if is_reset else {"turn": session.record()}
+        if isinstance(result.error, _Overdue) and time.monotonic() >= session.ends_at:
+            self._start_close(place, "time", waits=False)
+            return Answer(place, end="time", **facts)
+        return Answer(place, end="env_error", error=self._failed(place, result.error), **facts)
 
     def _failed(self, place: int, error: BaseException) -> str:
         """Closes the environment and returns a description of the error.
@@ -192,40 +245,63 @@ class EnvironmentPool:
         """
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
-        reason = limit if overdue else f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}"
-        session = self._sessions[place]
-        self.close(place, "env_error")
-        described = f"{session.name} failed: {reason}."
+        reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
+        failed = f"{self._sessions[place].name} failed: {reason}."
+        self._start_close(place, "env_error", waits=not overdue)
         if self._on_failure == "raise":
             raise ConversationError(
-                f"{described} Correct it, or set conversations.on_failure none to continue without a reward for such "
+                f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
                 "samples."
             ) from (None if overdue else error)
-        if not self._has_warned:
-            logger.warning(f"{described} Such samples get no reward; the metric conversations/env_errors counts them.")
-        self._has_warned = True
+        self._warn(f"{failed} Such samples get no reward; the metric conversations/env_errors counts them.")
         return reason
 
-    def _call(self, place: int, function: Callable[[], Any]) -> None:
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            logger.warning(text)
+        self._has_warned = True
+
+    def _call(self, place: int, function: Callable[[], Answer]) -> None:
         session = self._sessions[place]
         self._due[place] = min(time.monotonic() + self._limits.call_seconds, session.ends_at)
-        session.worker.call(function)
+        session.worker.call(function, lambda result: self._results.put((place, False, result)))
 
-    def _collect(self, *, wait: bool, all: bool) -> list[tuple[int, CallResult]]:
-        """Returns results by place, with `_Overdue` for calls that timed out. Results that arrive later are ignored."""
+    def _start_close(self, place: int, reason: FinishReason, *, waits: bool = True) -> None:
+        """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
+        session = self._sessions.pop(place)
+        if waits:
+            deadline = time.monotonic() + min(self._limits.call_seconds, CLOSE_SECONDS)
+            self._closing[place] = (deadline, session)
+        session.worker.call(lambda: session.close(reason), lambda result: self._results.put((place, True, result)))
+        session.worker.close()
+
+    def _arrived(self, *, blocks: bool) -> list[tuple[int, CallResult]]:
+        """Returns the results of calls by place, with `_Overdue` for those that timed out; later results are ignored.
+
+        With `blocks` it waits until anything happens: a result, a timeout or the end of a close.
+        """
+        deadlines = [*self._due.values(), *(deadline for deadline, _ in self._closing.values())]
+        left = min(deadlines, default=math.inf) - time.monotonic() if blocks else 0
         found: dict[int, CallResult] = {}
-        while self._due:
-            blocks = (wait and not found) or all
-            left = min(self._due.values()) - time.monotonic() if blocks else 0
+        while True:
             try:
-                place, result = self._results.get(timeout=min(max(left, 0), 60))
+                place, was_close, result = self._results.get(timeout=min(max(left, 0), 60))
             except queue.Empty:
-                overdue = [place for place, due in self._due.items() if due <= time.monotonic()]
-                found |= {place: CallResult(error=_Overdue()) for place in overdue}
-                self._due = {place: due for place, due in self._due.items() if place not in overdue}
-                if not overdue and not blocks:
-                    break
-            else:
-                if self._due.pop(place, None) is not None:
-                    found[place] = result
+                break
+            left = 0
+            if was_close:
+                self._closed(place, result)
+            elif self._due.pop(place, None) is not None:
+                found[place] = result
+        now = time.monotonic()
+        for place in [place for place, (deadline, _) in self._closing.items() if deadline <= now]:
+            self._closed(place, CallResult(error=TimeoutError("took too long")))
+        for place in [place for place, deadline in self._due.items() if deadline <= now]:
+            del self._due[place]
+            found[place] = CallResult(error=_Overdue())
         return sorted(found.items())
+
+    def _closed(self, place: int, result: CallResult) -> None:
+        _, session = self._closing.pop(place, (0, None))
+        if session is not None and result.error is not None:
+            self._warn(f"{session.name} failed to close: {described(result.error)}.")

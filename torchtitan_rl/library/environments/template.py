@@ -1,6 +1,7 @@
 """`ChatTemplate` renders only the messages that follow the policy's turn, and leaves earlier tokens unchanged."""
 
 import copy
+import functools
 import re
 import threading
 from collections.abc import Collection, Sequence
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Message
+from torchtitan_rl.library.environments.checks import BREAK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,8 +19,6 @@ _POLICY_TEXT = "x7q"
 answer."""
 _QUESTION: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
-_BREAK = "\ufdd0"
-"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
 
 
 class ChatTemplate:
@@ -50,7 +50,7 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
         text = self._render([*messages, *map(self._as_text, first_messages)])
-        return text.replace(_BREAK, ""), self._tokens(text)
+        return text.replace(BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
         """Returns the tokens between the policy's `last_token` and its next turn.
@@ -60,6 +60,18 @@ class ChatTemplate:
         """
         token_ids = self._tokens(self._answer_text([*map(self._as_text, messages)]))
         return token_ids[token_ids[0] == last_token :]
+
+    def policy_text(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a turn of the policy with its special tokens, but without the end token."""
+        ended = token_ids[-1] in self._end_token_ids
+        with self._lock:
+            return self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+
+    @functools.cached_property
+    def begins_thinking(self) -> bool:
+        """Whether each turn of the policy begins inside a `<think>` block, which the template has opened."""
+        _, found, opened = self._render([_QUESTION]).rpartition("<think>")
+        return bool(found) and "</think>" not in opened
 
     def check(self, role: str, rewrites: Literal["refuse", "append"]) -> None:
         """Checks that the template can render an environment's message in `role`.
@@ -95,14 +107,20 @@ class ChatTemplate:
             f"turn is followed by {answer[:20]!r}",
             "Add the token to eos_token_id in generation_config.json.",
         )  # fmt: skip
+        if rewrites == "refuse":
+            self._check_keeps(reply, answer)
+
+    def _check_keeps(self, reply: Message, answer: str) -> None:
         head = self._render([_QUESTION])
         thinks = "<think>" in str(self._tokenizer.chat_template) and "</think>" not in head
         turn = f"<think>\nt5w\n</think>\n\n{_POLICY_TEXT}" if thinks else _POLICY_TEXT
-        expect(
-            rewrites == "append" or self._conversation(turn, reply) == head + turn + answer, _FIELD, name,
-            f"a template that keeps earlier turns as they were sampled, but it changes {turn!r} (dropped thinking?)",
-            "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
-        )  # fmt: skip
+        spaced = f"{turn} \n" if thinks else f" {turn} \n"
+        for tried, suspect in ((turn, "dropped thinking?"), (spaced, "white space at its ends?")):
+            expect(
+                self._conversation(tried, reply) == head + tried + answer, _FIELD, self._tokenizer.name_or_path,
+                f"a template that keeps earlier turns as they were sampled, but it changes {tried!r} ({suspect})",
+                "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
+            )  # fmt: skip
 
     def _conversation(self, turn: str, reply: Message) -> str:
         return self._render([_QUESTION, {"role": "assistant", "content": turn}, reply])
@@ -123,7 +141,7 @@ class ChatTemplate:
     def _as_text(self, message: Message) -> Message:
         """Splits the text of special tokens in the message, so that only the template can end or begin a message."""
         return {
-            key: self._special.sub(lambda found: found[0][0] + _BREAK + found[0][1:], value)
+            key: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
             if isinstance(value, str)
             else value
             for key, value in message.items()
@@ -131,5 +149,5 @@ class ChatTemplate:
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(_BREAK)]
+            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(BREAK)]
         return [token_id for part in parts for token_id in part]

@@ -5,7 +5,8 @@ import functools
 import inspect
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -24,22 +25,40 @@ def result_of(call: Callable[[], Any]) -> CallResult:
         return CallResult(error=error)
 
 
-def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns what `function` returns, or raises what it raises. Raises TimeoutError after `seconds`.
+def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: int) -> list[CallResult]:
+    """Runs the calls at the same time, up to `most` of them, and returns their results in order.
 
-    The thread of a call that timed out cannot be stopped. It is a daemon thread, so it does not delay the end of the
-    run.
+    A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
+    be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
-    results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
-    call = functools.partial(function, *args, **kwargs)
-    threading.Thread(target=lambda: results.put(result_of(call)), daemon=True).start()
-    try:
-        value, error = results.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"took longer than {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return value
+    waiting, returned = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, CallResult]]()
+    begun: set[int] = set()
+    ends_at = time.monotonic() + seconds
+
+    def work() -> None:
+        while time.monotonic() < ends_at:
+            try:
+                place = waiting.get_nowait()
+            except queue.Empty:
+                return
+            begun.add(place)
+            returned.put((place, result_of(calls[place])))
+
+    for place in range(len(calls)):
+        waiting.put(place)
+    for _ in calls[:most]:
+        threading.Thread(target=work, daemon=True).start()
+    results: dict[int, CallResult] = {}
+    while len(results) < len(calls):
+        try:
+            place, result = returned.get(timeout=min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            break
+        results[place] = result
+    late = CallResult(error=TimeoutError(f"took longer than {seconds:g} s"))
+    unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
+    missed = CallResult(error=TimeoutError(unbegun))
+    return [results.get(place) or (late if place in begun else missed) for place in range(len(calls))]
 
 
 @functools.cache
@@ -71,16 +90,16 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that runs calls one after another and passes each result to `report`."""
+    """A thread that runs calls one after another and passes each result to the call's own `report`."""
 
-    def __init__(self, report: Callable[[CallResult], None]) -> None:
-        self._report = report
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[CallResult], None]] | None]
+        self._calls = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def call(self, function: Callable[[], Any]) -> None:
+    def call(self, function: Callable[[], Any], report: Callable[[CallResult], None]) -> None:
         """Queues the call."""
-        self._calls.put(function)
+        self._calls.put((function, report))
 
     def close(self) -> None:
         """Ends the thread after the queued calls."""
@@ -88,4 +107,5 @@ class Worker:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._report(result_of(call))
+            function, report = call
+            report(result_of(function))

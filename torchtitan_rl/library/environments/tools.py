@@ -1,30 +1,24 @@
-"""Python functions as tools: JSON schemas, parsing of tool calls, and the environment that runs them."""
+"""Python functions as tools: JSON schemas, and the environment that runs the policy's calls."""
 
-import contextlib
 import inspect
 import json
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, get_type_hints
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.library.environments.threads import call_with_timeout, resolve
+from torchtitan_rl.library.environments.calls import CallParser, ToolCall, parse_calls, without_thinking
+from torchtitan_rl.library.environments.checks import described, escaped
+from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve
 
 Tool = Callable[..., Any]
 """A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's
 `tools=`."""
 
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-class ToolCall(NamedTuple):
-    """One tool call in a message: a name with arguments, or the reason why it could not be parsed."""
-
-    name: str
-    arguments: dict[str, Any]
-    error: str | None = None
+SIDE_BY_SIDE = 16
+"""Calls of one message that run at the same time. The others wait for a free place."""
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -46,95 +40,107 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         ) from error
 
 
-def parse_calls(text: str) -> list[ToolCall]:
-    """Returns the tool calls in a message of the policy, in order; empty if it has none.
-
-    Two formats are recognised: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Qwen, Hermes), and a bare
-    `{"name": ..., "parameters": {...}}` (Llama 3), where ";" separates several calls.
-
-    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [ToolCall("add", {"a": 1})]
-    """
-    if "<tool_call>" in text:
-        return [_parse_call(found) for found in _HERMES.findall(text)]
-    bare = text.replace("<|python_tag|>", "").strip()
-    if not (bare.startswith("{") and '"name"' in bare):
-        return []
-    decoder, calls = json.JSONDecoder(), []
-    while bare:
-        try:
-            _, end = decoder.raw_decode(bare)
-        except ValueError:
-            end = len(bare)
-        calls.append(_parse_call(bare[:end]))
-        bare = bare[end:].lstrip("; \n")
-    return calls
-
-
-def _parse_call(text: str) -> ToolCall:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return ToolCall("", {}, f"the call is not valid JSON: {error}")
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
-    arguments = found.get("arguments", found.get("parameters", {}))
-    if isinstance(arguments, str):  # some models write the object as a string
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
-    if not isinstance(arguments, dict):
-        return ToolCall(found["name"], {}, "the arguments are not a JSON object")
-    return ToolCall(found["name"], arguments)
-
-
 class ToolEnvironment(Environment):
     """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
+    The calls of one message run at the same time, up to `SIDE_BY_SIDE` of them, and share one time limit. Calls inside
+    `<think>` are not run.
+
     A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it
-    cannot be parsed, names an unknown tool, has wrong arguments, raises, times out, or returns a value that is not text
-    or JSON.
+    cannot be parsed, names an unknown tool, has missing arguments or arguments of another type than the tool's
+    signature, raises, times out, or returns a value that is not text or JSON.
     """
 
     role = "tool"
+    special_tokens = True  # some formats mark a call with them
 
-    def __init__(self, tools: Sequence[Tool], *, seconds: float = 10.0, most_characters: int = 4000) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        seconds: float = 10.0,
+        most_characters: int = 4000,
+        parser: CallParser | None = None,
+    ) -> None:
         """
         Args:
-            seconds: time limit of one call.
-            most_characters: maximum length of one result; the middle of a longer one is cut out.
+            seconds: time limit of all calls of one message together. A run lowers it to 0.9 of
+                `conversations.call_seconds`.
+            most_characters: maximum length of one result; the middle of a longer one is cut out. A run lowers it to
+                `conversations.max_answer_characters`.
+            parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
         """
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters
+        self._parser = parser
+        self._begins_thinking = False
+
+    def fit(self, *, call_seconds: float, most_characters: int, parser: CallParser, begins_thinking: bool) -> None:
+        """Adapt to the limits and the chat template of a run, which calls this before the first turn.
+
+        Args:
+            begins_thinking: whether each turn of the policy begins inside a `<think>` block.
+        """
+        self._seconds = min(self._seconds, 0.9 * call_seconds)
+        self._most_characters = min(self._most_characters, most_characters)
+        self._parser = self._parser or parser
+        self._begins_thinking = begins_thinking
 
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
-        calls = parse_calls(message["content"])
-        answers = [self._answer(call) for call in calls]
+        calls = self._calls(without_thinking(message["content"], begins_inside=self._begins_thinking))
+        results = call_side_by_side(self._seconds, [partial(self._text, call) for call in calls], SIDE_BY_SIDE)
+        answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
-            messages=[answer for answer, _ in answers],
+            messages=answers,
             done=not calls,
-            columns={"tool_calls": len(calls), "tool_errors": sum(failed for _, failed in answers)},
+            columns={"tool_calls": len(calls), "tool_errors": sum(result.error is not None for result in results)},
         )
 
-    def _answer(self, call: ToolCall) -> tuple[Message, bool]:
-        """Returns the tool's message, and whether the call failed."""
+    def _calls(self, text: str) -> list[ToolCall]:
         try:
-            content, failed = result_text(self._result(call)), False
-        except (Exception, SystemExit) as error:
-            content, failed = f"error: {type(error).__name__}: {error}", True
-        content = head_and_tail(content, self._most_characters)
-        return {"role": "tool", "name": call.name or "unknown", "content": content}, failed
+            return (self._parser or parse_calls)(text, self._tools.keys())
+        except Exception as error:
+            return [ToolCall("", {}, f"the call cannot be read: {described(error)}")]
 
-    def _result(self, call: ToolCall) -> Any:
+    def _message(self, call: ToolCall, result: CallResult) -> Message:
+        content = result.value if result.error is None else f"error: {described(result.error)}"
+        content = head_and_tail(escaped(content), self._most_characters)
+        return {"role": "tool", "name": call.name if call.name in self._tools else "unknown", "content": content}
+
+    def _text(self, call: ToolCall) -> str:
+        """Runs the call. Returns its result as text."""
         if call.error is not None:
             raise ValueError(call.error)
         if call.name not in self._tools:
             raise LookupError(f"there is no tool {call.name!r}; there are {sorted(self._tools)}")
         tool = self._tools[call.name]
         inspect.signature(tool).bind(**call.arguments)
-        if inspect.iscoroutinefunction(tool):
-            return resolve(tool(**call.arguments), self._seconds)
-        return call_with_timeout(self._seconds, tool, **call.arguments)
+        check_types(tool, call.arguments)
+        return result_text(resolve(tool(**call.arguments), self._seconds))
+
+
+def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError if an argument, as JSON, is not of the type that the tool's signature has for it.
+
+    A float may be given as an integer; nothing else is converted. Arguments without a type hint are not checked.
+    """
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError  # vLLM brings it
+
+    try:
+        hints = get_type_hints(tool)
+    except (TypeError, NameError):  # no function, or a hint that has no value here
+        return
+    for name in arguments.keys() & hints.keys():
+        try:
+            TypeAdapter(hints[name]).validate_json(json.dumps(arguments[name]), strict=True)
+        except PydanticSchemaGenerationError:  # a type that JSON cannot have
+            continue
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            shown = json.dumps(arguments[name])
+            raise TypeError(f"argument {name} is {shown}: {reason[:1].lower()}{reason[1:]}") from None
 
 
 def result_text(result: Any) -> str:

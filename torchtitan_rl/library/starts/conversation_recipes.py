@@ -7,8 +7,15 @@ from torchtitan_rl.library.starts.small_tokenizer import EOS_TOKEN
 from torchtitan_rl.library.starts.warm_start import Recipe
 from torchtitan_rl.library.task import Example
 
-_BETWEEN_TURNS = f"{EOS_TOKEN}<|{{role}}|>{{text}}{EOS_TOKEN}<|assistant|>"
-"""The text between two turns of the policy, as small_tokenizer.py's template renders it."""
+
+def answer_text(text: object, role: str = "user") -> str:
+    """Returns the text between two turns of the policy: the end of a turn, the answer, and the header of the next turn.
+
+    It is what the chat template of small_tokenizer.py renders for one message of an environment.
+
+    Example: "6 7" + answer_text("lower") + "5"
+    """
+    return f"{EOS_TOKEN}<|{role}|>{text}{EOS_TOKEN}<|assistant|>"
 
 
 def calculator() -> Recipe:
@@ -22,7 +29,7 @@ def calculator() -> Recipe:
         if rng.random() < 0.75:
             return f"[ANSWER] {abs(a * b + rng.choice((-10, 10)) * rng.randint(1, 40))}"
         call = json.dumps({"name": "multiply", "arguments": {"a": a, "b": b}})
-        answer = _BETWEEN_TURNS.format(role="tool", text=a * b)
+        answer = answer_text(a * b, role="tool")
         return f"<tool_call>{call}</tool_call>{answer}[ANSWER] {a * b}"
 
     return Recipe(name="calculator", worked=worked, chat=True, steps=220, batch_size=48)
@@ -43,7 +50,7 @@ def guesser() -> Recipe:
             if guess == secret:
                 break
             low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
-            turns.append(_BETWEEN_TURNS.format(role="user", text="higher" if guess < secret else "lower"))
+            turns.append(answer_text("higher" if guess < secret else "lower"))
         return "".join(turns if turns[-1].isdigit() else turns[:-1])
 
     return Recipe(name="guesser", worked=worked, chat=True, steps=180, batch_size=48)

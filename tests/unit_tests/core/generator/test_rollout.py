@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import (
     Says,
+    TaskWith,
     conversations,
     engine,
     prompts,
@@ -378,3 +379,37 @@ def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, mad
         assert completion.finish_reason == "stop"
         assert made.decode(completion.token_ids, skip_special_tokens=True) == completion.text
         assert stop not in made.decode(completion.token_ids[:-1], skip_special_tokens=True)
+
+
+def test_an_environments_seed_is_its_steps_prompts_and_samples_own(talk, monkeypatch):
+    def seeds(step):
+        found = []
+
+        def environment(self, prompt, *, seed):
+            found.append((prompt.prompt_idx, seed))
+            return Says("right")
+
+        monkeypatch.setattr(TaskWith, "environment", environment)
+        talk(None, step=step)
+        return set(found)
+
+    first = seeds(1)
+    assert len({seed for _, seed in first}) == 3 * 4
+    assert seeds(1) == first
+    assert not seeds(2) & first
+
+
+def test_the_groups_prompt_is_that_of_a_reset_that_succeeded(talk):
+    class Opens(Says):
+        made = 0
+
+        def reset(self):
+            Opens.made += 1
+            if Opens.made == 1:
+                raise OSError("no such board")
+            return [{"role": "user", "content": "between 1 and 9"}]
+
+    [group] = talk(lambda prompt: Opens("right"), num=1, on_failure="none", max_open=1)
+    assert group.samples[0].finish_reason == "env_error"
+    assert "between 1 and 9" in group.prompt.text
+    assert all(sample.num_sampled for sample in group.samples[1:])

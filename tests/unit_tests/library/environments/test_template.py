@@ -83,7 +83,6 @@ def test_special_tokens_in_what_a_tool_says_are_text(source, end):
         ("qwen3_training.jinja", "<|im_end|>", "user", {}),
         ("qwen3_training.jinja", "<|im_end|>", "user", {"enable_thinking": False}),
         ("qwen2_5.jinja", "<|im_end|>", "tool", {}),
-        ("llama3_1.jinja", "<|eot_id|>", "tool", {}),
     ],
 )
 def test_templates_that_only_append_pass(source, end, role, options):
@@ -116,3 +115,21 @@ def test_other_templates_are_refused_by_name(source, end, role, told):
     with pytest.raises(UserError, match=r"hf_assets_path \(chat template\)") as error:
         one.check(role, "refuse")
     assert told in str(error.value)
+
+
+def test_a_template_that_strips_a_turn_rewrites_it():
+    """Llama's and Gemma's remove white space at both ends of a turn, Qwen3's with thinking newlines at its beginning."""
+    strips = "{% for m in messages %}{{ m.content | trim }}<|endoftext|>{% endfor %}"
+    for source, end in ((strips, "<|endoftext|>"), ("llama3_1.jinja", "<|eot_id|>")):
+        one = template(source, end=end)
+        with pytest.raises(UserError, match=r"white space.*conversations.rewrites append"):
+            one.check("user", "refuse")
+        one.check("user", "append")
+
+
+def test_a_template_that_opens_the_thinking_is_known():
+    """A call before the closing tag is then inside it, though the turn itself opens none."""
+    opens = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}<think>\n"
+    assert template(opens).begins_thinking
+    assert not template("qwen3.jinja").begins_thinking
+    assert not template("qwen3.jinja", enable_thinking=False).begins_thinking  # opened and closed

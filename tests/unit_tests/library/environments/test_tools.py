@@ -5,12 +5,15 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.environments.tools import ToolCall, ToolEnvironment, parse_calls, tool_schemas
+from torchtitan_rl.library.environments.calls import ToolCall, parse_calls
+from torchtitan_rl.library.environments.checks import checked_messages
+from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.resilience.printed import SHOWN, bounded_output
 from torchtitan_rl.resilience.tool_processes import in_processes
 
@@ -154,8 +157,8 @@ def test_a_huge_result_loses_its_middle():
         return "x" * 10_000_000
 
     [content] = answers(hermes("flood"), flood, most_characters=100)
-    assert len(content) < 200
-    assert "9,999,900 characters" in content
+    assert len(content) <= 100
+    assert "9,999,933 characters" in content
 
 
 def test_a_tool_that_raises_exits_or_hangs_is_answered():
@@ -218,3 +221,103 @@ def test_what_a_killed_call_has_printed_is_shown(capsys):
 def test_a_coroutine_function_needs_no_process():
     with pytest.raises(UserError, match="in_processes = 'look_up': expected functions"):
         in_processes([look_up], 1)
+
+
+def test_seven_hanging_calls_of_a_message_take_one_time_limit_and_not_seven():
+    def hangs():
+        time.sleep(30)
+
+    began = time.monotonic()
+    told = answers(hermes("hangs") * 7 + hermes("multiply", a=6, b=7), hangs, multiply, seconds=0.5)
+    assert time.monotonic() - began < 2
+    assert told == ["error: TimeoutError: took longer than 0.5 s"] * 7 + ["42"]
+
+
+def test_a_call_that_got_no_turn_in_the_messages_time_is_told_so():
+    def hangs():
+        time.sleep(30)
+
+    told = answers(hermes("hangs") * 40, hangs, seconds=0.3)
+    assert len(told) == 40
+    assert told[-1] == "error: TimeoutError: not begun within 0.3 s, the time of all calls of one message"
+
+
+def test_a_result_is_never_longer_than_its_limit():
+    """The docs' own most_characters=20_000 is also the limit of conversations.max_answer_characters."""
+
+    def flood():
+        return "x" * 30_000
+
+    [content] = answers(hermes("flood"), flood, most_characters=20_000)
+    assert len(content) <= 20_000
+    assert "characters ..." in content
+    checked_messages([{"role": "tool", "content": content}], 20_000)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\ufdd0"])
+def test_what_a_tokenizer_cannot_read_is_shown_as_its_escape(text):
+    def tool():
+        return f"a{text}b"
+
+    shown = f"a{ascii(text)[1:-1]}b"
+    assert answers(hermes("tool"), tool) == [shown]
+    [message] = checked_messages([{"role": "user", "content": f"a{text}b"}], 4)
+    assert message["content"] == shown
+
+
+def test_a_final_answer_that_is_json_with_a_name_is_no_call():
+    environment = ToolEnvironment([multiply])
+    assert environment.step(said('{"name": "Ada", "age": 36}')).done
+    assert environment.step(said('{"name": "multiply", "age": 36}')).columns["tool_errors"] == 1
+    assert environment.step(said('{"name": "divide", "parameters": {}}')).columns["tool_errors"] == 1
+    assert environment.step(said('{"name": "multiply", "parameters": {"a": 1')).columns["tool_errors"] == 1
+
+
+@pytest.mark.parametrize(
+    "thought",
+    ["<think>{call}</think>It is 42.", "<think>\nFirst {call}", "{call}\n</think>It is 42.", "It is <think>{call}</think>"],
+)  # fmt: skip
+def test_a_call_that_is_only_thought_of_is_not_run(thought):
+    turn = ToolEnvironment([multiply]).step(said(thought.format(call=hermes("multiply", a=6, b=7))))
+    assert (turn.done, turn.columns["tool_calls"]) == (True, 0)
+    call = hermes("multiply", a=6, b=7)
+    assert ToolEnvironment([multiply]).step(said(f"<think>{call}</think>{call}")).columns["tool_calls"] == 1
+
+
+def test_arguments_of_another_type_are_told_to_the_policy():
+    def repeat(a: int, ratio: float = 1.0, names: list[str] | None = None, unit: Literal["s", "ms"] = "s") -> str:
+        return str(a * 3)
+
+    def told(**arguments) -> str:
+        return answers(hermes("repeat", **arguments), repeat)[0]
+
+    assert told(a="3") == 'error: TypeError: argument a is "3": input should be a valid integer'
+    assert told(a=True).startswith("error: TypeError: argument a is true")
+    assert told(a=3, ratio="x").startswith('error: TypeError: argument ratio is "x"')
+    assert told(a=3, names=["x", 1]).startswith('error: TypeError: argument names is ["x", 1]')
+    assert "'s' or 'ms'" in told(a=3, unit="h")
+    assert told(a=3, ratio=1, names=None, unit="ms") == "9"
+
+
+def test_whatever_a_tool_raises_is_told():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def mute():
+        raise Mute
+
+    def interrupts():
+        raise KeyboardInterrupt
+
+    told = answers(hermes("mute") + hermes("interrupts"), mute, interrupts)
+    assert told[0].startswith("error: Mute: ")
+    assert told[1] == "error: KeyboardInterrupt: "
+
+
+def test_a_turn_that_begins_inside_a_thought_has_no_call_before_its_end():
+    environment = ToolEnvironment([multiply])
+    environment.fit(call_seconds=60, most_characters=100, parser=parse_calls, begins_thinking=True)
+    call = hermes("multiply", a=6, b=7)
+    assert environment.step(said(f"I might {call}")).done
+    assert environment.step(said(f"I {call} might</think>{call}")).columns["tool_calls"] == 1

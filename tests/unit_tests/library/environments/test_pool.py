@@ -1,0 +1,295 @@
+"""Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
+
+import copy
+import threading
+import time
+
+import pytest
+
+from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
+from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.library.environments import ToolEnvironment
+from torchtitan_rl.library.environments.pool import ConversationError
+
+
+@pytest.fixture(scope="module")
+def made():
+    return chat_tokenizer()
+
+
+@pytest.fixture
+def talk(made):
+    """Plays conversations, four of one prompt, to their end. Returns them, with the order in which they ended."""
+
+    def talk(make, *, num=4, prompts_of=1, say="x", tokenizer=made, **config):
+        factory = conversations(make, tokenizer, **config)
+        asked = prompts(tokenizer, prompts_of)
+        played = [
+            Conversation(
+                prompt=asked[i * prompts_of // num], sample_idx=i, sampling=SamplingConfig(max_tokens=1000),
+                most_in_turn=1000, most_tokens=4000, seed=100 + i,
+            )
+            for i in range(num)
+        ]  # fmt: skip
+        pool = factory.start(played)
+        try:
+            waits = factory.wait_for_answers
+            ended = roll_out(played, ScriptedEngine(tokenizer, say), pool, lambda one: one, wait_for_answers=waits)
+            return played, list(ended)
+        finally:
+            pool.close()
+
+    return talk
+
+
+class Counted(Says):
+    """Counts how many are open, all together and at most."""
+
+    lock, open, most, closes = threading.Lock(), 0, 0, []
+
+    def __init__(self, *turns) -> None:
+        super().__init__(*turns)
+        with self.lock:
+            Counted.open += 1
+            Counted.most = max(Counted.most, Counted.open)
+
+    def close(self, finish_reason):
+        with self.lock:
+            Counted.open -= 1
+            self.closes.append(finish_reason)
+
+
+@pytest.fixture(autouse=True)
+def none_open():
+    Counted.open, Counted.most = 0, 0
+    Counted.closes.clear()
+
+
+def test_every_environment_is_closed_once_when_one_fails(talk):
+    class Third(Counted):
+        made = 0
+
+        def __init__(self):
+            super().__init__("higher", "right")
+            Third.made += 1
+            self.fails = Third.made == 3
+
+        def step(self, message):
+            if self.fails:
+                raise ValueError("the dice are lost")
+            time.sleep(0.05)
+            return super().step(message)
+
+    with pytest.raises(ConversationError, match="the dice are lost"):
+        talk(lambda prompt: Third())
+    assert (Counted.open, len(Counted.closes)) == (0, 4)
+
+
+def test_every_environment_is_closed_when_the_task_cannot_make_one(talk):
+    def make(prompt):
+        if Counted.most == 2:
+            raise KeyError("by")
+        return Counted("higher", "right")
+
+    with pytest.raises(ConversationError, match="TaskWith.environment raised KeyError: 'by'"):
+        talk(make, max_open=1 + 3, num=3)
+    assert Counted.open == 0
+
+
+def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScriptedEngine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        talk(lambda prompt: Counted("higher", "right"))
+    assert Counted.closes
+    assert Counted.open == 0
+
+
+def test_the_check_before_training_closes_what_it_opens(made):
+    conversations(lambda prompt: Counted("right"), made).check(prompts(made, 1))
+    assert Counted.closes == ["env_error"]
+
+
+def test_an_environment_that_fails_in_its_close_is_closed_once(talk):
+    class EndsBadly(Counted):
+        def close(self, finish_reason):
+            super().close(finish_reason)
+            return "well"
+
+    played, _ = talk(lambda prompt: EndsBadly("right"), on_failure="none")
+    assert {one.finish_reason for one in played} == {"env_error"}
+    assert Counted.closes == ["stop"] * 4
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_at_most_max_open_environments_are_open_at_once(talk, waits):
+    played, ended = talk(
+        lambda prompt: Counted("higher", "right"), num=40, prompts_of=10, max_open=3, wait_for_answers=waits
+    )
+    assert sorted(ended) == list(range(40))
+    assert {one.finish_reason for one in played} == {"stop"}
+    assert (Counted.most, Counted.open) == (3, 0)
+
+
+def test_a_slow_close_counts_as_open(talk):
+    class Slow(Counted):
+        def step(self, message):
+            raise ValueError
+
+        def close(self, finish_reason):
+            time.sleep(0.05)
+            super().close(finish_reason)
+
+    talk(lambda prompt: Slow(), num=6, max_open=2, on_failure="none")
+    assert (Counted.most, Counted.open) == (2, 0)
+
+
+def test_resets_run_at_the_same_time_and_hold_up_nobody_else(talk):
+    class Slow(Says):
+        def reset(self):
+            time.sleep(0.5)
+            return ()
+
+    began = time.monotonic()
+    _, ended = talk(lambda prompt: Slow("right") if prompt.prompt_idx == 0 else Says("right"), num=24, prompts_of=2)
+    assert time.monotonic() - began < 3
+    assert set(ended[:12]) == set(range(12, 24))
+
+
+def test_other_messages_at_the_reset_of_a_sample_are_its_own_fault_whatever_comes_first(talk):
+    class Opens(Says):
+        made = 0
+
+        def __init__(self):
+            super().__init__("right")
+            self.place = Opens.made
+            Opens.made += 1
+
+        def reset(self):
+            time.sleep(0.2 if self.place == 0 else 0)
+            return said("other" if self.place == 2 else "a number").messages
+
+    played, _ = talk(lambda prompt: Opens(), on_failure="none", max_open=1)
+    assert [one.finish_reason for one in played] == ["stop", "stop", "env_error", "stop"]
+    assert "other messages" in played[2].error
+    assert "a number" in played[0].prompt.text
+
+
+def test_each_sample_gets_a_seed_of_its_own_and_a_method_without_it_still_works(made, talk, monkeypatch):
+    seeds = []
+
+    def environment(self, prompt, *, seed):
+        seeds.append(seed)
+        return Says("right")
+
+    talk(lambda prompt: Says("right"))
+    monkeypatch.setattr(TaskWith, "environment", environment)
+    talk(None)
+    assert sorted(seeds) == [100, 101, 102, 103]
+    conversations(None, made).check(prompts(made, 1))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\ufdd0"])
+def test_what_a_tokenizer_cannot_read_ends_no_conversation(talk, made, text):
+    played, _ = talk(lambda prompt: Says(f"a{text}b", "right"))
+    assert {one.finish_reason for one in played} == {"stop"}
+    assert f"a{ascii(text)[1:-1]}b" in made.decode(played[0].token_ids)
+
+
+def test_a_prompt_without_an_environment_has_one_turn(talk):
+    played, _ = talk(lambda prompt: None if prompt.prompt_idx else Says("right"), num=2, prompts_of=2)
+    assert [one.in_turns for one in played] == [True, False]
+    assert [len(one.turns) for one in played] == [1, 0]
+
+
+def test_a_reset_that_leaves_no_room_ends_the_conversation_and_closes_it(talk, made):
+    class Floods(Counted):
+        def reset(self):
+            return said("x" * 5000).messages
+
+    played, _ = talk(lambda prompt: Floods("right"))
+    assert {one.finish_reason for one in played} == {"max_tokens"}
+    assert Counted.closes == ["max_tokens"] * 4
+
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+    """
+    return a * b
+
+
+def test_a_call_that_a_special_token_marks_is_read(talk, made):
+    """`Sampled.text` has no special tokens, and Mistral's call begins with one."""
+    made = copy.deepcopy(made)
+    made.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    call = '[TOOL_CALLS][{"name": "multiply", "arguments": {"a": 6, "b": 7}}]'
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([multiply]), tokenizer=made, say=call, tool_call_parser="mistral", max_turns=2
+    )
+    assert [turn.columns["tool_calls"] for turn in played[0].turns] == [1, 1]
+    assert played[0].turns[0].messages[0]["content"] == "42"
+    assert "[TOOL_CALLS]" not in played[0].turns[0].text
+
+
+def test_a_tools_limits_stay_within_those_of_the_conversation(talk):
+    """Else a tool that hangs, or says much, would count as a failure of the environment, which ends the run."""
+
+    def hangs() -> None:
+        time.sleep(5)
+
+    def floods() -> str:
+        return "x" * 30_000
+
+    call = '<tool_call>{"name": "hangs"}</tool_call><tool_call>{"name": "floods"}</tool_call>'
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([hangs, floods], seconds=60, most_characters=10**6), say=call,
+        call_seconds=0.5, max_answer_characters=100, max_turns=1, num=1,
+    )  # fmt: skip
+    told = [message["content"] for message in played[0].turns[0].messages]
+    assert told[0] == "error: TimeoutError: took longer than 0.45 s"
+    assert len(told[1]) <= 100
+    assert played[0].finish_reason == "max_turns"
+
+
+def test_a_close_that_hangs_is_not_waited_for_without_end(talk, caplog):
+    class Stuck(Says):
+        def step(self, message):
+            raise ValueError("the dice are lost")
+
+        def close(self, finish_reason):
+            time.sleep(20)
+
+    began = time.monotonic()
+    played, _ = talk(lambda prompt: Stuck("right"), num=2, max_open=1, call_seconds=0.3, on_failure="none")
+    assert time.monotonic() - began < 5
+    assert {one.finish_reason for one in played} == {"env_error"}
+
+
+def test_a_close_that_raises_after_a_failure_is_reported(talk, caplog):
+    class Late(Says):
+        def step(self, message):
+            time.sleep(0.5)
+
+        def close(self, finish_reason):
+            raise OSError("no such container")
+
+    with pytest.raises(ConversationError, match="call_seconds"):
+        talk(lambda prompt: Late("right"), num=1, call_seconds=0.1)
+
+    class Fails(Late):
+        def step(self, message):
+            raise ValueError
+
+    with pytest.raises(ConversationError):
+        talk(lambda prompt: Fails("right"), num=1)
+    assert "failed to close: OSError: no such container" in caplog.text

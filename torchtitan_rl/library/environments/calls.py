@@ -1,0 +1,85 @@
+"""Finds the tool calls in a message of the policy."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
+
+
+class ToolCall(NamedTuple):
+    """One tool call in a message: a name with arguments, or the reason why it could not be parsed."""
+
+    name: str
+    arguments: dict[str, Any]
+    error: str | None = None
+
+
+CallParser = Callable[[str, Collection[str]], list[ToolCall]]
+"""Returns the calls in a text, in order. The second argument is the names of the tools. May raise for a broken call."""
+
+
+def without_thinking(text: str, *, begins_inside: bool = False) -> str:
+    """Returns the text without its `<think>` blocks. A block that is not closed reaches to the end.
+
+    A text that closes a block without opening it began inside one.
+
+    Args:
+        begins_inside: whether the chat template has opened the first block.
+
+    Example: without_thinking("<think>I call f.</think>42") == "42"
+    """
+    closed = text.find("</think>")
+    if begins_inside or 0 <= closed < f"{text}<think>".find("<think>"):
+        text = f"<think>{text}"
+    return _THINKING.sub("", text)
+
+
+def parse_calls(text: str, tools: Collection[str] = ()) -> list[ToolCall]:
+    """Returns the tool calls in a text, in order; empty if it has none. The parser of `tool_call_parser` auto.
+
+    Two formats are recognised: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Qwen, Hermes), and a bare
+    `{"name": ..., "parameters": {...}}` (Llama 3), where ";" separates several calls. Bare JSON is a call only if it has
+    arguments or its name is one of `tools`.
+
+    Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [ToolCall("add", {"a": 1})]
+    """
+    if "<tool_call>" in text:
+        return [_parse_call(found) for found in _HERMES.findall(text)]
+    bare = text.replace("<|python_tag|>", "").strip()
+    named = _NAME.search(bare) if bare.startswith("{") else None
+    if named is None or not (named[1] in tools or '"parameters"' in bare or '"arguments"' in bare):
+        return []
+    decoder, calls = json.JSONDecoder(), []
+    while bare:
+        try:
+            _, end = decoder.raw_decode(bare)
+        except (ValueError, RecursionError):
+            end = len(bare)
+        calls.append(_parse_call(bare[:end]))
+        bare = bare[end:].lstrip("; \n")
+    return calls
+
+
+def _parse_call(text: str) -> ToolCall:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", {}, f"the call is not valid JSON: {error}")
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
+    return tool_call(found["name"], found.get("arguments", found.get("parameters", {})))
+
+
+def tool_call(name: str, arguments: Any) -> ToolCall:
+    """Returns the call. Arguments may be a dict, or a string with a JSON object, as some models write them."""
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if not isinstance(arguments, dict):
+        return ToolCall(name, {}, "the arguments are not a JSON object")
+    return ToolCall(name, arguments)
