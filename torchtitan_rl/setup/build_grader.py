@@ -1,11 +1,12 @@
 """Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
 
 from collections.abc import Callable, Collection, Sequence
+from typing import get_args
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.grading.grader import Scorers
-from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, unwrapped
+from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope, unwrapped
 from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
@@ -16,19 +17,33 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
-    extra = [load_reward(reference) for reference in config.rewards]
+    extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
     scorers = {name: _scorers(config, member, extra) for name, member in task.members().items()}
     _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
     return config.build(scorers=scorers, start_workers=WorkerPool)
 
 
-def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> Scorers:
-    """The rewards and the judgement of one task.
+def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none."""
+    scope = config.scope_of.get(name, getattr(unwrapped(function), "scope", "group"))
+    expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
+    return Reward(
+        name=name,
+        function=function,
+        weight=config.weights.get(name, 1.0),
+        on_failure=config.on_failure_of.get(name, config.on_failure),
+        time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+        scope=scope,
+    )
+
+
+def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scorers:
+    """The rewards and the judgement of one task. The rewards of `extra` are those of all members of a mixture.
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
-    functions = [*((_name(function), function) for function in task.reward_functions()), *extra]
-    names = [name for name, _ in functions]
+    rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
+    names = [reward.name for reward in rewards]
     expect(
         bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
     )
@@ -38,16 +53,6 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, Rewar
         f"one reward function of each name, but with the task's own there are two called {twice}",
         "Give one another name: other_name=path/to/file.py:function.",
     )  # fmt: skip
-    rewards = [
-        Reward(
-            name=name,
-            function=function,
-            weight=config.weights.get(name, 1.0),
-            on_failure=config.on_failure_of.get(name, config.on_failure),
-            time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
-        )
-        for name, function in functions
-    ]
     given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
     for reward in rewards:
         missing = reward.missing(given)
@@ -65,6 +70,7 @@ def _check(config: Grader.Config, names: list[str]) -> None:
     settings: dict[str, Collection[str]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,
+        "scope_of": config.scope_of,
         "time_limit_seconds_of": config.time_limit_seconds_of,
         "in_process": set(config.in_process) - {JUDGEMENT},
     }

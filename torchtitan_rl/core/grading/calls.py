@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchtitan_rl.core.grading.reward import Judgement, Reward, RewardResult, TrainerState
-from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.core.grading.reward import Groups, RewardResult, Scorer, TrainerState
+from torchtitan_rl.core.types import flat
 
 _CANCEL_SECONDS = 5.0
 """Time that coroutines have to end after the longest time limit. After that they are abandoned."""
@@ -33,10 +33,11 @@ StartWorkers = Callable[..., Workers]
 
 @dataclass(slots=True)
 class RewardCall:
-    """One call of a reward function, or of the task's judgement, for one group."""
+    """One call of a reward function, or of the task's judgement."""
 
-    scorer: Reward | Judgement
-    group: Group[Completion]
+    scorer: Scorer
+    groups: Groups
+    """The completions that the call scores: one group, or those of a batch."""
     state: TrainerState
     future: "Future[RewardResult] | None" = None
     """The worker's result; None if the call does not run in a worker."""
@@ -50,14 +51,14 @@ def finish(calls: Sequence[RewardCall]) -> None:
         if call.future is not None:
             call.result = _from_worker(call)
         elif not call.scorer.is_async:
-            call.result = call.scorer.run(call.group, call.state)
+            call.result = call.scorer.run(call.groups, call.state)
 
 
 def _from_worker(call: RewardCall) -> RewardResult:
     try:
         return call.future.result()
-    except Exception as error:  # the worker was killed or died, or the group or result cannot be pickled
-        return RewardResult.failed(len(call.group.samples), f"{type(error).__name__}: {error}")
+    except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
+        return RewardResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}")
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:
@@ -67,7 +68,7 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     results: dict[int, RewardResult] = {}
 
     async def one(place: int) -> None:
-        results[place] = await calls[place].scorer.run_async(calls[place].group, calls[place].state)
+        results[place] = await calls[place].scorer.run_async(calls[place].groups, calls[place].state)
 
     async def every() -> None:
         await asyncio.gather(*map(one, range(len(calls))))
@@ -78,4 +79,4 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
     for place, call in enumerate(calls):
         message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        call.result = results.get(place) or RewardResult.failed(len(call.group.samples), message)
+        call.result = results.get(place) or RewardResult.failed(len(flat(call.groups)), message)
