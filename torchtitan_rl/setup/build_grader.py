@@ -1,10 +1,14 @@
 """Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
 from typing import get_args
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope, unwrapped
 from torchtitan_rl.library.references import load_reward
@@ -18,7 +22,9 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
-    scorers = {name: _scorers(config, member, extra) for name, member in task.members().items()}
+    members = task.members()
+    by_task = {member: _scorers(config, member, extra) for member in members.values()}  # held-out tables share a task
+    scorers = {name: by_task[member] for name, member in members.items()}
     _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
     return config.build(scorers=scorers, start_workers=WorkerPool)
 
@@ -60,9 +66,26 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scor
             not missing, f"reward function {reward.name}", missing,
             f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
         )  # fmt: skip
+        unknown, known = _state_fields(reward.function), {one.name for one in fields(TrainerState)}
+        expect(
+            unknown <= known, f"reward function {reward.name}: trainer_state", sorted(unknown - known),
+            f"fields among {sorted(known)}", "Use getattr(trainer_state, name, default).",
+        )  # fmt: skip
     return Scorers(
         rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
     )
+
+
+def _state_fields(function: Callable) -> set[str]:
+    """The names in `trainer_state.<name>` in the function's source; none if it has no source, as a builtin has none."""
+    function = unwrapped(function)
+    try:
+        source = inspect.getsource(function if inspect.isroutine(function) else type(function).__call__)
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {node.attr for node in found if node.value.id == "trainer_state"}
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import inspect
 import math
+import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -36,12 +37,20 @@ class RewardError(TrainingStopped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """State of the run, passed to reward functions as `trainer_state`, with TRL's names."""
+    """State of the run, passed to reward functions as `trainer_state`: the fields of transformers' TrainerState that a run has."""
 
     global_step: int = 0
     """Number of the step that sampled the completions; 0 before the first."""
     max_steps: int = 0
     """Number of steps in the whole run."""
+    epoch: float = 0.0
+    """Passes over the training examples so far; 0 if they never repeat."""
+    num_input_tokens_seen: int = 0
+    """Tokens of prompts and completions trained on so far."""
+    log_history: list[dict[str, float]] = field(default_factory=list)
+    """Always empty: metrics are merged over ranks after the step."""
+    is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
+    is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
 
 
 @dataclass(slots=True)

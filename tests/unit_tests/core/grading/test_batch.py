@@ -135,6 +135,17 @@ def test_a_function_of_the_config_sees_all_members_of_a_mixture_together(tmp_pat
     assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
 
 
+def test_the_held_out_tables_of_one_task_are_one_batch(build):
+    class Tables(TaskOf):
+        def members(self):
+            return {"": self, "easy": self, "hard": self}
+
+    graded = build_grader(Grader.Config(), Tables(counts))
+    asked = [group("a", task="easy", prompt_idx=0), group("b", task="hard", prompt_idx=1)]
+    assert [rewards(g.samples) for g in graded.score(asked)] == [[0.0], [1.0]]
+    graded.close()
+
+
 def test_a_replica_without_prompts_makes_no_call(build):
     assert build(counts).score([]) == []
 

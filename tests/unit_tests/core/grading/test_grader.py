@@ -1,5 +1,7 @@
 """Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
 
+import dataclasses
+import functools
 import logging
 import time
 
@@ -299,6 +301,50 @@ def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
     assert (seen["trainer_state"].global_step, seen["trainer_state"].max_steps) == (4, 50)
     graded.score(groups)
     assert seen["trainer_state"].global_step == 0
+
+
+def test_trainer_state_has_what_a_run_knows_by_transformers_names(build):
+    import transformers
+
+    state = TrainerState(global_step=4, max_steps=50, epoch=0.25, num_input_tokens_seen=7)
+    theirs = transformers.TrainerState()
+    names = ["epoch", "global_step", "is_local_process_zero", "is_world_process_zero", "log_history", "max_steps"]
+    assert sorted(f.name for f in dataclasses.fields(state)) == sorted([*names, "num_input_tokens_seen"])
+    assert all(type(getattr(state, name)) in (type(getattr(theirs, name)), float) for name in names)
+
+    def scheduled(completions, trainer_state, **_):
+        assert not trainer_state.log_history
+        return [trainer_state.epoch * trainer_state.is_world_process_zero]
+
+    [scored] = build(scheduled).score([group("a")], state=state)
+    assert rewards(scored.samples) == [0.25]
+
+
+def test_only_rank_0_is_process_zero(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    state = TrainerState()
+    assert (state.is_world_process_zero, state.is_local_process_zero) == (False, True)
+
+
+def late(completions, trainer_state, **_):
+    return [float(trainer_state.best_metric or trainer_state.eval_steps)]
+
+
+class Late:
+    def __call__(self, completions, trainer_state, **_):
+        return [float(trainer_state.total_flos)]
+
+
+@pytest.mark.parametrize(("function", "names"), [(late, "'best_metric', 'eval_steps'"), (Late(), "'total_flos'")])
+def test_a_field_of_trainer_state_that_no_run_has_is_named_before_the_run(function, names):
+    with pytest.raises(
+        UserError, match=rf"trainer_state = \[{names}\]: expected fields among \['epoch', 'global_step'"
+    ):
+        grader(function)
+    assert grader(
+        print, constant(1.0), functools.partial(constant(2.0, "other"))
+    )  # without source, or without the keyword
 
 
 def test_a_function_that_empties_what_it_gets_takes_nothing_from_the_next():
