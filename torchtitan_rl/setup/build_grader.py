@@ -59,6 +59,11 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scor
         f"one reward function of each name, but with the task's own there are two called {twice}",
         "Give one another name: other_name=path/to/file.py:function.",
     )  # fmt: skip
+    taken = sorted({"error", JUDGEMENT} & set(names))
+    expect(
+        not taken, "grader.rewards", taken, "names other than those of errors and the task's judgement in tables",
+        "Give it another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
     given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
     for reward in rewards:
         missing = reward.missing(given)

@@ -393,6 +393,12 @@ def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
         build_grader(Grader.Config(rewards=[reference.format(file=file)]), TaskOf())
 
 
+@pytest.mark.parametrize("name", ["error", "judgement"])
+def test_names_that_the_tables_use_themselves_are_refused(name):
+    with pytest.raises(UserError, match=rf"grader.rewards = \['{name}'\]: expected names other than .*another name"):
+        grader(constant(1.0, name))
+
+
 def test_two_functions_of_one_name_and_settings_of_none_are_errors():
     with pytest.raises(UserError, match=r"two called \['constant'\]"):
         grader(constant(1.0), constant(2.0))
