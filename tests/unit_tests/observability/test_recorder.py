@@ -177,32 +177,62 @@ def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(record
     assert 2 <= len(reasons) <= 3
 
 
-def test_slim_leaves_constant_and_duplicate_series_out_of_charts_and_brings_back_what_changes(recorder, monkeypatch):
-    written = []
+def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):
+    """Records `num_steps` steps, with a resume after `resumed_at`. Returns each charted series as {step: value}, and metrics.jsonl's."""
     monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
-    monkeypatch.setattr(ChartingSink, "written", written, raising=False)
-    run = recorder(sinks=["charting"], console_metrics=["reward/*"])
-    for step in range(1, 31):
-        record_metric("reward/mean", 1.0)
-        record_metric("varies", step)
-        record_metric("varies/too", step)
-        record_metric("constant", 5.0 if step < 25 else 6.0)
-        run.flush(step)
-    run.close()
+    monkeypatch.setattr(ChartingSink, "points", [], raising=False)
+    state = {}
+    for steps in (range(1, resumed_at + 1), range(resumed_at + 1, num_steps + 1)):
+        run = recorder(sinks=["charting", "jsonl"], console_metrics=["reward/*"], **config)
+        if state:
+            run.load_state_dict(json.loads(json.dumps(state)))
+        for step in steps:
+            record_metric("reward/mean", 1.0)
+            record_metric("varies", step)
+            record_metric("varies/too", step)
+            record_metric("parts", step if step < 25 else 0)
+            record_metric("constant", 5.0)
+            record_metric("late", 5.0 if step < 25 else 6.0)
+            record_metric("once", 1.0 if step == 3 else 0.0)
+            if step % 7 == 0:
+                record_metric("seldom", step)
+            run.flush(step)
+        state = run.state_dict()
+        run.close()
+    return ChartingSink.points
 
-    def steps(key, kind):
-        return [record.step for record in written if key in getattr(record, kind)]
 
-    assert steps("varies", "charts") == list(range(1, 31))
-    assert steps("varies/too", "charts") == list(range(1, 10))
-    assert steps("constant", "charts") == [*range(1, 10), *range(25, 31)]
-    assert steps("reward/mean", "charts") == list(range(1, 31)), "what the console shows always has a chart"
-    assert steps("constant", "values") == list(range(1, 31)), "metrics.jsonl has every series"
+def series(points, key):
+    return [(step, values[key]) for step, values in points if key in values]
+
+
+def test_slim_charts_a_series_with_all_its_points_or_not_at_all(recorder, monkeypatch, tmp_path):
+    points = charts_of(recorder, monkeypatch, 30)
+    recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    whole = {key for _, values in points for key in values}
+    for key in whole:
+        assert series(points, key) == [(line["step"], line[key]) for line in recorded if key in line], key
+    assert {"varies", "late", "once", "seldom", "parts", "reward/mean"} <= whole
+    assert not {"varies/too", "constant"} & whole, "a duplicate and a constant"
+
+
+def test_slim_draws_every_series_of_a_short_run(recorder, monkeypatch):
+    points = charts_of(recorder, monkeypatch, 5)
+    assert series(points, "constant") == [(step, 5.0) for step in range(1, 6)]
+
+
+def test_what_is_charted_stays_charted_after_a_resume(recorder, monkeypatch):
+    points = charts_of(recorder, monkeypatch, 24, resumed_at=12)
+    assert series(points, "once") == [(step, float(step == 3)) for step in range(1, 25)]
+    assert series(points, "constant") == []
 
 
 class ChartingSink(Sink):
     def write(self, record):
-        self.written.append(record)
+        self.points.append((record.step, record.charts))
+
+    def backfill(self, points):
+        self.points.extend(points.items())
 
 
 def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):

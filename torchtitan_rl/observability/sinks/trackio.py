@@ -6,6 +6,7 @@ from typing import Any
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.slim import Points
 
 
 class TrackioSink(Sink):
@@ -45,6 +46,10 @@ class TrackioSink(Sink):
         if traces := self._within_budget(record):
             logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
         self._run.log(logged, step=record.step)
+
+    def backfill(self, points: Points) -> None:
+        for step, values in sorted(points.items()):
+            self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         self._run.finish()
