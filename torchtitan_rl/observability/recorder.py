@@ -34,7 +34,7 @@ VALUES_A_STEP = 256
 """A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
+    "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta",
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
@@ -70,6 +70,9 @@ class Recorder(Configurable):
         """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
         truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
         contains TEXT."""
+
+        leave_out_columns: list[str] = field(default_factory=list)
+        """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""
 
         seed: int = number(0, least=0)
         """Seed of the random selector and of the order among rows with equal scores."""
@@ -140,7 +143,7 @@ class Recorder(Configurable):
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
-        self._collector = Collector(self._selection)
+        self._collector = Collector(self._selection, config.leave_out_columns)
         self._schema = Schema(self._collector.warn)
         self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
         self._guards: dict[str, Guard] = {}

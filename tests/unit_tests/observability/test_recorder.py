@@ -2,19 +2,21 @@
 
 import dataclasses
 import inspect
+import io
 import json
 import subprocess
 import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.parts.observability import FORK, group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric, timed
+from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric, timed
 from torchtitan_rl.observability.guard import Job
 from torchtitan_rl.observability.sinks import SINKS, Sink
 
@@ -143,7 +145,7 @@ def test_the_config_builds_the_recorder_and_every_field_has_its_help(tmp_path):
     run.close()
     source = inspect.getsource(Recorder.Config)
     fields = dataclasses.fields(Recorder.Config)
-    assert len(fields) <= 15
+    assert len(fields) <= 16
     assert source.count('"""') == 2 * len(fields)
 
 
@@ -175,6 +177,59 @@ def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(record
     reasons = [row["select_reason"] for row in found if row["select_reason"]]
     assert {"top", "bottom"} <= set(", ".join(reasons).split(", "))
     assert 2 <= len(reasons) <= 3
+
+
+def test_a_row_stays_as_it_was_recorded_whatever_its_cells_become(recorder, tmp_path):
+    run = recorder()
+    nested, counts = {"tries": [1]}, np.array([1, 2])
+    record_metric("t", {"score": 1.0, "nested": nested, "counts": counts}, Reduce.TABLE)
+    nested["tries"].append(2)
+    nested["late"] = True
+    counts[0] = 9
+    run.flush(1)
+    run.close()
+    [row] = read_rows(tmp_path)
+    assert (row["nested"], row["counts"]) == ({"tries": [1]}, [1, 2])
+
+
+def test_streamed_rows_hold_no_tokens_that_nothing_can_read(recorder, tmp_path):
+    run = recorder(sinks=["jsonl:per_rank_no_reduce"])
+    record_metric("rollout/samples", rows_of(group(0, sample())), Reduce.TABLE)
+    run.close()
+    text = (tmp_path / "metrics.rank0.jsonl").read_text()
+    assert "response" in text
+    assert "TokenPayload" not in text
+    assert '"tokens"' not in text
+
+
+def test_jsonl_per_rank_writes_the_rank_s_selected_rows(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl:per_rank_reduce"], select=["top:1"])
+    for rank in (0, 1):
+        for score in (0, 1):
+            world.record(rank, "t", {"score": 10 * rank + score}, Reduce.TABLE)
+    world.flush(1)
+    for one in world.recorders:
+        one.close()
+    for rank in (0, 1):
+        [row] = map(json.loads, (tmp_path / f"samples.rank{rank}.jsonl").read_text().splitlines())
+        assert (row["step"], row["table"], row["score"], row["select_reason"]) == (1, "t", 10 * rank + 1, "top")
+    assert [row["score"] for row in read_rows(tmp_path)] == [11]
+
+
+def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    hidden = ["prompt", "example/*", "messages"]
+    run = recorder(sinks=["jsonl", "console"], console_every=1, leave_out_columns=hidden)
+    one = group(0, sample(0, 1.0), sample(1, 2.0), columns={"secret": "xyzzy", "n": 1})
+    record_metric("rollout/samples", rows_of(one), Reduce.TABLE)
+    run.flush(1)
+    run.close()
+    rows = list(read_rows(tmp_path))
+    assert rows
+    assert not {"prompt", "example/secret", "example/n"} & rows[0].keys()
+    assert {"response", "reward", "step", "select_reason"} <= rows[0].keys()
+    assert "xyzzy" not in stream.getvalue()
 
 
 def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):

@@ -8,6 +8,9 @@ from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.slim import Points
 
+_COLUMN = "example/"
+"""What the columns of the data are called in a row."""
+
 
 class TrackioSink(Sink):
     """Logs through its own `Run`, because Trackio's current run is a context variable that other threads do not see.
@@ -81,5 +84,8 @@ class TrackioSink(Sink):
             "advantage": row.get("advantage"),
             "stop_reason": row.get("finish_reason"),
             "trajectory_id": f"{self.context.run_id}/{episode_id}",
+            "task": row.get("task"),
+            "expected_answer": row.get("expected_answer"),
+            "example": {name.removeprefix(_COLUMN): cell for name, cell in row.items() if name.startswith(_COLUMN)},
         }
         return self._trackio.Trace(messages=messages, metadata=metadata)
