@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchtitan_rl.core.grading.reward import Groups, RewardResult, Scorer, TrainerState
-from torchtitan_rl.core.types import flat
+from torchtitan_rl.core.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
 """Time that coroutines have to end after the longest time limit. After that they are abandoned."""
@@ -44,14 +45,26 @@ class RewardCall:
     result: RewardResult | None = None
 
 
-def finish(calls: Sequence[RewardCall]) -> None:
-    """Set the result of every call. Async functions wait together; others that run in this process run one by one."""
+Cells = dict[Scorer, tuple[RewardResult, int]]
+"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
+
+
+def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
+    """Set the result of every call, and return those of each completion.
+
+    Async functions wait together; others that run in this process run one by one.
+    """
     _run_together([call for call in calls if call.future is None and call.scorer.is_async])
     for call in calls:
         if call.future is not None:
             call.result = _from_worker(call)
         elif not call.scorer.is_async:
             call.result = call.scorer.run(call.groups, call.state)
+    cells: defaultdict[Completion, Cells] = defaultdict(dict)
+    for call in calls:
+        for i, completion in enumerate(flat(call.groups)):
+            cells[completion][call.scorer] = call.result, i
+    return cells
 
 
 def _from_worker(call: RewardCall) -> RewardResult:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,25 +11,12 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.generator.environment import environment_reward
-from torchtitan_rl.core.grading.calls import RewardCall, StartWorkers, finish
-from torchtitan_rl.core.grading.reward import (
-    FailurePolicy,
-    Groups,
-    Judgement,
-    Reward,
-    RewardError,
-    RewardResult,
-    Scope,
-    Scorer,
-    TrainerState,
-)
+from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
+from torchtitan_rl.core.grading.reward import FailurePolicy, Judgement, Reward, RewardError, Scope, Scorer, TrainerState
 from torchtitan_rl.core.grading.reward_log import call_metrics
 from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
-
-Cells = dict[Scorer, tuple[RewardResult, int]]
-"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 WHOSE = "reward functions"
 """Name under which the printed output of all reward functions is limited, in this process and in the workers."""
@@ -135,7 +121,7 @@ class Grader(Configurable):
         """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
         return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope and group.samples]
 
-    def start(self, scorers: Sequence[Scorer], groups: Groups, state: TrainerState) -> list[RewardCall]:
+    def start(self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState) -> list[RewardCall]:
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
         away = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
@@ -146,8 +132,7 @@ class Grader(Configurable):
 
     def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_STEPS times in a row."""
-        samples = [sample for group in groups for sample in group.samples]
-        if not samples:
+        if not (samples := flat(groups)):
             return
         errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
         self._failed_steps = self._failed_steps + 1 if all(errors) else 0
@@ -220,12 +205,9 @@ class GradingRound:
             self._calls += grader.start([scorer], batch, self._state)
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         with output_of(WHOSE):
-            finish(self._calls)
-        cells: defaultdict[Completion, Cells] = defaultdict(dict)
+            cells = finish(self._calls)
         for call in self._calls:
             grader.report(call)
-            for i, completion in enumerate(flat(call.groups)):
-                cells[completion][call.scorer] = call.result, i
         scored = [grader.scored(group, cells) for group in groups]
         grader.stop_if_all_fail(scored)
         return scored

@@ -45,8 +45,6 @@ class TrainerState:
     """Number of steps in the whole run."""
     epoch: float = 0.0
     """Passes over the training examples so far; 0 if they never repeat."""
-    num_input_tokens_seen: int = 0
-    """Tokens of prompts and completions trained on so far."""
     log_history: list[dict[str, float]] = field(default_factory=list)
     """Always empty: metrics are merged over ranks after the step."""
     is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
@@ -140,7 +138,7 @@ class Reward:
     def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
         values = {"trainer_state": state, "log_extra": log.log_extra, "log_metric": log.log_metric}
-        lists = {name: partial(_column, name) for group in groups for name in group.prompt.columns} | _LISTS
+        lists = {name: partial(_column, name=name) for group in groups for name in group.prompt.columns} | _LISTS
         if missing := self.missing(values | lists):
             raise TypeError(f"needs {missing}, which are neither keywords of the grader nor columns of the task")
         named, takes_all = self._parameters()
@@ -243,12 +241,12 @@ def _value(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("the coroutine has waited")
 
 
-def _column(name: str, group: Group[Completion]) -> list[Any]:
-    return _copies(group.prompt.columns.get(name), group)
-
-
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
+
+
+def _column(group: Group[Completion], name: str) -> list[Any]:
+    return _copies(group.prompt.columns.get(name), group)
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
