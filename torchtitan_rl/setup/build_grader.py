@@ -5,12 +5,13 @@ import inspect
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import get_args
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
-from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope, unwrapped
+from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope
 from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
@@ -31,7 +32,7 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
     """The reward function with its settings. Raises UserError for an attribute `scope` that is none."""
-    scope = config.scope_of.get(name, getattr(unwrapped(function), "scope", "group"))
+    scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", "group"))
     expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
     return Reward(
         name=name,
@@ -83,7 +84,7 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scor
 
 def _state_fields(function: Callable) -> set[str]:
     """The names in `trainer_state.<name>` in the function's source; none if it has no source, as a builtin has none."""
-    function = unwrapped(function)
+    function = _unwrapped(function)
     try:
         source = inspect.getsource(function if inspect.isroutine(function) else type(function).__call__)
         nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
@@ -107,7 +108,14 @@ def _check(config: Grader.Config, names: list[str]) -> None:
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
 
 
+def _unwrapped(function: Callable) -> Callable:
+    """Returns the function that partials wrap."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _name(function: Callable) -> str:
     """The name of a task's reward function in configs and tables."""
-    function = unwrapped(function)
+    function = _unwrapped(function)
     return getattr(function, "__name__", type(function).__name__)

@@ -71,7 +71,8 @@ def _from_worker(call: RewardCall) -> RewardResult:
     try:
         return call.future.result()
     except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
-        return RewardResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}")
+        seconds = call.scorer.time_limit_seconds * isinstance(error, TimeoutError)
+        return RewardResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:

@@ -165,8 +165,9 @@ class Grader(Configurable):
                 f"{described} Expected one finite float or None for each completion. Correct the function, or set "
                 f"grader.on_failure_of to {{{name!r}: 'none'}} to go on without a reward for such completions."
             )
-        counted = f"Such completions get no reward; the metric reward/{name}/failures counts them."
-        self._warn_once(f"failure of {name}", f"{described} {counted}")
+        self._warn_once(
+            f"failure of {name}", f"{described} Such completions get no reward: see reward/{name}/failures."
+        )
 
     def scored(self, group: Group[Completion], cells: Mapping[Completion, Cells]) -> Group[ScoredCompletion]:
         """Returns the group with its rewards, given the results of its completions."""

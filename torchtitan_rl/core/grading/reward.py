@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from torchtitan_rl.core.errors import TrainingStopped
@@ -45,8 +44,7 @@ class TrainerState:
     """Number of steps in the whole run."""
     epoch: float = 0.0
     """Passes over the training examples so far; 0 if they never repeat."""
-    log_history: list[dict[str, float]] = field(default_factory=list)
-    """Always empty: metrics are merged over ranks after the step."""
+    log_history: list[dict[str, float]] = field(default_factory=list)  # always empty
     is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
     is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
 
@@ -66,9 +64,9 @@ class RewardResult:
     seconds: float = 0.0
 
     @classmethod
-    def failed(cls, size: int, message: str) -> "RewardResult":
+    def failed(cls, size: int, message: str, seconds: float = 0.0) -> "RewardResult":
         """Returns a result without a score for any of `size` completions."""
-        return cls([None] * size, dict.fromkeys(range(size), message))
+        return cls([None] * size, dict.fromkeys(range(size), message), seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +85,7 @@ class Reward:
     @property
     def is_async(self) -> bool:
         """Whether the function is declared `async def`. Calls of such functions wait together."""
-        function = unwrapped(self.function)
+        function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def run(self, groups: Groups, state: TrainerState) -> RewardResult:
@@ -131,19 +129,20 @@ class Reward:
             async with asyncio.timeout(self.time_limit_seconds or None) as limit:
                 return await self.function(**keywords)
         except TimeoutError as error:  # the limit's, or the function's own
-            raise (
-                TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
-            ) from None
+            told = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
+            raise told from None
 
     def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
         values = {"trainer_state": state, "log_extra": log.log_extra, "log_metric": log.log_metric}
-        lists = {name: partial(_column, name=name) for group in groups for name in group.prompt.columns} | _LISTS
+        columns = [name for group in groups for name in group.prompt.columns]
+        lists = {name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns} | _LISTS
         if missing := self.missing(values | lists):
             raise TypeError(f"needs {missing}, which are neither keywords of the grader nor columns of the task")
         named, takes_all = self._parameters()
-        made = {name: make for name, make in lists.items() if takes_all or name in named}
-        made = {name: [value for group in groups for value in make(group)] for name, make in made.items()}
+        made = {
+            name: [v for g in groups for v in make(g)] for name, make in lists.items() if takes_all or name in named
+        }
         return made | {name: value for name, value in values.items() if takes_all or name in named}
 
     def missing(self, given: Collection[str]) -> list[str]:
@@ -201,13 +200,6 @@ def as_scores(output: Any, size: int) -> list[float | None]:
     return [None if value is None else _number(value) for value in output]
 
 
-def unwrapped(function: Callable) -> Callable:
-    """Returns the function that partials wrap."""
-    while isinstance(function, partial):
-        function = function.func
-    return function
-
-
 def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"returned a value that is not a number: the text {value!r}")
@@ -243,10 +235,6 @@ def _value(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
-
-
-def _column(group: Group[Completion], name: str) -> list[Any]:
-    return _copies(group.prompt.columns.get(name), group)
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {

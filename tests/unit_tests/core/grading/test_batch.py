@@ -97,7 +97,9 @@ def test_a_batch_has_one_time_limit_and_its_failure_is_that_of_every_completion(
     assert time.monotonic() - begin < 10
     assert [s.reward for g in scored for s in g.samples] == [None] * 3
     assert "longer than 0.3 s" in scored[2].samples[0].extra["error/hangs"]
-    assert drained(graded)["reward/hangs/failures"] == (3.0, "sum", 1.0)
+    metrics = drained(graded)
+    assert metrics["reward/hangs/failures"] == (3.0, "sum", 1.0)
+    assert metrics["reward/hangs/seconds"].value == 0.3
 
 
 def test_one_bad_score_of_a_batch_names_its_own_prompt(build):
