@@ -1,9 +1,11 @@
 """Training from Python: a run as a call, its folder as the result, its failure as an exception."""
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -60,11 +62,23 @@ def test_how_a_run_ends_is_how_the_call_ends(monkeypatch):
 def test_an_interrupt_goes_to_the_run_which_ends_in_its_own_time(capfd):
     program = (
         "import signal, time\n"
-        "def stop(*_): print('saving'); raise SystemExit(130)\n"
+        "def stop(*_): print('saving', flush=True); raise SystemExit(130)\n"
         "signal.signal(2, stop)\n"
         "print('step', flush=True)\n"
         "time.sleep(60)"
     )
-    threading.Timer(3, lambda: signal.raise_signal(signal.SIGINT)).start()
-    assert notebook._run([sys.executable, "-c", program], {}) == 130
-    assert capfd.readouterr().out == "step\nsaving\n"
+
+    def interrupt_when_begun():
+        shown = ""
+        while "step" not in shown:
+            time.sleep(0.05)
+            shown += capfd.readouterr().out
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt_when_begun, daemon=True).start()
+        assert notebook._run([sys.executable, "-c", program], {}) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().out == "saving\n"
