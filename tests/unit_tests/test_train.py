@@ -154,3 +154,15 @@ def test_an_ascii_terminal_shows_other_characters_by_their_numbers():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout == "caf\\xe9\n"
+
+
+def test_trackers_store_the_commit_with_the_config(tmp_path, monkeypatch):
+    given = {}
+    config = config_functions()["debug"]()
+    monkeypatch.setattr(type(config.metrics), "build", lambda self, **arguments: given.update(arguments))
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
+    train._build_recorder(config, SimpleNamespace(decode=str), tmp_path)
+    assert len(given["run_config"]["code"]["commit"]) == 40
+    assert given["run_config"]["code"]["dirty"] in (True, False)
+    assert given["run_config"]["num_steps"] == config.num_steps

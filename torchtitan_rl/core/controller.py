@@ -173,7 +173,9 @@ class Controller(Configurable):
         prefix: str = "",
     ) -> list[Group[ScoredCompletion]]:
         """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
-        grading = self.grader.round(TrainerState(global_step=self.state.step, max_steps=self.config.num_steps))
+        epoch = self.services.prompts.epoch(self.state.prompts_seen) or 0.0
+        state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps, epoch=epoch)
+        grading = self.grader.round(state)
         with timed(f"{prefix}generate"):
             # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}

@@ -1,4 +1,4 @@
-"""Device-dependent settings. Import this module before torchtitan and vLLM.
+"""Device-dependent settings. Import this module before vLLM.
 
 At import torchtitan picks its device type, with "cuda" as the fallback, and vLLM and Triton read their settings from the
 environment. This module therefore acts at import. No other module does.
@@ -33,12 +33,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 if ON_CPU:
-    _utils = sys.modules.get("torchtitan.tools.utils")
-    if _utils is not None and _utils.device_type != "cpu":
-        raise ImportError(
-            "torchtitan was imported before torchtitan_rl.core.device and has chosen CUDA; import this module first."
-        )
     torch._utils._get_available_device_type = lambda: "cpu"
+    for _name, _module in list(sys.modules.items()):  # torchtitan's that were imported before and have chosen CUDA
+        if _name.startswith("torchtitan.") and hasattr(_module, "device_type"):
+            _module.device_type, _module.device_module = "cpu", torch.cpu
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank
     # vLLM would compile one function, the ranks of sampled tokens, which needs a C++ compiler.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")

@@ -35,6 +35,9 @@ class Prompts(Protocol):
     def held_out(self, num: int) -> list[Prompt]:
         """The first `num` held-out prompts; the same at every call."""
 
+    def epoch(self, num_seen: int) -> float | None:
+        """Passes over the data after `num_seen` prompts; None if they never repeat."""
+
     def metrics(self, num_seen: int) -> dict[str, Metric]:
         """Progress through the data after `num_seen` prompts."""
 

@@ -1,5 +1,6 @@
 """Holds recorded values until the step's flush, and merges the collections of all ranks."""
 
+import fnmatch
 import functools
 import logging
 import os
@@ -7,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,8 +62,10 @@ class Collection:
 class Collector:
     """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection, leave_out_columns: Sequence[str] = ()) -> None:
+        """`leave_out_columns`: patterns of the columns that no table holds."""
         self._selection = selection
+        self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, one) for one in leave_out_columns))
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
@@ -82,7 +85,7 @@ class Collector:
             first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
-            value = _as_recorded(value, first)
+            value = self._rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
             with self._lock:
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
@@ -153,9 +156,17 @@ class Collector:
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
 
+    def _rows(self, value: Any) -> list[Row]:
+        """The rows with plain copies of their cells, so that what changes later does not change them."""
+        rows = value if isinstance(value, (list, tuple)) else [value]
+        if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
+            raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
+        rows = map(plain_row, rows)
+        return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
+
     def _fold_rows(self, key: str, rows: list[Row]) -> None:
         table = self._collection.tables.setdefault(key, [])
-        table += map(plain_row, rows)
+        table += rows
         if not all(map(has_score, rows)):
             self.warn(f"{key} score", f"table {key!r}: rows without a 'score' or 'reward' column are ranked last")
         if len(table) > _MAX_WAITING:
@@ -163,12 +174,10 @@ class Collector:
 
 
 def _as_recorded(value: Any, reduction: Reduce) -> Any:
-    """The value as stored: a float; copied rows for a table; a float64 copy [n] for a distribution.
+    """The value as stored: a float; a float64 copy [n] for a distribution.
 
     A device tensor is copied on its device, because reading it now would wait for the device.
     """
-    if reduction is Reduce.TABLE:
-        return _rows(value)
     if isinstance(value, Tensor):
         value = value.detach()
         value = value.double().numpy() if value.device.type == "cpu" else value.clone()
@@ -179,13 +188,6 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
     if value.ndim > 1:
         raise ValueError(f"expected one dimension, got shape {tuple(value.shape)}")
     return value.reshape(-1)  # [n]
-
-
-def _rows(value: Any) -> list[Row]:
-    rows = value if isinstance(value, (list, tuple)) else [value]
-    if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
-        raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
-    return [dict(row) for row in rows]
 
 
 def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
+from torchtitan_rl.observability.slim import Points
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class Guard:
         if not self._positioned:
             self.rewind(record.step)
         self._put(Job(lambda sink: sink.write(record), record.num_rows))
+
+    def backfill(self, points: Points) -> None:
+        """Queues points of earlier steps for the sink's charts. Returns immediately; never raises."""
+        self._put(Job(lambda sink: sink.backfill(points)))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""

@@ -21,7 +21,7 @@ from torchtitan_rl.observability.guard import Guard
 from torchtitan_rl.observability.sample_rows import Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
-from torchtitan_rl.observability.slim import Slim
+from torchtitan_rl.observability.slim import Points, Slim
 from torchtitan_rl.observability.tokens import Decode
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ VALUES_A_STEP = 256
 """A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
+    "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta",
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
@@ -62,13 +62,17 @@ class Recorder(Configurable):
         ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
 
         slim: bool = True
-        """Omit series from the charts (TensorBoard, W&B, Trackio) if for 10 steps they have been constant or equal to
-        another series. Series matched by console_metrics are never omitted. metrics.jsonl contains every series."""
+        """Leave out of the charts (TensorBoard, W&B, Trackio) each series that is constant or equal to another one. When it
+        changes, it is drawn with all its points. Series matched by console_metrics are never left out.
+        metrics.jsonl contains every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
         truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
         contains TEXT."""
+
+        leave_out_columns: list[str] = field(default_factory=list)
+        """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""
 
         seed: int = number(0, least=0)
         """Seed of the random selector and of the order among rows with equal scores."""
@@ -139,10 +143,11 @@ class Recorder(Configurable):
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
-        self._collector = Collector(self._selection)
+        self._collector = Collector(self._selection, config.leave_out_columns)
         self._schema = Schema(self._collector.warn)
         self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
         self._guards: dict[str, Guard] = {}
+        self._charting: list[Guard] = []
         self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
         if self._enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
@@ -175,7 +180,7 @@ class Recorder(Configurable):
         for name in ("jsonl", "local"):
             if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
-        return {"next_step": self._next_step}
+        return {"next_step": self._next_step, "charted": sorted(self._slim["global_reduce"].charted)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the checkpoint's step: sinks remove later steps, so that no step appears twice."""
@@ -183,6 +188,7 @@ class Recorder(Configurable):
             logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
             return
         self._next_step = state["next_step"]
+        self._slim["global_reduce"].charted.update(state.get("charted", ()))
         for guard in self._guards.values():
             guard.rewind(self._next_step)
 
@@ -198,6 +204,8 @@ class Recorder(Configurable):
         if collecting.active() is self._collector:
             collecting.activate(None)
         deadline = time.monotonic() + CLOSE_SECONDS
+        for mode, slim in self._slim.items():
+            self._backfill(mode, slim.rest())
         for guard in self._guards.values():
             guard.finish()
         for guard in self._guards.values():
@@ -217,6 +225,8 @@ class Recorder(Configurable):
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
             guard = self._guards[name] = Guard(name, functools.partial(sink, context), most, mode)
+            if sink.backfill is not Sink.backfill:
+                self._charting.append(guard)
             if streams:
                 self._collector.listeners.append(
                     lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
@@ -237,20 +247,27 @@ class Recorder(Configurable):
         values["obs/sink_errors"] = float(sum(guard.disabled for guard in guards))
         values["obs/rejected_values"] = float(self._collector.rejected)
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
+        points = self._slim[mode](step, values) if self.config.slim else {step: values}
         record = StepRecord(
             step=step,
             time_s=time.time(),
             values=values,
-            charts=self._slim[mode](values) if self.config.slim else values,
+            charts=points.pop(step),
             tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),
         )
+        self._backfill(mode, points)
         for guard in guards:
             if guard.mode == mode:
                 guard.submit(record)
         return dict(values)
+
+    def _backfill(self, mode: Mode, points: Points) -> None:
+        for guard in self._charting:
+            if points and guard.mode == mode:
+                guard.backfill(points)
 
     def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""

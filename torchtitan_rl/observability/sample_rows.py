@@ -154,6 +154,8 @@ def _row(
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
     if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
+    if prompt.task:
+        row["task"] = prompt.task
     if prompt.messages is not None:
         row["messages"] = prompt.messages
     if completion.turns:

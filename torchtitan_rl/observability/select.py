@@ -196,10 +196,11 @@ class Selection:
             shown = [row for c, row in named if reasons[id(c)]]
             sampled = {id(c) for c in random(self._num_traces)(members)}
             others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
+            rollouts = [row for row in (*shown, *others) if "response" in row]  # tables of the user's own may have none
             selected.shown.extend(shown)
             kept = [pair for pair in named if self._keep_all or reasons[id(pair[0])]]
             selected.kept.extend(_with_tokens(c, row) if reasons[id(c)] else row for c, row in kept)
-            selected.traces.extend([*shown, *others][: self._num_traces])
+            selected.traces.extend(rollouts[: self._num_traces])
         return selected
 
     def _splits(self, rows: list[Row]) -> list[list[Candidate]]:

@@ -1,11 +1,17 @@
 """Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import get_args
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
-from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, unwrapped
+from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope
 from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
@@ -16,19 +22,35 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
-    extra = [load_reward(reference) for reference in config.rewards]
-    scorers = {name: _scorers(config, member, extra) for name, member in task.members().items()}
+    extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
+    members = task.members()
+    by_task = {member: _scorers(config, member, extra) for member in members.values()}  # held-out tables share a task
+    scorers = {name: by_task[member] for name, member in members.items()}
     _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
     return config.build(scorers=scorers, start_workers=WorkerPool)
 
 
-def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, RewardFunction]]) -> Scorers:
-    """The rewards and the judgement of one task.
+def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none."""
+    scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", "group"))
+    expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
+    return Reward(
+        name=name,
+        function=function,
+        weight=config.weights.get(name, 1.0),
+        on_failure=config.on_failure_of.get(name, config.on_failure),
+        time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+        scope=scope,
+    )
+
+
+def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scorers:
+    """The rewards and the judgement of one task. The rewards of `extra` are those of all members of a mixture.
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
-    functions = [*((_name(function), function) for function in task.reward_functions()), *extra]
-    names = [name for name, _ in functions]
+    rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
+    names = [reward.name for reward in rewards]
     expect(
         bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
     )
@@ -38,16 +60,11 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, Rewar
         f"one reward function of each name, but with the task's own there are two called {twice}",
         "Give one another name: other_name=path/to/file.py:function.",
     )  # fmt: skip
-    rewards = [
-        Reward(
-            name=name,
-            function=function,
-            weight=config.weights.get(name, 1.0),
-            on_failure=config.on_failure_of.get(name, config.on_failure),
-            time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
-        )
-        for name, function in functions
-    ]
+    taken = sorted({"error", JUDGEMENT} & set(names))
+    expect(
+        not taken, "grader.rewards", taken, "names other than those of errors and the task's judgement in tables",
+        "Give it another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
     given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
     for reward in rewards:
         missing = reward.missing(given)
@@ -55,9 +72,26 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[tuple[str, Rewar
             not missing, f"reward function {reward.name}", missing,
             f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
         )  # fmt: skip
+        unknown, known = _state_fields(reward.function), {one.name for one in fields(TrainerState)}
+        expect(
+            unknown <= known, f"reward function {reward.name}: trainer_state", sorted(unknown - known),
+            f"fields among {sorted(known)}", "Use getattr(trainer_state, name, default).",
+        )  # fmt: skip
     return Scorers(
         rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
     )
+
+
+def _state_fields(function: Callable) -> set[str]:
+    """The names in `trainer_state.<name>` in the function's source; none if it has no source, as a builtin has none."""
+    function = _unwrapped(function)
+    try:
+        source = inspect.getsource(function if inspect.isroutine(function) else type(function).__call__)
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {node.attr for node in found if node.value.id == "trainer_state"}
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:
@@ -65,6 +99,7 @@ def _check(config: Grader.Config, names: list[str]) -> None:
     settings: dict[str, Collection[str]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,
+        "scope_of": config.scope_of,
         "time_limit_seconds_of": config.time_limit_seconds_of,
         "in_process": set(config.in_process) - {JUDGEMENT},
     }
@@ -73,7 +108,14 @@ def _check(config: Grader.Config, names: list[str]) -> None:
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
 
 
+def _unwrapped(function: Callable) -> Callable:
+    """Returns the function that partials wrap."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _name(function: Callable) -> str:
     """The name of a task's reward function in configs and tables."""
-    function = unwrapped(function)
+    function = _unwrapped(function)
     return getattr(function, "__name__", type(function).__name__)

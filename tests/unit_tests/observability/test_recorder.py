@@ -2,19 +2,21 @@
 
 import dataclasses
 import inspect
+import io
 import json
 import subprocess
 import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.parts.observability import FORK, group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.observability import Recorder, Reduce, read_samples, record_metric, timed
+from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric, timed
 from torchtitan_rl.observability.guard import Job
 from torchtitan_rl.observability.sinks import SINKS, Sink
 
@@ -143,7 +145,7 @@ def test_the_config_builds_the_recorder_and_every_field_has_its_help(tmp_path):
     run.close()
     source = inspect.getsource(Recorder.Config)
     fields = dataclasses.fields(Recorder.Config)
-    assert len(fields) <= 15
+    assert len(fields) <= 16
     assert source.count('"""') == 2 * len(fields)
 
 
@@ -177,32 +179,115 @@ def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(record
     assert 2 <= len(reasons) <= 3
 
 
-def test_slim_leaves_constant_and_duplicate_series_out_of_charts_and_brings_back_what_changes(recorder, monkeypatch):
-    written = []
-    monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
-    monkeypatch.setattr(ChartingSink, "written", written, raising=False)
-    run = recorder(sinks=["charting"], console_metrics=["reward/*"])
-    for step in range(1, 31):
-        record_metric("reward/mean", 1.0)
-        record_metric("varies", step)
-        record_metric("varies/too", step)
-        record_metric("constant", 5.0 if step < 25 else 6.0)
-        run.flush(step)
+def test_a_row_stays_as_it_was_recorded_whatever_its_cells_become(recorder, tmp_path):
+    run = recorder()
+    nested, counts = {"tries": [1]}, np.array([1, 2])
+    record_metric("t", {"score": 1.0, "nested": nested, "counts": counts}, Reduce.TABLE)
+    nested["tries"].append(2)
+    nested["late"] = True
+    counts[0] = 9
+    run.flush(1)
     run.close()
+    [row] = read_rows(tmp_path)
+    assert (row["nested"], row["counts"]) == ({"tries": [1]}, [1, 2])
 
-    def steps(key, kind):
-        return [record.step for record in written if key in getattr(record, kind)]
 
-    assert steps("varies", "charts") == list(range(1, 31))
-    assert steps("varies/too", "charts") == list(range(1, 10))
-    assert steps("constant", "charts") == [*range(1, 10), *range(25, 31)]
-    assert steps("reward/mean", "charts") == list(range(1, 31)), "what the console shows always has a chart"
-    assert steps("constant", "values") == list(range(1, 31)), "metrics.jsonl has every series"
+def test_streamed_rows_hold_no_tokens_that_nothing_can_read(recorder, tmp_path):
+    run = recorder(sinks=["jsonl:per_rank_no_reduce"])
+    record_metric("rollout/samples", rows_of(group(0, sample())), Reduce.TABLE)
+    run.close()
+    text = (tmp_path / "metrics.rank0.jsonl").read_text()
+    assert "response" in text
+    assert "TokenPayload" not in text
+    assert '"tokens"' not in text
+
+
+def test_jsonl_per_rank_writes_the_rank_s_selected_rows(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl:per_rank_reduce"], select=["top:1"])
+    for rank in (0, 1):
+        for score in (0, 1):
+            world.record(rank, "t", {"score": 10 * rank + score}, Reduce.TABLE)
+    world.flush(1)
+    for one in world.recorders:
+        one.close()
+    for rank in (0, 1):
+        [row] = map(json.loads, (tmp_path / f"samples.rank{rank}.jsonl").read_text().splitlines())
+        assert (row["step"], row["table"], row["score"], row["select_reason"]) == (1, "t", 10 * rank + 1, "top")
+    assert [row["score"] for row in read_rows(tmp_path)] == [11]
+
+
+def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    hidden = ["prompt", "example/*", "messages"]
+    run = recorder(sinks=["jsonl", "console"], console_every=1, leave_out_columns=hidden)
+    one = group(0, sample(0, 1.0), sample(1, 2.0), columns={"secret": "xyzzy", "n": 1})
+    record_metric("rollout/samples", rows_of(one), Reduce.TABLE)
+    run.flush(1)
+    run.close()
+    rows = list(read_rows(tmp_path))
+    assert rows
+    assert not {"prompt", "example/secret", "example/n"} & rows[0].keys()
+    assert {"response", "reward", "step", "select_reason"} <= rows[0].keys()
+    assert "xyzzy" not in stream.getvalue()
+
+
+def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):
+    """Records `num_steps` steps, with a resume after `resumed_at`. Returns each charted series as {step: value}, and metrics.jsonl's."""
+    monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
+    monkeypatch.setattr(ChartingSink, "points", [], raising=False)
+    state = {}
+    for steps in (range(1, resumed_at + 1), range(resumed_at + 1, num_steps + 1)):
+        run = recorder(sinks=["charting", "jsonl"], console_metrics=["reward/*"], **config)
+        if state:
+            run.load_state_dict(json.loads(json.dumps(state)))
+        for step in steps:
+            record_metric("reward/mean", 1.0)
+            record_metric("varies", step)
+            record_metric("varies/too", step)
+            record_metric("parts", step if step < 25 else 0)
+            record_metric("constant", 5.0)
+            record_metric("late", 5.0 if step < 25 else 6.0)
+            record_metric("once", 1.0 if step == 3 else 0.0)
+            if step % 7 == 0:
+                record_metric("seldom", step)
+            run.flush(step)
+        state = run.state_dict()
+        run.close()
+    return ChartingSink.points
+
+
+def series(points, key):
+    return [(step, values[key]) for step, values in points if key in values]
+
+
+def test_slim_charts_a_series_with_all_its_points_or_not_at_all(recorder, monkeypatch, tmp_path):
+    points = charts_of(recorder, monkeypatch, 30)
+    recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    whole = {key for _, values in points for key in values}
+    for key in whole:
+        assert series(points, key) == [(line["step"], line[key]) for line in recorded if key in line], key
+    assert {"varies", "late", "once", "seldom", "parts", "reward/mean"} <= whole
+    assert not {"varies/too", "constant"} & whole, "a duplicate and a constant"
+
+
+def test_slim_draws_every_series_of_a_short_run(recorder, monkeypatch):
+    points = charts_of(recorder, monkeypatch, 5)
+    assert series(points, "constant") == [(step, 5.0) for step in range(1, 6)]
+
+
+def test_what_is_charted_stays_charted_after_a_resume(recorder, monkeypatch):
+    points = charts_of(recorder, monkeypatch, 24, resumed_at=12)
+    assert series(points, "once") == [(step, float(step == 3)) for step in range(1, 25)]
+    assert series(points, "constant") == []
 
 
 class ChartingSink(Sink):
     def write(self, record):
-        self.written.append(record)
+        self.points.append((record.step, record.charts))
+
+    def backfill(self, points):
+        self.points.extend(points.items())
 
 
 def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):

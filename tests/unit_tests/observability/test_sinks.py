@@ -214,8 +214,8 @@ def trackio_rows(tmp_path):
     if importlib.util.find_spec("trackio") is None:
         pytest.skip("trackio is not installed: pip install trackio")
 
-    def run(n=4, calls=1, **config):
-        process = FORK.Process(target=trackio_run, args=(tmp_path, n, calls, config))
+    def run(n=4, calls=1, run_of=trackio_run, **config):
+        process = FORK.Process(target=run_of, args=(tmp_path, n, calls, config))
         process.start()
         process.join(100)
         assert process.exitcode == 0
@@ -257,6 +257,30 @@ def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadat
         expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
         assert expected <= set(metadata)
     assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 36
+
+
+def own_table_run(tmp_path, n, calls, config):
+    """A run with rollouts and a table of its user's own."""
+    os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
+    run = Recorder(
+        Recorder.Config(sinks=["trackio"], project="proj", **config), run_folder=tmp_path / "run", run_name="r",
+        run_config={}, total_steps=1,
+    )  # fmt: skip
+    own = group(0, *(sample(s, float(s)) for s in range(n)), task="sums", columns={"level": 3, "place": {"row": 1}})
+    record_metric("rollout/samples", rows_of(own), Reduce.TABLE)
+    record_metric("my/table", [{"score": i, "anything": "goes"} for i in range(30)], Reduce.TABLE)
+    run.flush(1)
+    run.close()
+
+
+def test_trackio_traces_are_rollouts_alone_and_say_which_example_they_answer(trackio_rows):
+    metrics, traces = trackio_rows(run_of=own_table_run, n=3, max_traces_per_step=16)
+    assert [metadata["split"] for *_, metadata in traces] == ["train"] * 3
+    assert len(next(values["my/table"]["_value"] for _, values in metrics if "my/table" in values)) > 0
+    for *_, metadata in traces:
+        assert metadata["task"] == "sums"
+        assert metadata["example"] == {"level": 3, "place": {"row": 1}}
+        assert metadata["expected_answer"] == "1"
 
 
 def test_trackio_traces_are_off_at_0(trackio_rows):
@@ -315,6 +339,22 @@ def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
             return True
 
     assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
+
+
+def test_console_says_which_table_its_samples_are_from_and_how_many(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "rollout/samples: 3 rows" in output
+    assert "evaluation/samples: 3 rows" in output
+
+
+def test_console_shows_each_reward_function_s_mean(recorder, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run = recorder(sinks=["console"], console_every=1)
+    record_metric("reward/correct/mean", 0.625)
+    run.flush(1)
+    run.close()
+    assert "reward/correct/mean" in stream.getvalue()
 
 
 def test_console_copes_with_an_ascii_terminal(recorder, monkeypatch):

@@ -88,8 +88,9 @@ def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Loss
     k3 = kl_estimate(log_ratio, "k3")  # [T]
     lengths = inputs.sequences.expand(inputs.sequences.lengths)  # [T]
     for name, (least, most) in LENGTH_BUCKETS.items():
-        inside = (lengths >= least) & (lengths <= most)  # [T]
-        tally.mean(f"{prefix}/kl_k3/length_{name}", k3, inputs.mask * inside)
+        inside = inputs.mask * ((lengths >= least) & (lengths <= most))  # [T]
+        tally.mean(f"{prefix}/kl_k3/length_{name}", k3, inside)
+        tally.put(f"{prefix}/tokens/length_{name}", inside.sum(), inside.sum(), "sum")
 
 
 def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchtitan_rl.core.grading.reward import Judgement, Reward, RewardResult, TrainerState
-from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.core.grading.reward import Groups, RewardResult, Scorer, TrainerState
+from torchtitan_rl.core.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
 """Time that coroutines have to end after the longest time limit. After that they are abandoned."""
@@ -33,31 +34,45 @@ StartWorkers = Callable[..., Workers]
 
 @dataclass(slots=True)
 class RewardCall:
-    """One call of a reward function, or of the task's judgement, for one group."""
+    """One call of a reward function, or of the task's judgement."""
 
-    scorer: Reward | Judgement
-    group: Group[Completion]
+    scorer: Scorer
+    groups: Groups
+    """The completions that the call scores: one group, or those of a batch."""
     state: TrainerState
     future: "Future[RewardResult] | None" = None
     """The worker's result; None if the call does not run in a worker."""
     result: RewardResult | None = None
 
 
-def finish(calls: Sequence[RewardCall]) -> None:
-    """Set the result of every call. Async functions wait together; others that run in this process run one by one."""
+Cells = dict[Scorer, tuple[RewardResult, int]]
+"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
+
+
+def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
+    """Set the result of every call, and return those of each completion.
+
+    Async functions wait together; others that run in this process run one by one.
+    """
     _run_together([call for call in calls if call.future is None and call.scorer.is_async])
     for call in calls:
         if call.future is not None:
             call.result = _from_worker(call)
         elif not call.scorer.is_async:
-            call.result = call.scorer.run(call.group, call.state)
+            call.result = call.scorer.run(call.groups, call.state)
+    cells: defaultdict[Completion, Cells] = defaultdict(dict)
+    for call in calls:
+        for i, completion in enumerate(flat(call.groups)):
+            cells[completion][call.scorer] = call.result, i
+    return cells
 
 
 def _from_worker(call: RewardCall) -> RewardResult:
     try:
         return call.future.result()
-    except Exception as error:  # the worker was killed or died, or the group or result cannot be pickled
-        return RewardResult.failed(len(call.group.samples), f"{type(error).__name__}: {error}")
+    except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
+        seconds = call.scorer.time_limit_seconds * isinstance(error, TimeoutError)
+        return RewardResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:
@@ -67,7 +82,7 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     results: dict[int, RewardResult] = {}
 
     async def one(place: int) -> None:
-        results[place] = await calls[place].scorer.run_async(calls[place].group, calls[place].state)
+        results[place] = await calls[place].scorer.run_async(calls[place].groups, calls[place].state)
 
     async def every() -> None:
         await asyncio.gather(*map(one, range(len(calls))))
@@ -78,4 +93,4 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
     for place, call in enumerate(calls):
         message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        call.result = results.get(place) or RewardResult.failed(len(call.group.samples), message)
+        call.result = results.get(place) or RewardResult.failed(len(flat(call.groups)), message)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,10 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.generator.environment import environment_reward
-from torchtitan_rl.core.grading.calls import RewardCall, StartWorkers, finish
-from torchtitan_rl.core.grading.reward import FailurePolicy, Judgement, Reward, RewardError, RewardResult, TrainerState
+from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
+from torchtitan_rl.core.grading.reward import FailurePolicy, Judgement, Reward, RewardError, Scope, Scorer, TrainerState
 from torchtitan_rl.core.grading.reward_log import call_metrics
-from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Scorers:
     judgement: Judgement
 
     @property
-    def all(self) -> list[Reward | Judgement]:
+    def all(self) -> list[Scorer]:
         return [*self.rewards, self.judgement]
 
 
@@ -58,8 +58,12 @@ class Grader(Configurable):
         on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
         """`on_failure` of individual reward functions, by name."""
 
+        scope_of: dict[str, Scope] = field(default_factory=dict)
+        """What one call of a reward function scores, by name: "group", one prompt's completions (default), or "batch", all
+        completions of the step on a replica. It replaces the function's attribute `scope`."""
+
         time_limit_seconds: float = number(60.0, least=0, remedy="Use 0 for no limit.")
-        """Time limit for one call of a reward function, which scores one prompt's group; 0 means no limit."""
+        """Time limit for one call of a reward function; 0 means no limit."""
 
         time_limit_seconds_of: dict[str, float] = number({}, least=0, remedy="Use 0 for no limit.")
         """`time_limit_seconds` of individual reward functions, by name."""
@@ -81,9 +85,8 @@ class Grader(Configurable):
         self._scorers = scorers
         self.reward_names = list(dict.fromkeys(r.name for one in scorers.values() for r in one.rewards))
         self._in_process = set(config.in_process)
-        functions = {(name, i): scorer.run for name, one in scorers.items() for i, scorer in enumerate(one.all)}
-        self._places = {key: place for place, key in enumerate(functions)}
-        self._workers = start_workers(list(functions.values()), config.workers, whose=WHOSE)
+        self._places = {s: i for i, s in enumerate(dict.fromkeys(s for one in scorers.values() for s in one.all))}
+        self._workers = start_workers([scorer.run for scorer in self._places], config.workers, whose=WHOSE)
         self._metrics: list[tuple[str, Metric]] = []
         self._warned: set[str] = set()
         self._failed_steps = 0
@@ -114,32 +117,22 @@ class Grader(Configurable):
         drained, self._metrics = self._metrics, []
         return drained
 
-    def calls(self, group: Group[Completion], state: TrainerState) -> list[RewardCall]:
-        """Start a group's calls in the workers. Returns all its calls: the task's rewards in order, then the judgement."""
-        task = group.prompt.task
-        calls = [RewardCall(scorer, group, state) for scorer in self._scorers[task].all if group.samples]
-        away = {
-            self._places[task, i]: call
-            for i, call in enumerate(calls)
-            if not call.scorer.is_async and call.scorer.name not in self._in_process
-        }
-        limits = [(place, call.scorer.time_limit_seconds) for place, call in away.items()]
-        for call, future in zip(away.values(), self._workers.submit_all(limits, group, state), strict=True):
+    def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
+        """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
+        return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope and group.samples]
+
+    def start(self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState) -> list[RewardCall]:
+        """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after another."""
+        calls = [RewardCall(scorer, groups, state) for scorer in scorers]
+        away = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
+        limits = [(self._places[call.scorer], call.scorer.time_limit_seconds) for call in away]
+        for call, future in zip(away, self._workers.submit_all(limits, groups, state), strict=True):
             call.future = future
         return calls
 
-    def combine(self, group: Group[Completion], results: list[RewardResult]) -> Group[ScoredCompletion]:
-        """Returns the group with its rewards, given the results of its calls. Raises RewardError if a policy is "raise"."""
-        scorers = self._scorers[group.prompt.task]
-        for scorer, result in zip(scorers.all, results):
-            self._report(scorer, result, group)
-        samples = [self._scored(place, group, scorers, results) for place in range(len(group.samples))]
-        return Group(prompt=group.prompt, samples=samples)
-
     def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_STEPS times in a row."""
-        samples = [sample for group in groups for sample in group.samples]
-        if not samples:
+        if not (samples := flat(groups)):
             return
         errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
         self._failed_steps = self._failed_steps + 1 if all(errors) else 0
@@ -150,54 +143,36 @@ class Grader(Configurable):
             if self._failed_steps == MOST_FAILED_STEPS:
                 raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
 
-    def _report(self, scorer: Reward | Judgement, result: RewardResult, group: Group[Completion]) -> None:
+    def report(self, call: RewardCall) -> None:
         """Add a call's metrics and report its failure. Raises RewardError if its policy is "raise"."""
+        scorer, result, name = call.scorer, call.result, call.scorer.name
         if result.log_error:
-            self._warn_once(f"log of {scorer.name}", f"{result.log_error} Its logging is dropped for this group.")
-        name, size, num_failed = scorer.name, len(group.samples), len(result.errors)
+            self._warn_once(f"log of {name}", f"{result.log_error} The logging of this call is dropped.")
+        scored = [(group.prompt, completion) for group in call.groups for completion in group.samples]
         self._metrics += call_metrics(
-            name, result.metrics, num_completions=size, seconds=result.seconds, num_failed=num_failed
+            name, result.metrics, num_completions=len(scored), seconds=result.seconds, num_failed=len(result.errors)
         )
         if not result.errors:
             return
         place, message = next(iter(result.errors.items()))
+        prompt, completion = scored[place]
         if message.startswith("returned"):
-            message += f" for completion {place} ({group.samples[place].text[:80]!r})"
-        described = f"Reward function {name!r} failed on prompt {group.prompt.text[:80]!r}: {message}."
+            message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
+        batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
+        described = f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
         if scorer.on_failure == "raise":
             raise RewardError(
                 f"{described} Expected one finite float or None for each completion. Correct the function, or set "
                 f"grader.on_failure_of to {{{name!r}: 'none'}} to go on without a reward for such completions."
             )
-        counted = f"Such completions get no reward; the metric reward/{name}/failures counts them."
-        self._warn_once(f"failure of {name}", f"{described} {counted}")
-
-    def _scored(
-        self, place: int, group: Group[Completion], scorers: Scorers, results: list[RewardResult]
-    ) -> ScoredCompletion:
-        breakdown: dict[str, float | None] = {}
-        extra: dict[str, Any] = {}
-        completion = group.samples[place]
-        if completion.error is not None:
-            extra["error/environment"] = completion.error
-        for reward, result in zip(scorers.rewards, results):  # the judgement's result comes last and is not a reward
-            breakdown[reward.name] = result.scores[place]
-            extra |= {f"{reward.name}/{column}": values[place] for column, values in result.extras.items()}
-            if place in result.errors:
-                extra[f"error/{reward.name}"] = result.errors[place]
-        failed = completion.error is not None or any(place in result.errors for result in results[:-1])
-        answer, correct = results[-1].scores[place] or (None, None)
-        turn_weight = sum(reward.weight for reward in scorers.rewards if reward.function is environment_reward)
-        weighted = [r.weight * breakdown[r.name] for r in scorers.rewards if breakdown[r.name] is not None]
-        return ScoredCompletion(
-            completion=completion,
-            reward=sum(weighted) if weighted and not failed else None,
-            reward_breakdown=breakdown,
-            extra=extra,
-            answer=answer,
-            correct=correct,
-            turn_rewards=tuple(turn_weight * (turn.reward or 0.0) for turn in completion.turns),
+        self._warn_once(
+            f"failure of {name}", f"{described} Such completions get no reward: see reward/{name}/failures."
         )
+
+    def scored(self, group: Group[Completion], cells: Mapping[Completion, Cells]) -> Group[ScoredCompletion]:
+        """Returns the group with its rewards, given the results of its completions."""
+        scorers = self._scorers[group.prompt.task]
+        return Group(prompt=group.prompt, samples=[_scored(one, scorers, cells[one]) for one in group.samples])
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
@@ -210,11 +185,13 @@ class GradingRound:
 
     def __init__(self, grader: Grader, state: TrainerState) -> None:
         self._grader, self._state = grader, state
-        self._begun: list[tuple[Group[Completion], list[RewardCall]]] = []
+        self._groups: list[Group[Completion]] = []
+        self._calls: list[RewardCall] = []
 
     def begin(self, group: Group[Completion]) -> None:
         """Start a group's calls in the workers, without waiting, while other groups are still being sampled."""
-        self._begun.append((group, self._grader.calls(group, self._state)))
+        self._groups.append(group)
+        self._calls += self._grader.start(self._grader.scorers(group, "group"), [group], self._state)
 
     def scores(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
@@ -223,9 +200,40 @@ class GradingRound:
         its sum. A completion for which a function failed has no reward, because the sum of the others is not comparable.
         Raises RewardError if a function with policy "raise" fails, or if all have failed MOST_FAILED_STEPS times in a row.
         """
-        begun = sorted(self._begun, key=lambda one: one[0].prompt.prompt_idx)
+        grader, groups = self._grader, sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
+        for scorer in dict.fromkeys(scorer for group in groups for scorer in grader.scorers(group, "batch")):
+            batch = [group for group in groups if scorer in grader.scorers(group, "batch")]
+            self._calls += grader.start([scorer], batch, self._state)
+        self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         with output_of(WHOSE):
-            finish([call for _, calls in begun for call in calls])
-        scored = [self._grader.combine(group, [call.result for call in calls]) for group, calls in begun]
-        self._grader.stop_if_all_fail(scored)
+            cells = finish(self._calls)
+        for call in self._calls:
+            grader.report(call)
+        scored = [grader.scored(group, cells) for group in groups]
+        grader.stop_if_all_fail(scored)
         return scored
+
+
+def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
+    breakdown: dict[str, float | None] = {}
+    extra: dict[str, Any] = {} if completion.error is None else {"error/environment": completion.error}
+    failed = completion.error is not None
+    for reward in scorers.rewards:
+        result, i = cells[reward]
+        breakdown[reward.name] = result.scores[i]
+        extra |= {f"{reward.name}/{column}": values[i] for column, values in result.extras.items()}
+        if i in result.errors:
+            failed, extra[f"error/{reward.name}"] = True, result.errors[i]
+    judged, i = cells[scorers.judgement]
+    answer, correct = judged.scores[i] or (None, None)
+    turn_weight = sum(reward.weight for reward in scorers.rewards if reward.function is environment_reward)
+    weighted = [r.weight * breakdown[r.name] for r in scorers.rewards if breakdown[r.name] is not None]
+    return ScoredCompletion(
+        completion=completion,
+        reward=sum(weighted) if weighted and not failed else None,
+        reward_breakdown=breakdown,
+        extra=extra,
+        answer=answer,
+        correct=correct,
+        turn_rewards=tuple(turn_weight * (turn.reward or 0.0) for turn in completion.turns),
+    )

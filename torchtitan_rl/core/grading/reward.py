@@ -4,22 +4,24 @@ import asyncio
 import copy
 import inspect
 import math
+import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
 from torchtitan_rl.core.services import AnswerJudge, RewardFunction
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.core.types import Completion, Group, flat
 
 T = TypeVar("T")
 
 FailurePolicy = Literal["raise", "none"]
+Scope = Literal["group", "batch"]
+Groups = Sequence[Group[Completion]]
 
 ERROR_CHARACTERS = 2000
 """Maximum length of a stored exception text. Some exceptions quote their whole input."""
@@ -34,22 +36,27 @@ class RewardError(TrainingStopped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """State of the run, passed to reward functions as `trainer_state`, with TRL's names."""
+    """State of the run, passed to reward functions as `trainer_state`: the fields of transformers' TrainerState that a run has."""
 
     global_step: int = 0
     """Number of the step that sampled the completions; 0 before the first."""
     max_steps: int = 0
     """Number of steps in the whole run."""
+    epoch: float = 0.0
+    """Passes over the training examples so far; 0 if they never repeat."""
+    log_history: list[dict[str, float]] = field(default_factory=list)  # always empty
+    is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
+    is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
 
 
 @dataclass(slots=True)
 class RewardResult:
-    """Result of one call for one group."""
+    """Result of one call."""
 
     scores: list[Any]
     """One score for each completion; None if the scorer gave none."""
     errors: dict[int, str] = field(default_factory=dict)
-    """{index in the group: error message}"""
+    """{index of the completion: error message}"""
     extras: dict[str, list[Any]] = field(default_factory=dict)
     metrics: list[tuple[str, float]] = field(default_factory=list)
     log_error: str = ""
@@ -57,12 +64,12 @@ class RewardResult:
     seconds: float = 0.0
 
     @classmethod
-    def failed(cls, size: int, message: str) -> "RewardResult":
+    def failed(cls, size: int, message: str, seconds: float = 0.0) -> "RewardResult":
         """Returns a result without a score for any of `size` completions."""
-        return cls([None] * size, dict.fromkeys(range(size), message))
+        return cls([None] * size, dict.fromkeys(range(size), message), seconds=seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reward:
     """A reward function with its weight and its settings."""
 
@@ -71,34 +78,36 @@ class Reward:
     weight: float = 1.0
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
-    """Time limit for one call, which scores one prompt's group; 0 means no limit."""
+    """Time limit for one call; 0 means no limit."""
+    scope: Scope = "group"
+    """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
 
     @property
     def is_async(self) -> bool:
         """Whether the function is declared `async def`. Calls of such functions wait together."""
-        function = unwrapped(self.function)
+        function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """Score one group without a time limit. An exception becomes a result with errors."""
-        return _value(self._result(group, state, self._call))
+    def run(self, groups: Groups, state: TrainerState) -> RewardResult:
+        """Score the groups in one call without a time limit. An exception becomes a result with errors."""
+        return _value(self._result(groups, state, self._call))
 
-    async def run_async(self, group: Group[Completion], state: TrainerState) -> RewardResult:
+    async def run_async(self, groups: Groups, state: TrainerState) -> RewardResult:
         """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
-        return await self._result(group, state, self._wait)
+        return await self._result(groups, state, self._wait)
 
     async def _result(
-        self, group: Group[Completion], state: TrainerState, call: Callable[[dict[str, Any]], Awaitable[Any]]
+        self, groups: Groups, state: TrainerState, call: Callable[[dict[str, Any]], Awaitable[Any]]
     ) -> RewardResult:
-        size, begin = len(group.samples), time.perf_counter()
+        size, begin = len(flat(groups)), time.perf_counter()
         log, log_error = RewardLog(self.name, size), ""
         try:
             try:
-                output = await call(self._keywords(group, state, log))
+                output = await call(self._keywords(groups, state, log))
             except LogError as error:
                 # A logging error must not change training: score once more with logging switched off.
                 log, log_error = RewardLog(self.name, size, closed=True), str(error)
-                output = await call(self._keywords(group, state, log))
+                output = await call(self._keywords(groups, state, log))
             scores = as_scores(output, size)
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
             result = RewardResult.failed(size, _described(error))
@@ -120,19 +129,21 @@ class Reward:
             async with asyncio.timeout(self.time_limit_seconds or None) as limit:
                 return await self.function(**keywords)
         except TimeoutError as error:  # the limit's, or the function's own
-            raise (
-                TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
-            ) from None
+            told = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
+            raise told from None
 
-    def _keywords(self, group: Group[Completion], state: TrainerState, log: RewardLog) -> dict[str, Any]:
+    def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
-        given = {name: partial(_column, value) for name, value in group.prompt.columns.items()} | _LISTS
-        given["trainer_state"] = lambda _: state
-        given["log_extra"], given["log_metric"] = lambda _: log.log_extra, lambda _: log.log_metric
-        if missing := self.missing(given):
+        values = {"trainer_state": state, "log_extra": log.log_extra, "log_metric": log.log_metric}
+        columns = [name for group in groups for name in group.prompt.columns]
+        lists = {name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns} | _LISTS
+        if missing := self.missing(values | lists):
             raise TypeError(f"needs {missing}, which are neither keywords of the grader nor columns of the task")
         named, takes_all = self._parameters()
-        return {name: make(group) for name, make in given.items() if takes_all or name in named}
+        made = {
+            name: [v for g in groups for v in make(g)] for name, make in lists.items() if takes_all or name in named
+        }
+        return made | {name: value for name, value in values.items() if takes_all or name in named}
 
     def missing(self, given: Collection[str]) -> list[str]:
         """Returns the required keywords that are not among `given`."""
@@ -146,7 +157,7 @@ class Reward:
         return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judgement:
     """The task's own judgement, called like a reward function. A score is (answer, correct)."""
 
@@ -155,40 +166,38 @@ class Judgement:
     time_limit_seconds: float = 0.0
     name: str = JUDGEMENT
     is_async: bool = False
+    scope: Scope = "group"
 
-    def run(self, group: Group[Completion], state: TrainerState) -> RewardResult:
-        """Judge one group. An exception becomes a result with errors, as in `Reward.run`."""
+    def run(self, groups: Groups, state: TrainerState) -> RewardResult:
+        """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
         begin = time.perf_counter()
         try:
-            answers = [_answer(self.task.extract_answer(completion.text)) for completion in group.samples]
-            result = RewardResult([(answer, self.task.judge(answer, group.prompt)) for answer in answers])
+            asked = [(group.prompt, completion.text) for group in groups for completion in group.samples]
+            answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
+            result = RewardResult([(a, self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)])
         except BaseException as error:
-            result = RewardResult.failed(len(group.samples), _described(error))
+            result = RewardResult.failed(len(flat(groups)), _described(error))
         result.seconds = time.perf_counter() - begin
         return result
 
 
-def as_scores(output: Any, group_size: int) -> list[float | None]:
+Scorer = Reward | Judgement
+
+
+def as_scores(output: Any, size: int) -> list[float | None]:
     """Returns a reward function's output as one float or None for each completion. NaN and infinity are kept.
 
     Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
-    shape = getattr(output, "shape", (group_size,))
+    shape = getattr(output, "shape", (size,))
     is_list = hasattr(output, "__len__") and not isinstance(output, (str, bytes, dict, set, frozenset))
     if not is_list or shape == ():
-        raise TypeError(f"returned {type(output).__name__}, expected a list of {group_size} floats or None")
+        raise TypeError(f"returned {type(output).__name__}, expected a list of {size} floats or None")
     if len(shape) > 1:
-        raise ValueError(f"returned shape {tuple(shape)} for {group_size} completions, expected ({group_size},)")
-    if len(output) != group_size:
-        raise ValueError(f"returned {len(output)} values for {group_size} completions")
+        raise ValueError(f"returned shape {tuple(shape)} for {size} completions, expected ({size},)")
+    if len(output) != size:
+        raise ValueError(f"returned {len(output)} values for {size} completions")
     return [None if value is None else _number(value) for value in output]
-
-
-def unwrapped(function: Callable) -> Callable:
-    """Returns the function that partials wrap."""
-    while isinstance(function, partial):
-        function = function.func
-    return function
 
 
 def _number(value: Any) -> float:
@@ -224,12 +233,12 @@ def _value(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("the coroutine has waited")
 
 
-def _column(value: Any, group: Group[Completion]) -> list[Any]:
+def _copies(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
-    "prompts": lambda g: _column(g.prompt.text if g.prompt.messages is None else g.prompt.messages, g),
+    "prompts": lambda g: _copies(g.prompt.text if g.prompt.messages is None else g.prompt.messages, g),
     "completions": lambda g: [c.text if g.prompt.messages is None else copy.deepcopy(c.messages) for c in g.samples],
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],

@@ -14,15 +14,15 @@ class LogError(ValueError):
 
 
 class RewardLog:
-    """Buffer for the values that one call of a reward function logs about one prompt's group."""
+    """Buffer for the values that one call of a reward function logs about `size` completions."""
 
-    def __init__(self, function: str, group_size: int, *, closed: bool = False) -> None:
+    def __init__(self, function: str, size: int, *, closed: bool = False) -> None:
         self.extras: dict[str, list[Any]] = {}
         """{column: one value for each completion}"""
         self.metrics: list[tuple[str, float]] = []
         """(name, value), in the order of the calls"""
         self._function = function
-        self._group_size = group_size
+        self._size = size
         self._closed = closed
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
@@ -33,17 +33,17 @@ class RewardLog:
         if self._closed:
             return
         values = _as_list(values)
-        wrong = "no list" if values is None else f"{len(values)} values" * (len(values) != self._group_size)
+        wrong = "no list" if values is None else f"{len(values)} values" * (len(values) != self._size)
         if wrong := wrong or _unpicklable(values):
             self.extras.clear()
             raise self._closed_by(
-                f"log_extra({column!r}, ...) with {wrong} for {self._group_size} completions. Give one value for each "
+                f"log_extra({column!r}, ...) with {wrong} for {self._size} completions. Give one value for each "
                 "completion, None where there is none."
             )
         self.extras[str(column)] = values
 
     def log_metric(self, name: str, value: float) -> None:
-        """Average `value` into the step's metric `name`, over all groups and ranks. Raises LogError if it is not a number."""
+        """Average `value` into the step's metric `name`, over all calls and ranks. Raises LogError if it is not a number."""
         if self._closed:
             return
         try:

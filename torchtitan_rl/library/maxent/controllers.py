@@ -28,6 +28,8 @@ class Move(NamedTuple):
     target: float
     error: float
     """The difference between the statistic and its target, as the controller's rule defines it."""
+    clamped: bool
+    """Whether a limit of the controller held the value back."""
 
 
 class TauController(OwnConfig):
@@ -68,7 +70,8 @@ class TauController(OwnConfig):
         target = self.target(state.step)
         log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
         low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
-        return {"tau": Move(math.exp(min(max(log_tau, low), high)), target, target - ema)}
+        tau = math.exp(min(max(log_tau, low), high))
+        return {"tau": Move(tau, target, target - ema, not low <= log_tau <= high)}
 
 
 class BetaController(OwnConfig):
@@ -90,8 +93,10 @@ class BetaController(OwnConfig):
         if REFERENCE_KL not in stats:
             return {}
         limit, target = self.config.max_step, self.config.target
-        error = min(max(stats[REFERENCE_KL] / target - 1, -limit), limit)
-        return {"beta": Move(state.beta * max(1 + error / self.config.horizon, MIN_BETA_SCALE), target, error)}
+        relative = stats[REFERENCE_KL] / target - 1
+        error = min(max(relative, -limit), limit)
+        scale = max(1 + error / self.config.horizon, MIN_BETA_SCALE)
+        return {"beta": Move(state.beta * scale, target, error, error != relative or scale == MIN_BETA_SCALE)}
 
 
 class MetaController(OwnConfig):
@@ -122,11 +127,13 @@ class MetaController(OwnConfig):
         config, moves = self.config, {}
         if WEIGHT_ENTROPY in stats:
             gradient = stats[WEIGHT_ENTROPY] - config.target_entropy
-            tau = min(max(state.tau - config.learning_rate * gradient, config.min_tau), config.max_tau)
-            moves["tau"] = Move(tau, config.target_entropy, gradient)
+            free = state.tau - config.learning_rate * gradient
+            tau = min(max(free, config.min_tau), config.max_tau)
+            moves["tau"] = Move(tau, config.target_entropy, gradient, tau != free)
         if "beta" in self.steers and REFERENCE_KL in stats:
             gradient = stats[REFERENCE_KL] - config.target_kl
-            moves["beta"] = Move(max(0.0, state.beta + config.learning_rate * gradient), config.target_kl, gradient)
+            free = state.beta + config.learning_rate * gradient
+            moves["beta"] = Move(max(0.0, free), config.target_kl, gradient, free < 0)
         return moves
 
 
@@ -166,6 +173,7 @@ class Controllers:
         values["meta_active"] = float(meta and bool(moves))
         for name in ("tau", "beta"):
             values[f"{name}_active"] = float(name in moves and not meta)
+            values[f"{name}_clamped"] = float(name in moves and moves[name].clamped)
             values[f"{name}_delta"] = moves[name].value - getattr(state, name) if name in moves else 0.0
         for name, move in moves.items():
             values |= {f"{name}_target": move.target, f"{name}_error": move.error}

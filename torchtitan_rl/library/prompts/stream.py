@@ -66,10 +66,14 @@ class PromptStream(Configurable):
         examples = enumerate(self.task.held_out_examples(num))
         return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in examples]
 
+    def epoch(self, num_seen: int) -> float | None:
+        """Returns the passes over the data after `num_seen` prompts; None if they never repeat."""
+        return self.task.epoch(num_seen)
+
     def metrics(self, num_seen: int) -> dict[str, Metric]:
         """Returns the number of skipped prompts and, for a finite data set, the epoch after `num_seen` prompts."""
         metrics = {"prompts/too_long": same_everywhere(float(self.num_passed_over))}
-        epoch = self.task.epoch(num_seen)
+        epoch = self.epoch(num_seen)
         return metrics if epoch is None else {**metrics, "optimizer/epoch": same_everywhere(epoch)}
 
     def state_dict(self) -> dict[str, Any]:

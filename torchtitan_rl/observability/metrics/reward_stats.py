@@ -45,7 +45,7 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", *QUANTILES, "p100"))
     shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
-    return metrics | describe("reward/shaped", shaped, ("mean",))
+    return metrics | ({"reward/shaped_mean": same_everywhere(fmean(shaped))} if shaped else {})
 
 
 def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:

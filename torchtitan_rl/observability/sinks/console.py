@@ -102,6 +102,7 @@ class ConsoleSink(Sink):
         return {name: values[name] for name in dict.fromkeys(names)}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
+        self._console.print(Text(f"{key}: {len(rows)} row{'s' * (len(rows) != 1)}", style="bold"))
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
         if len(rows) > MAX_SAMPLES:

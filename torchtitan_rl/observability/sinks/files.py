@@ -32,21 +32,38 @@ class JsonlSink(_FileSink):
     """Writes one line per step, such as `{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}`.
 
     It contains every series, also those that `slim` removes from charts. Per rank, the files are `metrics.rank0.jsonl`
-    and so on. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in call order.
+    and so on, and the rank's selected rows are in `samples.rank0.jsonl`. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in call order.
     """
 
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context, f"metrics{context.suffix}.jsonl", b"\n")
+        of_rank = context.mode == "per_rank_reduce"  # otherwise the local sink writes the rows of all ranks
+        self._rows = LineFile(context.run_folder / f"samples{context.suffix}.jsonl", END_OF_BATCH) if of_rank else None
 
     def write(self, record: StepRecord) -> None:
         """Appends one line with the step's values."""
         self._file.append(record.step, [{"time": record.time_s, **record.values}])
+        rows = [{"table": key, **row} for key, table in record.tables.items() for row in table]
+        if rows and self._rows is not None:
+            self._rows.append(record.step, rows)
 
     def stream(self, key: str, value: Any, step: int) -> None:
-        """Appends one line with the value."""
+        """Writes one value, or rows without their tokens, which are only computed for rows that are shown."""
+        if isinstance(value, list):
+            value = [{column: cell for column, cell in row.items() if column != TOKENS} for row in value]
         self._file.append(step, [{"key": key, "value": plain(value)}])
+
+    def rewind(self, step: int) -> None:
+        super().rewind(step)
+        if self._rows is not None:
+            self._rows.rewind(step)
+
+    def close(self) -> None:
+        super().close()
+        if self._rows is not None:
+            self._rows.close()
 
 
 class LocalSink(_FileSink):

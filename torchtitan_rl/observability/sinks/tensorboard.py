@@ -7,6 +7,7 @@ from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.slim import Points
 
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
@@ -44,6 +45,12 @@ class TensorboardSink(Sink):
             writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
         self._last |= record.charts
         writer.flush()
+
+    def backfill(self, points: Points) -> None:
+        for step, values in sorted(points.items()):
+            for key, value in values.items():
+                self._open(step).add_scalar(key, value, step)
+                self._last.setdefault(key, value)
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Adds a scalar; other values are ignored."""

@@ -6,6 +6,10 @@ from typing import Any
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.slim import Points
+
+_COLUMN = "example/"
+"""What the columns of the data are called in a row."""
 
 
 class TrackioSink(Sink):
@@ -47,6 +51,10 @@ class TrackioSink(Sink):
             logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
         self._run.log(logged, step=record.step)
 
+    def backfill(self, points: Points) -> None:
+        for step, values in sorted(points.items()):
+            self._run.log(dict(values), step=step)
+
     def close(self) -> None:
         """Ends the run."""
         self._run.finish()
@@ -78,5 +86,8 @@ class TrackioSink(Sink):
             "advantage": row.get("advantage"),
             "stop_reason": row.get("finish_reason"),
             "trajectory_id": f"{self.context.run_id}/{episode_id}",
+            "task": row.get("task"),
+            "expected_answer": row.get("expected_answer"),
+            "example": {name.removeprefix(_COLUMN): cell for name, cell in row.items() if name.startswith(_COLUMN)},
         }
         return self._trackio.Trace(messages=messages, metadata=metadata)

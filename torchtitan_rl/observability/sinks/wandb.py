@@ -5,6 +5,7 @@ from typing import Any
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.slim import Points
 
 
 class WandbSink(Sink):
@@ -47,6 +48,10 @@ class WandbSink(Sink):
         for key, rows in record.tables.items():
             logged[key] = self._extended(key, rows)
         self._run.log(logged)
+
+    def backfill(self, points: Points) -> None:
+        for step, values in sorted(points.items()):
+            self._run.log({**values, "step": step})
 
     def close(self) -> None:
         """Logs the whole tables and ends the run."""

@@ -142,6 +142,12 @@ def test_kl_by_completion_length(length, name):
     assert present == {f"policy/kl_k3/length_{name}", "policy/kl_k3/length_33-64"}
 
 
+def test_each_bucket_of_the_kl_says_how_many_tokens_it_stands_for():
+    metrics = off_policy_metrics(Algorithm.Config(), [[1.5] * 3, [1.0] * 40], [1.0, 0.0])
+    found = {key: value for key, value in metrics.items() if key.startswith("policy/tokens/")}
+    assert found == {"policy/tokens/length_0-32": 3.0, "policy/tokens/length_33-64": 40.0}
+
+
 def test_the_buckets_hold_every_length_once():
     assert list(LENGTH_BUCKETS) == ["0-32", "33-64", "65-128", "129-256", "257+"]
     for length in range(1000):

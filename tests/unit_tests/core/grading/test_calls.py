@@ -243,8 +243,21 @@ def test_columns_that_cannot_be_pickled_fail_and_cost_no_worker(build):
     assert rewards(score(graded, "a")) == [1.0]
 
 
-def test_the_package_can_be_imported_first():
-    subprocess.run([sys.executable, "-c", "from torchtitan_rl.core.grading import Grader"], check=True)
+@pytest.mark.parametrize(
+    "first",
+    ["torchtitan_rl.core.grading", "torchtitan.components.metrics", "torchtitan_rl.library.tasks"],
+)
+def test_any_order_of_imports_works(first):
+    program = (
+        f"import {first}, torchtitan_rl.core.controller\n"
+        "from torchtitan.components import metrics\n"
+        "from torchtitan.tools import utils\n"
+        "from torchtitan_rl.core.device import DEVICE_TYPE\n"
+        "for module in (utils, metrics):\n"
+        "    assert module.device_type == DEVICE_TYPE, module\n"
+        "    assert module.device_module.__name__ == f'torch.{DEVICE_TYPE}', module\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
 
+import dataclasses
+import functools
 import logging
 import time
 
@@ -301,6 +303,50 @@ def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
     assert seen["trainer_state"].global_step == 0
 
 
+def test_trainer_state_has_what_a_run_knows_by_transformers_names(build):
+    import transformers
+
+    state = TrainerState(global_step=4, max_steps=50, epoch=0.25)
+    theirs = transformers.TrainerState()
+    names = ["epoch", "global_step", "is_local_process_zero", "is_world_process_zero", "log_history", "max_steps"]
+    assert sorted(f.name for f in dataclasses.fields(state)) == names
+    assert all(type(getattr(state, name)) in (type(getattr(theirs, name)), float) for name in names)
+
+    def scheduled(completions, trainer_state, **_):
+        assert not trainer_state.log_history
+        return [trainer_state.epoch * trainer_state.is_world_process_zero]
+
+    [scored] = build(scheduled).score([group("a")], state=state)
+    assert rewards(scored.samples) == [0.25]
+
+
+def test_only_rank_0_is_process_zero(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    state = TrainerState()
+    assert (state.is_world_process_zero, state.is_local_process_zero) == (False, True)
+
+
+def late(completions, trainer_state, **_):
+    return [float(trainer_state.best_metric or trainer_state.eval_steps)]
+
+
+class Late:
+    def __call__(self, completions, trainer_state, **_):
+        return [float(trainer_state.total_flos)]
+
+
+@pytest.mark.parametrize(("function", "names"), [(late, "'best_metric', 'eval_steps'"), (Late(), "'total_flos'")])
+def test_a_field_of_trainer_state_that_no_run_has_is_named_before_the_run(function, names):
+    with pytest.raises(
+        UserError, match=rf"trainer_state = \[{names}\]: expected fields among \['epoch', 'global_step'"
+    ):
+        grader(function)
+    assert grader(
+        print, constant(1.0), functools.partial(constant(2.0, "other"))
+    )  # without source, or without the keyword
+
+
 def test_a_function_that_empties_what_it_gets_takes_nothing_from_the_next():
     def greedy(completions, **_):
         scores = [0.0] * len(completions)
@@ -345,6 +391,12 @@ def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
     file.write_text("def brevity(completions, **_):\n    return []\n")
     with pytest.raises(UserError, match=f"grader.rewards.*{said}"):
         build_grader(Grader.Config(rewards=[reference.format(file=file)]), TaskOf())
+
+
+@pytest.mark.parametrize("name", ["error", "judgement"])
+def test_names_that_the_tables_use_themselves_are_refused(name):
+    with pytest.raises(UserError, match=rf"grader.rewards = \['{name}'\]: expected names other than .*another name"):
+        grader(constant(1.0, name))
 
 
 def test_two_functions_of_one_name_and_settings_of_none_are_errors():

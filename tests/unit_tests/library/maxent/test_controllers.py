@@ -140,6 +140,21 @@ def test_the_meta_controller_clamps_tau_and_leaves_beta_without_a_target():
     assert state(algorithm)["tau"] == 2.0
 
 
+def test_a_limit_that_held_a_value_back_is_told():
+    tau = TauController.Config(target=1.0, learning_rate=100.0, max_tau=2.0)
+    beta = BetaController.Config(target=0.1, horizon=10)
+    algorithm = algorithm_with(tau_controller=tau, beta=0.5, beta_controller=beta)
+    told = []
+    for entropy, kl in ((1.0, 0.11), (0.5, 0.11), (0.999, 5.0), (None, None)):
+        stats = {} if entropy is None else {ENTROPY: entropy, KL: kl}
+        metrics = values(algorithm.after_update(stats))
+        told.append((metrics["maxent/tau_clamped"], metrics["maxent/beta_clamped"]))
+    assert told == [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
+    meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0, min_tau=0.5)
+    metrics = values(algorithm_with(tau=1.0, beta=0.5, meta_controller=meta).after_update({ENTROPY: 9.0, KL: 0.0}))
+    assert (metrics["maxent/tau_clamped"], metrics["maxent/beta_clamped"]) == (1.0, 1.0)
+
+
 def test_a_missing_statistic_leaves_its_value_where_it_is():
     algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0))
     metrics = values(algorithm.after_update({}))

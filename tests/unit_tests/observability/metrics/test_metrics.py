@@ -69,12 +69,12 @@ def test_reward_statistics_over_rollouts_within_groups_and_of_each_function():
     assert found["reward/std"] == pytest.approx((14 / 9) ** 0.5)
     assert found["reward/group_std"] == (0.5 + 0.0) / 2
     assert (found["reward/right/p0"], found["reward/right/p50"], found["reward/right/p100"]) == (0.0, 1.0, 3.0)
-    assert "reward/shaped/mean" not in found
+    assert "reward/shaped_mean" not in found
 
 
 def test_the_shaped_reward_is_what_advantages_are_made_from_and_no_entropy_is_added():
     found = values(reward_metrics([group(0, sample(shaped_reward=0.5), sample(1, shaped_reward=1.0))]))
-    assert found["reward/shaped/mean"] == 0.75
+    assert found["reward/shaped_mean"] == 0.75
     assert not any("entropy" in key for key in found)
 
 
@@ -386,3 +386,10 @@ def test_the_console_s_default_patterns_name_documented_keys():
     for pattern in Recorder.Config().console_metrics:
         if not pattern.startswith(elsewhere):
             assert pattern.split("*")[0] in known, pattern
+
+
+def test_a_function_called_shaped_keeps_its_mean():
+    episode = sample(0, 1.0, breakdown={"shaped": 5.0}, shaped_reward=0.75)
+    found = {key: metric.value for key, metric in reward_metrics([group(0, episode)]).items()}
+    assert found["reward/shaped/mean"] == 5.0
+    assert found["reward/shaped_mean"] == 0.75

@@ -1,0 +1,163 @@
+"""Reward functions with scope "batch": one call with all completions of the replica's step, as TRL gives them."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from tests.parts.grading import TaskOf, constant, drained, group, groups, logged, rewards
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.grading import Grader, RewardError
+from torchtitan_rl.setup.build_grader import build_grader
+
+
+def calibration(completions, expected_answer, log_metric, **_):
+    """The distance of the mean stated confidence from the share of right answers: a number of the whole input."""
+    stated = [float(text.split()[1]) for text in completions]
+    right = [float(text.split()[0] == answer) for text, answer in zip(completions, expected_answer)]
+    error = abs(sum(stated) - sum(right)) / len(completions)
+    log_metric("error", error)
+    return [-error] * len(completions)
+
+
+def two_groups():
+    """One group all right, the other all wrong, each stating a confidence of one half."""
+    return [
+        group("46 0.5", "46 0.5", prompt_idx=0),
+        group("1 0.5", "2 0.5", prompt_idx=1, expected_answer="3", text="another"),
+    ]
+
+
+def test_a_function_of_its_whole_input_sees_the_batch(build):
+    batch = build(calibration, scope_of={"calibration": "batch"})
+    assert [rewards(g.samples) for g in batch.score(two_groups())] == [[0.0, 0.0], [0.0, 0.0]]
+    assert logged(batch) == {"extra/calibration/error": (0.0, "mean", 4)}
+    alone = build(calibration)
+    assert [rewards(g.samples) for g in alone.score(two_groups())] == [[-0.5, -0.5], [-0.5, -0.5]]
+
+
+def counts(completions, log_extra, **_):
+    """The place of each completion in the call."""
+    log_extra("pid", [os.getpid()] * len(completions))
+    return [float(i) for i in range(len(completions))]
+
+
+counts.scope = "batch"
+
+
+def test_the_attribute_asks_for_the_batch_and_the_config_has_the_last_word(build):
+    asked = [group("a", "b", prompt_idx=1), group(prompt_idx=5), group("c", prompt_idx=0)]
+    scored = build(counts, constant(10.0)).score(asked)
+    assert [g.prompt.prompt_idx for g in scored] == [0, 1, 5]
+    assert [rewards(g.samples) for g in scored] == [[10.0], [11.0, 12.0], []]
+    assert [g.samples[0].extra["counts/pid"] for g in scored[:2]] != [os.getpid()] * 2
+    [first, *_] = build(counts, scope_of={"counts": "group"}).score(asked)
+    assert rewards(first.samples) == [0.0]
+
+
+def test_a_batch_has_columns_of_every_group_and_none_where_a_group_has_none(build):
+    def sees(completions, prompts, level, finish_reasons, **_):
+        return [1.0 if value is None else value for value in level]
+
+    class Levels(TaskOf):
+        def train_example(self, index, *, seed):
+            import dataclasses
+
+            return dataclasses.replace(super().train_example(index, seed=seed), columns={"level": 3.0})
+
+    graded = build_grader(Grader.Config(scope_of={"sees": "batch"}, in_process=["sees"]), Levels(sees))
+    scored = graded.score([group("a", prompt_idx=0, columns={"level": 3.0}), group("b", "c", prompt_idx=1)])
+    graded.close()
+    assert [rewards(g.samples) for g in scored] == [[3.0], [1.0, 1.0]]
+
+
+def test_async_functions_and_functions_in_process_see_the_batch_too(build):
+    async def waits(completions, **_):
+        await asyncio.sleep(0.01)
+        return [float(len(completions))] * len(completions)
+
+    def here(completions, **_):
+        return [float(os.getpid())] * len(completions)
+
+    graded = build(waits, here, scope_of={"waits": "batch", "here": "batch"}, in_process=["here"], weights={"here": 0})
+    scored = graded.score(groups(3))
+    assert [s.reward_breakdown for g in scored for s in g.samples] == [{"waits": 3.0, "here": float(os.getpid())}] * 3
+    assert drained(graded)["reward/waits/seconds"].weight == 1
+
+
+def hangs(completions, **_):
+    time.sleep(30)
+
+
+def test_a_batch_has_one_time_limit_and_its_failure_is_that_of_every_completion(build):
+    graded = build(hangs, constant(1.0), scope_of={"hangs": "batch"}, time_limit_seconds=0.3, on_failure="none")
+    begin = time.monotonic()
+    scored = graded.score(groups(3))
+    assert time.monotonic() - begin < 10
+    assert [s.reward for g in scored for s in g.samples] == [None] * 3
+    assert "longer than 0.3 s" in scored[2].samples[0].extra["error/hangs"]
+    metrics = drained(graded)
+    assert metrics["reward/hangs/failures"] == (3.0, "sum", 1.0)
+    assert metrics["reward/hangs/seconds"].value == 0.3
+
+
+def test_one_bad_score_of_a_batch_names_its_own_prompt(build):
+    def one_bad(completions, **_):
+        return [float("nan") if text == "1" else 1.0 for text in completions]
+
+    asked = [group(str(i), prompt_idx=i, text=f"prompt {i}") for i in range(3)]
+    config = {"scope_of": {"one_bad": "batch"}}
+    with pytest.raises(
+        RewardError,
+        match="'one_bad' failed on prompt 'prompt 1' .*batch of 3 prompts.: returned nan for completion 0 .'1'",
+    ):
+        build(one_bad, **config).score(asked)
+    scored = build(one_bad, **config, on_failure="none").score(asked)
+    assert [s.reward for g in scored for s in g.samples] == [1.0, None, 1.0]
+
+
+def test_a_function_of_the_config_sees_all_members_of_a_mixture_together(tmp_path):
+    file = tmp_path / "all.py"
+    file.write_text("def all_of(completions, **_):\n    return [float(len(completions))] * len(completions)\n")
+
+    class Mixture(TaskOf):
+        def members(self):
+            return {"one": TaskOf(constant(1.0, "own")), "two": TaskOf(counts)}
+
+    config = Grader.Config(rewards=[f"{file}:all_of"], scope_of={"all_of": "batch"})
+    graded = build_grader(config, Mixture())
+    asked = [
+        group("a", task="two", prompt_idx=0),
+        group("b", task="one", prompt_idx=1),
+        group("c", task="two", prompt_idx=2),
+    ]
+    found = [g.samples[0].reward_breakdown for g in graded.score(asked)]
+    graded.close()
+    assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
+
+
+def test_the_held_out_tables_of_one_task_are_one_batch(build):
+    class Tables(TaskOf):
+        def members(self):
+            return {"": self, "easy": self, "hard": self}
+
+    graded = build_grader(Grader.Config(), Tables(counts))
+    asked = [group("a", task="easy", prompt_idx=0), group("b", task="hard", prompt_idx=1)]
+    assert [rewards(g.samples) for g in graded.score(asked)] == [[0.0], [1.0]]
+    graded.close()
+
+
+def test_a_replica_without_prompts_makes_no_call(build):
+    assert build(counts).score([]) == []
+
+
+def test_a_wrong_scope_is_named_before_the_run():
+    def odd(completions, **_):
+        return [0.0]
+
+    odd.scope = "world"
+    with pytest.raises(UserError, match=r"reward function odd.*'world'.*'group' or 'batch'"):
+        build_grader(Grader.Config(), TaskOf(odd))
+    with pytest.raises(UserError, match=r"grader.scope_of = .*'even'"):
+        build_grader(Grader.Config(scope_of={"even": "batch"}), TaskOf(constant(1.0)))
