@@ -8,9 +8,9 @@ from tests.gpu_rehearsal.trainer import Rehearsal
 
 SYNCS_PER_MICROBATCH, SYNCS_PER_UPDATE = 9, 6
 """Times that the host may wait for the device. Raise them only for a good reason: each wait leaves the GPU without work."""
-MEMORY = {"update": (0.65, 1.1), "sync": (0.9, 1.1)}
-"""Phase -> least and most of the peak, as a share of what setup/memory.py predicts. FSDP2 needs less than it counts for the
-gathered embedding."""
+MEMORY = {"update": (0.55, 1.1), "sync": (0.55, 1.1)}
+"""Phase -> least and most of the peak, as a share of what setup/memory.py predicts. The prediction is an upper bound: a small
+model does not fill the largest tiles."""
 MIB = 2**20
 
 

@@ -70,15 +70,12 @@ def _wrong_labels() -> Iterator[None]:
         packing._shifted = original
 
 
-FAULTS: dict[str, tuple[Callable, str]] = {
-    "a CPU tensor in a collective": (lambda: _before(Trainer, "_sum", _cpu_tensor), "a CPU tensor in allreduce_"),
-    "a stream race": (lambda: _before(trainer_module, "clip_grad_norm_", _stream_race), "while another stream uses it"),
-    "item() in a loop": (
-        lambda: _before(trainer_module, "fill_logprob_diff", _item_in_a_loop),
-        "host synchronisations in an update",
-    ),
-    "another order of collectives": (lambda: _before(Trainer, "_optimizer_step", _other_order), "collective "),
-    "memory that is kept": (lambda: _before(Trainer, "update", _memory), "update peaks at"),
-    "labels of other values": (_wrong_labels, "labels differs from the CPU's"),
+FAULTS: dict[str, Callable] = {
+    "a CPU tensor in a collective": lambda: _before(Trainer, "_sum", _cpu_tensor),
+    "a stream race": lambda: _before(trainer_module, "clip_grad_norm_", _stream_race),
+    "item() in a loop": lambda: _before(trainer_module, "fill_logprob_diff", _item_in_a_loop),
+    "another order of collectives": lambda: _before(Trainer, "_optimizer_step", _other_order),
+    "memory that is kept": lambda: _before(Trainer, "update", _memory),
+    "labels of other values": _wrong_labels,
 }
-"""Name -> (the context in which the product has the fault, what the rehearsal says of it)."""
+"""Name -> the context in which the product has the fault."""
