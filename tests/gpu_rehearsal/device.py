@@ -122,7 +122,7 @@ class Device(TorchDispatchMode):
         elif func is aten.copy_.default:
             waits = not from_device and tensors[1].device.type == "cuda"
         else:
-            waits = from_device and func in ASKS_VALUES
+            waits = from_device and func in ASKS_VALUES and kwargs.get("output_size") is None
         if waits:
             self.sync()
 

@@ -57,8 +57,10 @@ class Rehearsal:
     collectives: list[Collective] = field(default_factory=list)
     syncs: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device in the last update, by line."""
-    microbatches: int = 0
-    """Micro-batches of one update."""
+    forwards: int = 0
+    """Forwards of the last update."""
+    optimizer_steps: int = 0
+    """Optimizer steps of the last update."""
     races: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     """Phase -> bytes at its peak."""
@@ -90,7 +92,7 @@ def rehearse(
         "sync": sum(need.awake.values()) - need.awake["engine"] - CONTEXT_BYTES,
         "update": sum(need.updating.values()) - CONTEXT_BYTES,
     }
-    with _ranks(layout, rank, config), recording(device), _pretended_values(device):
+    with _ranks(layout, rank, config), recording(device), _pretended_values(device, record):
         groups = draft_episodes(_step(prompts, longest))
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
             _run(config, layout, device, record, groups, updates)
@@ -112,10 +114,11 @@ def _run(config: RunConfig, layout: Layout, device: Device, record: Rehearsal, g
     if trainer.algorithm.needs_reference:
         trainer.score_reference(groups)
     trainer.algorithm.assign_credit(groups)
-    record.microbatches, record.differing = _inputs(trainer, groups, device)
+    record.differing = _differing(trainer, groups, device)
     for _ in range(updates):
         device.syncs.clear()
-        trainer.update(groups)
+        record.forwards = 0
+        record.optimizer_steps = trainer.update(groups).optimizer_steps
         record.syncs = device.syncs.copy()
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
@@ -135,15 +138,15 @@ def _build(config: RunConfig, layout: Layout) -> Trainer:
         hf_assets_path="",
         parallel_dims=ParallelDims.from_config(config.trainer.parallelism, layout.world),
         algorithm=config.algorithm.build(max_completion_tokens=config.sampling.max_tokens),
-        num_steps=10,
+        num_steps=config.num_steps,
         max_model_len=config.generator.max_model_len,
         temperature=1.0,
         dump_folder="",
     )
 
 
-def _inputs(trainer: Trainer, groups: list, device: Device) -> tuple[int, list[str]]:
-    """Returns the number of this rank's micro-batches and the names of inputs that differ from those that a CPU computes."""
+def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
+    """Names the inputs of this rank's micro-batches whose values on the device differ from those that a CPU computes."""
 
     def inputs(batch: TrainBatch) -> dict[str, Tensor]:
         named = {f.name: getattr(batch, f.name) for f in fields(batch)}
@@ -165,7 +168,7 @@ def _inputs(trainer: Trainer, groups: list, device: Device) -> tuple[int, list[s
             with _disable_current_modes():
                 if true is None or not torch.equal(true, here[name]):
                     out.append(name)
-    return len(on_device), sorted(set(out))
+    return sorted(set(out))
 
 
 @contextmanager
@@ -189,11 +192,12 @@ def _ranks(layout: Layout, rank: int, config: RunConfig):  # noqa: ANN202
 
 
 @contextmanager
-def _pretended_values(device: Device):  # noqa: ANN202
+def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, lists of other ranks."""
     kept = policy.score, trainer_module.load_hf_weights, comm.all_gather_lists
 
     def score(*args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        record.forwards += 1
         out = kept[0](*args, **kwargs)
         for tensor, value in zip(out, (-1.0, 1.0), strict=True):
             with _disable_current_modes():

@@ -127,7 +127,7 @@ def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
     """
     ranks = shards * tp
     gathered = largest * width * (1 + (1 / tp if tp > 1 else 0) + (1 / ranks if ranks > 1 else 0))
-    return max(gathered, CHECKSUM_BLOCK * (8 + width))
+    return max(gathered, min(largest, CHECKSUM_BLOCK) * (8 + width))
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
