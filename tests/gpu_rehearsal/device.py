@@ -144,7 +144,8 @@ class Device(TorchDispatchMode):
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 out.append(index)
                 continue
-            self.sync()
+            if index.device.type == "cuda":
+                self.sync()
             values = self.true(index)
             with _disable_current_modes():
                 mask = torch.ones(tuple(index.shape), dtype=torch.bool) if values is None else values
