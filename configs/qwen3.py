@@ -107,7 +107,7 @@ def qwen3_8b() -> RunConfig:
 
 
 def qwen3_14b() -> RunConfig:
-    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 56 GiB awake, 39 in an update.
+    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 57 GiB awake, 39 in an update.
 
     Needs the checkpoint folder.
     """

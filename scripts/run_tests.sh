@@ -4,7 +4,8 @@
 #   scripts/run_tests.sh unit       the unit tests only; further arguments go to pytest
 #   scripts/run_tests.sh runs       whole runs on up to 8 ranks; further arguments go to tests/integration_tests.py
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
-#   scripts/run_tests.sh all        all three, each whole
+#   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/gpu.md); further arguments are configs
+#   scripts/run_tests.sh all        all four, each whole
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
@@ -13,11 +14,12 @@ part=${1:-default}
 (($#)) && shift
 unit() { .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
 faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
+rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }
 
 case $part in
   default) unit && faults -m quick && runs --quick ;;
-  unit | runs | faults) "$part" "$@" ;;
-  all) unit && faults && runs ;;
-  *) echo "run_tests.sh: no part '$part': unit, runs, faults, all, or nothing for the default" >&2 && exit 2 ;;
+  unit | runs | faults | rehearsal) "$part" "$@" ;;
+  all) unit && faults && runs && rehearsal ;;
+  *) echo "run_tests.sh: no part '$part': unit, runs, faults, rehearsal, all, or nothing for the default" >&2 && exit 2 ;;
 esac

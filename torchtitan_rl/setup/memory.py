@@ -24,6 +24,9 @@ BYTES = {"float32": 4, "bfloat16": 2}
 CONTEXT_BYTES = 2 * GIB
 """CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
 
+CHECKSUM_BLOCK = 2**24
+"""Elements of a block of core/checksum.py on a GPU. Each takes its own width, and 8 bytes for its product."""
+
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""
 
@@ -93,7 +96,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     awake = {
         "weights and moments": 12 * state + reference,
         "engine": engine,
-        "weight sync": largest * BYTES[config.generator.dtype],
+        "weight sync": _sync_bytes(largest, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
         "CUDA": CONTEXT_BYTES,
     }
     tokens = trainer.max_tokens_per_microbatch
@@ -117,6 +120,16 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
+
+
+def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
+    """Bytes on top of the weights while they are pushed: the largest matrix, gathered, or a block of the proof's checksums.
+
+    The gather also holds this rank's cast shard and, between the two gathers of FSDP x TP, the tensor-parallel share.
+    """
+    ranks = shards * tp
+    gathered = largest * width * (1 + (1 / tp if tp > 1 else 0) + (1 / ranks if ranks > 1 else 0))
+    return max(gathered, min(largest, CHECKSUM_BLOCK) * (8 + width))
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:

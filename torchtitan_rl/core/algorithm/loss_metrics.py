@@ -25,11 +25,11 @@ MAX_DISTRIBUTION_VALUES = 4096
 
 
 class Tally:
-    """Collects tensors and turns them into `Metric`s, with one transfer from the device for all 0-d tensors."""
+    """Collects tensors and turns them into `Metric`s, with one transfer from the device."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
-        self._distributions: dict[str, Metric] = {}
+        self._distributions: dict[str, Tensor] = {}  # [2, n] each: values and mask
 
     def put(self, key: str, value: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> None:
         """Add a 0-d `value`; a mean stands for `weight` units, 0-d."""
@@ -48,11 +48,7 @@ class Tally:
 
     def distribution(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add `values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
-        inside = values[mask > 0]  # [n]
-        every = -(-len(inside) // MAX_DISTRIBUTION_VALUES)
-        if every:
-            sampled = inside[::every].float().cpu()  # [at most MAX_DISTRIBUTION_VALUES]
-            self._distributions[key] = Metric(value=sampled, reduction="distribution")
+        self._distributions[key] = torch.stack([values.detach().float(), mask.float()])  # [2, n]
 
     def to_metrics(self) -> dict[str, Metric]:
         """All metrics. A mean or extreme over no values is left out, not reported as 0."""
@@ -60,13 +56,24 @@ class Tally:
             return {}
         values = [value for value, _, _ in self._entries.values()]
         weights = [weight for _, _, weight in self._entries.values()]
-        flat = torch.stack([number.detach().double() for number in values + weights]).tolist()  # one transfer
-        half = len(values)
-        return self._distributions | {
+        numbers = torch.stack([number.detach().double() for number in values + weights])
+        rows = [numbers, *(row.double().flatten() for row in self._distributions.values())]
+        numbers, *rows = torch.cat(rows).cpu().split([len(row) for row in rows])  # one transfer
+        flat, half = numbers.tolist(), len(values)
+        kept = {key: _thinned(row) for key, row in zip(self._distributions, rows)}
+        return {key: Metric(value=v, reduction="distribution") for key, v in kept.items() if len(v)} | {
             key: Metric(value=flat[i], reduction=reduction, weight=flat[half + i])
             for i, (key, (_, reduction, _)) in enumerate(self._entries.items())
             if flat[half + i] > 0
         }
+
+
+def _thinned(row: Tensor) -> Tensor:
+    """Values and mask [2 n] on the host -> the values to keep. On a device, indexing with a mask waits for its sum."""
+    values, mask = row.unflatten(0, (2, -1))  # [n] each
+    inside = values[mask > 0]  # [loss tokens]
+    every = max(1, -(-len(inside) // MAX_DISTRIBUTION_VALUES))
+    return inside[::every].float()  # [at most MAX_DISTRIBUTION_VALUES]
 
 
 def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs) -> None:

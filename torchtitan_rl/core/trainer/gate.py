@@ -114,9 +114,10 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
 
     Returns the absolute differences, [loss tokens].
     """
-    counted = batch.loss_mask.cpu().numpy() > 0  # [T]
-    signed = (logprobs - batch.sampler_logprobs).cpu().numpy()[counted]  # [loss tokens]
-    lengths = np.bincount(batch.sequence_ids.cpu().numpy()[counted], minlength=len(batch.members))  # [S]
+    rows = torch.stack([batch.loss_mask, batch.sequence_ids.float(), logprobs - batch.sampler_logprobs])  # [3, T]
+    mask, sequence_ids, signed = rows.cpu().numpy()  # [T] each, with one transfer from the device
+    signed, sequence_ids = signed[mask > 0], sequence_ids[mask > 0].astype(np.int64)  # [loss tokens] each
+    lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
     for member, diff in zip(batch.members, np.split(signed, np.cumsum(lengths))[:-1], strict=True):
         if len(diff):
             values = np.abs(diff)

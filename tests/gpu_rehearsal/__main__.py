@@ -1,0 +1,164 @@
+"""Rehearses the trainer on a machine without a GPU and prints what is wrong. Exits with 1 if anything is.
+
+python -m tests.gpu_rehearsal quick [REPORT.json]    four layouts of a shallow model, and the introduced faults: a minute
+python -m tests.gpu_rehearsal long [CONFIG ...]      each shipped config at its documented size, 64 ranks: tens of minutes
+"""
+
+import json
+import multiprocessing
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from tests.gpu_rehearsal.trainer import Layout, Rehearsal, on_layout, rehearse
+
+# isort: split
+from tests.gpu_rehearsal.checks import faults_of
+from tests.gpu_rehearsal.faults import FAULTS
+from torchtitan_rl.core.algorithm import KL
+from torchtitan_rl.library import models
+from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.setup.registry import config_functions, load_config
+from torchtitan_rl.setup.run_config import RunConfig
+
+LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2)]
+FAULTY = Layout(4)
+
+
+def _set(path: str, value: Any) -> Callable[[RunConfig], None]:
+    owner, _, name = path.rpartition(".")
+    return lambda config: setattr(reduce(getattr, owner.split("."), config), name, value)
+
+
+OPTIONS = {
+    "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
+    "full checkpointing": _set("trainer.activation_checkpoint", "full"),
+    "no checkpointing": _set("trainer.activation_checkpoint", "none"),
+    "weights stay gathered": _set("trainer.parallelism.fsdp_reshard_after_forward", "never"),
+    "float32": _set("trainer.mixed_precision_param", "float32"),
+    "two epochs": _set("trainer.num_epochs", 2),
+    "two minibatches": _set("trainer.num_minibatches", 2),
+    "a reference policy": _set("algorithm.kl", KL.Config(coef=0.1)),
+}
+"""Options of the trainer that the long part takes on 8 ranks."""
+
+
+def _small(layout: Layout) -> RunConfig:
+    """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings."""
+    config = on_layout(load_config("qwen3_0_6b"), layout)
+    sizes = {"vocab_size": 16384, "dim": 1024, "n_layers": 2, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+    config.model_spec = small_qwen3(**sizes, hidden_dim=3072, max_seq_len=2048)
+    config.trainer.max_tokens_per_microbatch = 1024
+    return config
+
+
+def _rank(
+    layout: Layout, rank: int, fault: str | None = None, option: str | None = None, updates: int = 2
+) -> Rehearsal | str:
+    """Rehearses one rank of the small model. Returns the traceback if the product raises."""
+    config = _small(layout)
+    if option:
+        OPTIONS[option](config)
+    try:
+        with FAULTS[fault]() if fault else nullcontext():
+            return rehearse(
+                config, layout, rank, prompts=max(2, layout.world // layout.tp), longest=200, updates=updates
+            )
+    except Exception:
+        return traceback.format_exc()
+
+
+def _verdict(records: list[Rehearsal | str]) -> list[str]:
+    raised = [record for record in records if isinstance(record, str)]
+    return raised or faults_of(records)
+
+
+def ranks_of(layout: Layout) -> list[int]:
+    """The first two ranks, the last, and with tensor parallelism the first rank's neighbour in its FSDP group."""
+    return sorted({0, min(1, layout.world - 1), layout.tp % layout.world, layout.world - 1})
+
+
+def quick() -> dict[str, dict[str, list[str]]]:
+    """Returns {"layouts": {name: what is wrong}, "faults": {name: what the rehearsal said of it}}."""
+    _rank(Layout(1), 0, updates=0)  # fills torch's caches before the processes fork; a backward would start threads
+    jobs = [(layout, rank) for layout in LAYOUTS for rank in ranks_of(layout)]
+    faulty = [
+        (FAULTY, rank, fault, None, 1)
+        for fault in FAULTS
+        for rank in (0, 1)[: 1 + (fault == "another order of collectives")]
+    ]
+    # A process for each rank: torch keeps group names of a process's first run.
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        ended = pool.starmap(_rank, [*jobs, *faulty], chunksize=1)
+    verdicts = {str(one): _verdict([r for r, j in zip(ended, jobs, strict=False) if j[0] == one]) for one in LAYOUTS}
+    told = {
+        fault: _verdict([r for r, j in zip(ended[len(jobs) :], faulty, strict=True) if j[2] == fault])
+        for fault in FAULTS
+    }
+    return {"layouts": verdicts, "faults": told}
+
+
+def documented(name: str) -> Layout:
+    """The number of GPUs in a config's docstring, and its own degrees."""
+    config, text = load_config(name), config_functions()[name].__doc__ or ""
+    tp = config.trainer.parallelism.tensor_parallel_degree
+    number = re.search(r"(\d+)_?gpu", name) or re.search(r"[Oo]n (\d+)", text)
+    return Layout(max(int(number[1]) if number else 1, tp * (2 if "fsdp2" in name else 1)), tp=tp)
+
+
+def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
+    """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks."""
+    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names]
+    if not names:
+        jobs = [(_whole, name, documented(name)) for name in config_functions()]
+        jobs += [(_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
+        jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
+    verdicts = {}
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        for (_, name, layout), faults in zip(jobs, pool.imap(_job, jobs), strict=True):
+            verdicts[f"{name} on {layout}"] = faults
+            print(f"{name} on {layout}: {'; '.join(faults) or 'ok'}", flush=True)
+    return {"layouts": verdicts}
+
+
+def _job(job: tuple) -> list[str]:
+    function, name, layout = job
+    return function(name, layout)
+
+
+def _option(option: str, layout: Layout) -> list[str]:
+    return _verdict([_rank(layout, 0, option=option)])
+
+
+def _whole(name: str, layout: Layout) -> list[str]:
+    config = on_layout(load_config(name), layout)
+    config.model_spec = config.model_spec or models.qwen3("1.7B")
+    tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
+    prompts = max(
+        2, layout.world // layout.tp * tokens // (3 * longest)
+    )  # of 4 completions: a micro-batch for each rank
+    try:
+        return faults_of([rehearse(config, layout, 0, prompts=prompts, longest=longest)])
+    except Exception:
+        return [traceback.format_exc()]
+
+
+def _main(part: str, *rest: str) -> int:
+    parts: dict[str, Callable] = {"quick": quick, "long": lambda: long(list(rest))}
+    report = parts[part]()
+    if part == "quick" and rest:
+        Path(rest[0]).write_text(json.dumps(report))
+    for name, faults in report["layouts"].items() if part == "quick" else ():
+        print(f"{name}: {'; '.join(faults) or 'ok'}")
+    for fault, told in report.get("faults", {}).items():
+        print(f"introduced: {fault}: {'; '.join(told) or 'UNSEEN'}")
+    return int(any(report["layouts"].values()) or not all(report.get("faults", {}).values()))
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

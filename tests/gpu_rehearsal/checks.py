@@ -1,0 +1,62 @@
+"""What a rehearsal must show. Each check returns one sentence for each fault."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from tests.gpu_rehearsal.device import Collective
+from tests.gpu_rehearsal.trainer import Rehearsal
+
+SYNCS_PER_FORWARD, SYNCS_PER_STEP = 3, 6
+"""Times that the host may wait for the device in each forward and each optimizer step. Raise them only for a good reason: each
+wait leaves the GPU without work."""
+MEMORY = {"update": (0.5, 1.1), "sync": (0.5, 1.1)}
+"""Phase -> least and most of the peak, as a share of what setup/memory.py predicts. The prediction is an upper bound: a small
+model does not fill the largest tiles."""
+MIB = 2**20
+
+
+def faults_of(records: Sequence[Rehearsal]) -> list[str]:
+    """Returns the faults of one layout's ranks."""
+    first, *others = records
+    found = [fault for record in records for fault in _faults_of_rank(record)]
+    for other in others:
+        found += _order(first, other)
+    return found
+
+
+def _faults_of_rank(record: Rehearsal) -> list[str]:
+    found = []
+    for one in record.collectives:
+        # gloo carries the Python values of core/comm.py.
+        if one.on_cpu and not one.at.startswith("core/comm.py"):
+            found.append(f"a CPU tensor in {one.operator} at {one.at}")
+    found += [f"{race} ({size / MIB:.1f} MiB)" for race, size in record.races.items()]
+    budget = SYNCS_PER_FORWARD * record.forwards + SYNCS_PER_STEP * record.optimizer_steps
+    if record.syncs.total() > budget:
+        lines = ", ".join(f"{line} x{times}" for line, times in record.syncs.most_common())
+        found.append(f"{record.syncs.total()} host synchronisations in an update, the budget is {budget}: {lines}")
+    for phase, (least, most) in MEMORY.items():
+        share = record.peaks[phase] / record.predicted[phase]
+        if not least <= share <= most:
+            found.append(
+                f"{phase} peaks at {record.peaks[phase] / MIB:.0f} MiB, setup/memory.py predicts "
+                f"{record.predicted[phase] / MIB:.0f}"
+            )
+    found += [f"{name} differs from the CPU's" for name in record.differing]
+    return [f"rank {record.rank}: {fault}" for fault in dict.fromkeys(found)]
+
+
+def _order(one: Rehearsal, other: Rehearsal) -> list[str]:
+    """The first collective in which two ranks differ. NCCL would wait for ever, or mix up two results.
+
+    Groups of different ranks must only agree in the operator and in size: another data-parallel rank has other tokens.
+    """
+    for number, (a, b) in enumerate(zip_longest(one.collectives, other.collectives)):
+        if a is None or b is None or _comparable(a, b) != _comparable(b, a):
+            where = [f"{c.operator} of {c.shapes} over {len(c.ranks)} at {c.at}" if c else "none" for c in (a, b)]
+            return [f"collective {number}: rank {one.rank} has {where[0]}, rank {other.rank} has {where[1]}"]
+    return []
+
+
+def _comparable(one: Collective, other: Collective) -> tuple:
+    return one.operator, len(one.ranks), one.shapes if one.ranks == other.ranks else ()

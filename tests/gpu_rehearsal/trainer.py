@@ -1,0 +1,237 @@
+"""Rehearses the trainer: build, sync, probe, reference, update and checkpoint of one rank of any layout."""
+
+import os
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from tests.gpu_rehearsal import cuda  # first: before torch
+
+# isort: split
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend "fake")
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.gpu_rehearsal.device import Collective, Device, recording
+from tests.gpu_rehearsal.places import place
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer import packing, policy
+from torchtitan_rl.core.trainer import trainer as trainer_module
+from torchtitan_rl.core.trainer.attention import attention_masks
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.resilience.checkpointer import PolicyState
+from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
+from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.setup.validation import check_model, validate
+
+DTensor._op_dispatcher._random_ops.clear()  # the device has no random generator
+
+
+class Layout(NamedTuple):
+    """The ranks of a run."""
+
+    world: int
+    tp: int = 1
+    replicate: int = 1
+
+    def __str__(self) -> str:
+        kinds = [f"TP {self.tp}"] * (self.tp > 1) + [f"HSDP {self.replicate}"] * (self.replicate > 1)
+        return " x ".join([f"{self.world} ranks", *kinds])
+
+
+@dataclass
+class Rehearsal:
+    """What one rank of a run asked of its device."""
+
+    rank: int
+    collectives: list[Collective] = field(default_factory=list)
+    syncs: Counter[str] = field(default_factory=Counter)
+    """Where the host waited for the device in the last update, by line."""
+    forwards: int = 0
+    """Forwards of the last update."""
+    optimizer_steps: int = 0
+    """Optimizer steps of the last update."""
+    races: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+    """Phase -> bytes at its peak."""
+    predicted: dict[str, float] = field(default_factory=dict)
+    """The same by setup/memory.py, without CUDA's own memory and the engine's."""
+    differing: list[str] = field(default_factory=list)
+    """Inputs of the update that differ from those that a CPU computes."""
+
+
+def on_layout(config: RunConfig, layout: Layout) -> RunConfig:
+    """Sets the config's degrees and returns it."""
+    parallelism = config.trainer.parallelism
+    parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree = layout.tp, layout.replicate
+    return config
+
+
+def rehearse(
+    config: RunConfig, layout: Layout, rank: int, *, prompts: int, longest: int, updates: int = 2
+) -> Rehearsal:
+    """Run one rank on `prompts` prompts with 4 completions of up to `longest` tokens. Raises whatever the product raises.
+
+    The second update has the highest peak: the optimizer's moments exist only from the first on.
+    """
+    record, device = Rehearsal(rank), Device()
+    validate(config, world_size=layout.world)
+    check_model(config, world_size=layout.world)
+    need = memory_need(config, world_size=layout.world, gpu_bytes=cuda.TOTAL_BYTES)
+    record.predicted = {
+        "sync": sum(need.awake.values()) - need.awake["engine"] - CONTEXT_BYTES,
+        "update": sum(need.updating.values()) - CONTEXT_BYTES,
+    }
+    with _ranks(layout, rank, config), recording(device), _pretended_values(device, record):
+        groups = draft_episodes(_step(prompts, longest))
+        with cuda.FakeCuda(allow_non_fake_inputs=True), device:
+            _run(config, layout, device, record, groups, updates)
+    record.collectives, record.races = device.collectives, device.memory.races
+    return record
+
+
+def _run(config: RunConfig, layout: Layout, device: Device, record: Rehearsal, groups: list, updates: int) -> None:
+    def phase(name: str) -> None:
+        record.peaks[name] = device.memory.peak
+        device.memory.peak = device.memory.now
+
+    trainer = _build(config, layout)
+    phase("build")
+    for _ in trainer.hf_weights(torch.bfloat16):
+        pass
+    trainer.token_logprobs(np.arange(5, 60))
+    phase("start")
+    if trainer.algorithm.needs_reference:
+        trainer.score_reference(groups)
+    trainer.algorithm.assign_credit(groups)
+    record.differing = _differing(trainer, groups, device)
+    for _ in range(updates):
+        device.syncs.clear()
+        record.forwards = 0
+        record.optimizer_steps = trainer.update(groups).optimizer_steps
+        record.syncs = device.syncs.copy()
+    phase("update")
+    for name, tensor in trainer.hf_weights(torch.bfloat16):
+        assert tensor.device.type == "cuda", name
+    trainer.held_weights.checksums(torch.bfloat16)
+    phase("sync")
+    states = [PolicyState(trainer.model).state_dict(), trainer.optimizer.state_dict()]
+    off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]
+    assert not off, f"a checkpoint's state is not on the device: {off[:3]}"
+    phase("checkpoint")
+
+
+def _build(config: RunConfig, layout: Layout) -> Trainer:
+    set_spmd_backend(config.trainer.parallelism.spmd_backend)
+    return config.trainer.build(
+        model_spec=config.model_spec,
+        hf_assets_path="",
+        parallel_dims=ParallelDims.from_config(config.trainer.parallelism, layout.world),
+        algorithm=config.algorithm.build(max_completion_tokens=config.sampling.max_tokens),
+        num_steps=config.num_steps,
+        max_model_len=config.generator.max_model_len,
+        temperature=1.0,
+        dump_folder="",
+    )
+
+
+def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
+    """Names the inputs of this rank's micro-batches whose values on the device differ from those that a CPU computes."""
+
+    def inputs(batch: TrainBatch) -> dict[str, Tensor]:
+        named = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        masks = attention_masks(trainer.model, batch.layout)._asdict()
+        named |= {f"layout.{f.name}": getattr(batch.layout, f.name) for f in fields(batch.layout)} | masks
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    on_device = [inputs(batch) for batch in trainer._work(groups).batches]
+    packing.DEVICE_TYPE = "cpu"
+    try:
+        with _disable_current_modes():
+            on_cpu = [inputs(batch) for batch in trainer._work(groups).batches]
+    finally:
+        packing.DEVICE_TYPE = "cuda"
+    out = []
+    for there, here in zip(on_device, on_cpu, strict=True):
+        for name, value in there.items():
+            true = device.true(value)
+            with _disable_current_modes():
+                if true is None or not torch.equal(true, here[name]):
+                    out.append(name)
+    return sorted(set(out))
+
+
+@contextmanager
+def _ranks(layout: Layout, rank: int, config: RunConfig):  # noqa: ANN202
+    """This process is one rank of `layout`. Collectives return at once."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % 8), "WORLD_SIZE": str(layout.world)}
+    start = dist.init_process_group
+
+    def init_process_group(backend: str, **_: object) -> None:
+        assert backend == "cuda:nccl,cpu:gloo", backend
+        start("fake", rank=rank, world_size=layout.world)
+
+    torch.distributed.init_process_group = init_process_group
+    try:
+        comm.init_process_group(config.comm)
+        yield
+    finally:
+        torch.distributed.init_process_group = start
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
+    """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, lists of other ranks."""
+    kept = policy.score, trainer_module.load_hf_weights, comm.all_gather_lists
+
+    def score(*args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        record.forwards += 1
+        out = kept[0](*args, **kwargs)
+        for tensor, value in zip(out, (-1.0, 1.0), strict=True):
+            with _disable_current_modes():
+                tensor._true = torch.full(tuple(tensor.shape), value)
+        return out
+
+    def all_gather_lists(mine: list, group: dist.ProcessGroup | None = None) -> list:
+        ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        device.collectives.append(Collective("all_gather_lists", ranks, (), place(), False))
+        return mine
+
+    policy.score = trainer_module.score = score
+    trainer_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
+    try:
+        yield
+    finally:
+        policy.score = trainer_module.score = kept[0]
+        trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
+
+
+def _step(prompts: int, longest: int) -> list[Group]:
+    """Scored completions of random lengths, the same on every rank."""
+    rng = np.random.default_rng(0)
+
+    def sample(number: int) -> ScoredCompletion:
+        length = int(rng.integers(longest // 2, longest + 1))
+        completion = Completion(
+            sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), logprobs=-np.ones(length),
+            text="", finish_reason="stop",
+        )  # fmt: skip
+        return ScoredCompletion(completion=completion, reward=float(number % 2))
+
+    def prompt(number: int) -> Prompt:
+        ids = rng.integers(5, 100, int(rng.integers(30, 60)))
+        return Prompt(prompt_idx=number, text="", token_ids=ids, expected_answer="")
+
+    return [Group(prompt=prompt(i), samples=[sample(j) for j in range(4)]) for i in range(prompts)]
