@@ -8,18 +8,16 @@ from configs.debug import debug
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
-    Cispo,
     Clip,
     GroupMean,
     Grpo,
-    Gspo,
-    Rloo,
     SeqMeanTokenMean,
     SeqSumConst,
     TokenMean,
     Truncation,
 )
 from torchtitan_rl.library.maxent import MaxEnt, TauController
+from torchtitan_rl.library.objectives import Cispo, Gspo, Rloo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 from torchtitan_rl.setup.run_config import RunConfig
 

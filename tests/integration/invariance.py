@@ -27,22 +27,13 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
 from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.algorithm import (
-    KL,
-    Algorithm,
-    Cispo,
-    Clip,
-    Gspo,
-    Reinforce,
-    SeqMeanTokenMean,
-    SeqSumConst,
-    TokenTruncate,
-)
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
+from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402
 
 MAX_TOKENS = 12
 CASES = {

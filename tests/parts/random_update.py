@@ -16,20 +16,12 @@ from tests.parts.dense_update import Tensors, dense_updates, logits_of
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
-    BatchStd,
-    Cispo,
     Clip,
     GroupMean,
     Grpo,
-    Gspo,
     NoCorrection,
-    Reinforce,
-    Rloo,
     SeqMeanTokenMean,
     SeqSumConst,
-    SequenceMask,
-    SequenceTruncate,
-    TokenMask,
     TokenMean,
     TokenTruncate,
     Truncation,
@@ -42,6 +34,16 @@ from torchtitan_rl.core.trainer.packing import split_groups
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.objectives import (
+    BatchStd,
+    Cispo,
+    Gspo,
+    Reinforce,
+    Rloo,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+)
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 VOCABULARY, WIDTH, LONGEST = 11, 6, 12

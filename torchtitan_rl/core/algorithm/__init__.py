@@ -4,19 +4,16 @@
 Everything here is a pure function or a small object. Nothing imports vLLM or communicates between ranks.
 """
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, BatchStd, GroupMean, Grpo, Rloo
+from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
-from torchtitan_rl.core.algorithm.losses import Cispo, Clip, Gspo, ListwiseLoss, PolicyLoss, Reinforce
+from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import (
     Correction,
     Mismatch,
     NoCorrection,
-    SequenceMask,
-    SequenceTruncate,
-    TokenMask,
     TokenTruncate,
 )
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError

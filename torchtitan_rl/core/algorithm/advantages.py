@@ -96,25 +96,6 @@ class Grpo(Advantage):
         return scaled(rewards, sample_std(rewards), self.config.std_eps)
 
 
-class BatchStd(Grpo):
-    """A_i = (r_i - mean of its group) / (S + std_eps), S the standard deviation with N - 1 of the whole step's rewards.
-
-    All groups have the same divisor, so easy and hard prompts keep their relative weight. S covers every reward of the step,
-    also of groups that `zero_variance` drops, so that dropping them changes no other group's advantages.
-    """
-
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        return scaled(rewards, sample_std(step_rewards), self.config.std_eps)
-
-
-class Rloo(Advantage):
-    """A_i = r_i - mean of the others' rewards = G / (G - 1) (r_i - mean(r)). RLOO, arXiv 2402.14740."""
-
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        scale = len(rewards) / (len(rewards) - 1)
-        return [scale * difference for difference in centered(rewards)]
-
-
 class GroupScale(OwnConfig, ABC):
     """A factor on all advantages of a group."""
 

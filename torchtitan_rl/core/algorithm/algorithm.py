@@ -51,7 +51,7 @@ class Algorithm(OwnConfig):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
         """Rewards to advantages: GroupMean, Grpo, BatchStd or Rloo."""
         loss: Loss.Config = field(default_factory=Clip.Config)
-        """The policy loss: Clip, Gspo, Cispo, Reinforce or MaxEnt."""
+        """The policy loss: Clip, another of library/objectives.py, or MaxEnt."""
         credit: Literal["episode", "turn"] = "episode"
         """One advantage for the whole completion, or one for each turn of a conversation, from the rewards of that turn and
         later ones."""

@@ -52,36 +52,3 @@ class TokenTruncate(Mismatch):
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
         return Correction(weight.clamp(max=self.config.cap), weight > self.config.cap)  # [T], [T]
-
-
-class SequenceTruncate(TokenTruncate):
-    """min(w_i, cap), w_i the geometric mean of the sequence's token weights.
-
-    The geometric mean does not depend on the length. A product of weights would vanish or explode in long completions.
-    """
-
-    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # [T]
-
-
-class TokenMask(Mismatch):
-    """w_t inside [low, high], else 0: IcePop."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Mismatch.Config):
-        low: float = number(0.5, least=0)
-        """The smallest weight that is kept."""
-        high: float = number(5.0, above="low", most=math.inf)
-        """The largest weight that is kept."""
-
-    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        weight = safe_exp(log_weight)  # [T]
-        outside = (weight < self.config.low) | (weight > self.config.high)  # [T]
-        return Correction(torch.where(outside, 0.0, weight), outside)  # [T], [T]
-
-
-class SequenceMask(TokenMask):
-    """w_i inside [low, high], else 0, w_i the geometric mean of the sequence's token weights."""
-
-    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return super().__call__(sequences.expand(sequences.mean(log_weight)), sequences)  # [T]

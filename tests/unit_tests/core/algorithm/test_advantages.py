@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from torchtitan_rl.core.algorithm import BatchStd, GroupMean, Grpo, Rloo
+from torchtitan_rl.core.algorithm import GroupMean, Grpo
+from torchtitan_rl.library.objectives import BatchStd, Rloo
 
 ALL = [GroupMean.Config(), Grpo.Config(), BatchStd.Config(), Rloo.Config()]
 IDS = ["group_mean", "grpo", "batch_std", "rloo"]

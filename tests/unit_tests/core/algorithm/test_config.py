@@ -11,20 +11,16 @@ import tyro
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
-    BatchStd,
-    Cispo,
     Clip,
     Grpo,
-    Gspo,
     NoCorrection,
     SeqMeanTokenMean,
-    SequenceMask,
-    TokenMask,
     TokenTruncate,
     Truncation,
 )
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.library.objectives import BatchStd, Cispo, Gspo, SequenceMask, TokenMask
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 NAN, INF = float("nan"), float("inf")

@@ -18,21 +18,15 @@ from tests.parts.algorithm import (
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
-    BatchStd,
-    Cispo,
     Clip,
     GroupMean,
-    Gspo,
-    Reinforce,
-    Rloo,
     SeqMeanTokenMean,
     SeqSumConst,
-    SequenceTruncate,
-    TokenMask,
     TokenTruncate,
     Truncation,
 )
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.objectives import BatchStd, Cispo, Gspo, Reinforce, Rloo, SequenceTruncate, TokenMask
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 ALGORITHMS = {

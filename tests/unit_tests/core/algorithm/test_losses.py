@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.parts.algorithm import loss_inputs
-from torchtitan_rl.core.algorithm import Cispo, Clip, Gspo, Reinforce
+from torchtitan_rl.core.algorithm import Clip
+from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 
 OLD = -1.0
 

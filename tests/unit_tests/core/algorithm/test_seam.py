@@ -15,8 +15,9 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Cispo, Clip, Gspo, Reinforce, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 
 
 def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
-from torchtitan_rl.core.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Rloo, Truncation
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Grpo, Truncation
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.objectives import BatchStd, Rloo
 
 
 def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str = "stop") -> ScoredCompletion:

@@ -18,8 +18,9 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Reinforce, TokenTruncate
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, TokenTruncate
 from torchtitan_rl.library.maxent import MaxEnt, MetaController
+from torchtitan_rl.library.objectives import Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 SIGMOID_1 = math.e / (math.e + 1)
