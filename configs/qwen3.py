@@ -7,11 +7,10 @@ How the settings were chosen (docs/gpu.md lists the measurements):
   an update, divided over the FSDP and TP ranks. The engine takes 40 % of the GPU for bfloat16 weights and KV cache, and
   frees it while the trainer works. setup/memory.py checks at the start whether a run fits.
 - Activation checkpointing: "none" where memory allows, else "full".
-- Tensor parallelism: only where a model needs it.
-One engine per GPU decodes fastest as long as the weights leave room for
-  the KV cache. From 8B on, two ranks share an engine.
-- Learning rate: 1e-6, usual for full fine-tuning with GRPO; a little higher for the smallest models. - bfloat16: the
-two implementations round differently, and log-probabilities of single tokens differ by tenths. So the sync
+- Tensor parallelism: only where a model needs it. One engine per GPU decodes fastest as long as the weights leave room for the
+  KV cache. From 8B on, two ranks share an engine.
+- Learning rate: 1e-6, usual for full fine-tuning with GRPO; a little higher for the smallest models.
+- bfloat16: the two implementations round differently, and log-probabilities of single tokens differ by tenths. So the sync
   probe allows 0.5, and token-level truncated importance sampling corrects the difference.
 """
 
@@ -76,9 +75,9 @@ def qwen3() -> RunConfig:
 
 
 def qwen3_0_6b() -> RunConfig:
-    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). On one: 41 GiB awake, 33 in an update. Needs the checkpoint folder.
+    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). On one: 41 GiB awake, 34 in an update. Needs the checkpoint folder.
 
-    One 24 GiB GPU suffices with --trainer.activation-checkpoint full: 19 GiB awake, 14 in an update.
+    One 24 GiB GPU suffices with --trainer.activation-checkpoint full: 19 GiB awake, 15 in an update.
     """
     return _qwen3(
         "0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512, activation_checkpoint="none"
@@ -88,18 +87,18 @@ def qwen3_0_6b() -> RunConfig:
 def qwen3_1_7b() -> RunConfig:
     """Qwen3-1.7B on one or more 80 GB GPUs (FSDP).
 
-    On one: 53 GiB awake, 33 in an update. Needs the checkpoint folder.
+    On one: 53 GiB awake, 35 in an update. Needs the checkpoint folder.
     """
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 
 
 def qwen3_4b() -> RunConfig:
-    """Qwen3-4B on 2 or more 80 GB GPUs (FSDP). On 2: 57 GiB awake, 40 in an update. Needs the checkpoint folder."""
+    """Qwen3-4B on 2 or more 80 GB GPUs (FSDP). On 2: 57 GiB awake, 42 in an update. Needs the checkpoint folder."""
     return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
 
 
 def qwen3_8b() -> RunConfig:
-    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 46 in an update.
+    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update.
 
     Needs the checkpoint folder.
     """
@@ -107,7 +106,7 @@ def qwen3_8b() -> RunConfig:
 
 
 def qwen3_14b() -> RunConfig:
-    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 57 GiB awake, 39 in an update.
+    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 57 GiB awake, 42 in an update.
 
     Needs the checkpoint folder.
     """
