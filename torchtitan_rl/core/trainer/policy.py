@@ -43,6 +43,10 @@ def build_policy(
     config = model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
+    if (
+        compile_config.enable
+    ):  # KL, silent batches and selective checkpointing alone make 7 variants of a block; torch allows 8
+        torch.compiler.config.recompile_limit = 64
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
