@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.resilience.parent import fork_rank, say_done
+
+if __name__ == "__main__":
+    fork_rank()  # before torch is imported
+
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
     events,
@@ -74,9 +79,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except TrainingStopped as error:
         output.fail(f"stopped: {error}", STOPPED)
     except SystemExit:
+        say_done()
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(_error_message(error), 1)
+    say_done()
     output.end(0)
 
 
@@ -112,9 +119,10 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
+    from torchtitan_rl.resilience.replicated import check_config
     from torchtitan_rl.setup.installation import check_environment
     from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
-    from torchtitan_rl.setup.resume import prepare_resume
+    from torchtitan_rl.setup.resume import config_fields, prepare_resume
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
@@ -132,6 +140,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         events.progress(warning)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
+    check_config(config_fields(config))
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -304,6 +313,7 @@ def _build_services(
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
+    from torchtitan_rl.resilience.replicated import ReplicatedValues
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
 
@@ -315,6 +325,7 @@ def _build_services(
         ),
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
+        replicated=ReplicatedValues(),
         run_folder=run_folder,
     )
 

@@ -80,6 +80,16 @@ class Stop(Protocol):
         """Install the signal handlers again, in case a library has replaced them."""
 
 
+class ReplicatedValues(Protocol):
+    """Compares what every rank computes for itself. Both methods are collective and raise on every rank if ranks differ."""
+
+    def check_prompts(self, step: int, prompts: Sequence[Prompt]) -> None:
+        """Called before prompts are sampled: the ranks of an engine with other prompts would wait for each other forever."""
+
+    def check_episodes(self, step: int, groups: Sequence[Group[Episode]]) -> None:
+        """Called before the update, for the same reason."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Services:
     """The services of one run."""
@@ -88,4 +98,5 @@ class Services:
     observer: Observer
     checkpoints: Checkpoints
     stop: Stop
+    replicated: ReplicatedValues
     run_folder: Path

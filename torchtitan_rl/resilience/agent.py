@@ -13,8 +13,7 @@ from torch.distributed.run import main as torchrun
 from torch.distributed.run import parse_args
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent
 
 
 class _Failures(logging.Handler):

@@ -24,8 +24,9 @@ from types import FrameType
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import death, job_processes
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE, RankStatus, name_ranks, read_statuses
+from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses
 from torchtitan_rl.resilience.watchdog import Watchdog
 
 REQUEUE = 75

@@ -57,6 +57,7 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
     else:
+        value = sorted(value) if isinstance(value, (set, frozenset)) else value
         plain = value is None or isinstance(value, (bool, int, float, str))
         found[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
