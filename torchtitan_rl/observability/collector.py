@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
+from torchtitan_rl.core.text import known_secrets, masked
 from torchtitan_rl.observability.cell_text import utf8
 from torchtitan_rl.observability.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observability.sample_rows import Row, has_score, plain, plain_row
@@ -157,11 +158,12 @@ class Collector:
                 self._reject(key, type(value).__name__, error)
 
     def _rows(self, value: Any) -> list[Row]:
-        """The rows with plain copies of their cells, so that what changes later does not change them."""
+        """The rows with plain copies of their cells, without known secrets, so that what changes later does not change them."""
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
-        rows = map(plain_row, rows)
+        secrets = known_secrets()
+        rows = [masked(plain_row(row), secrets) for row in rows]
         return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
 
     def _fold_rows(self, key: str, rows: list[Row]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.text import known_secrets, masked
 from torchtitan_rl.core.types import Episode, Group
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observability.metrics.reward_stats import groups_by_task
@@ -45,7 +46,7 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
     """Writes `folder`/step-N.json and returns its path. Equal results give equal files."""
     file = folder / f"step-{step}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(masked(dict(results), known_secrets()), indent=2, ensure_ascii=False) + "\n")
     return file
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from torchtitan_rl.core.events import Listener
+from torchtitan_rl.core.text import known_secrets, masked
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class _LimitedStream(io.TextIOBase):
     def _show(self, text: str) -> None:
         """Write to the stream. If that fails, as after `| head` or on a full disk, the text is lost and training continues."""
         try:
-            self._stream.write(text)
+            self._stream.write(masked(text, known_secrets()))
         except (OSError, ValueError) as error:
             if not self._refused:
                 self._refused = True

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.text import known_secrets, masked
 from torchtitan_rl.resilience.job_processes import STOP_SIGNALS
 
 
@@ -33,7 +34,7 @@ class RankOutput:
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
         handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
@@ -57,7 +58,7 @@ class RankOutput:
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = LogFile(path)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         if not self.shown:
             self._redirect(path)
@@ -88,9 +89,9 @@ class RankOutput:
                 pass
         elif self.rank != 0:
             time.sleep(5)
-        prefix = f"rank {self.rank}: " if self.rank else ""
+        text = masked(f"rank {self.rank}: {message}" if self.rank else message, known_secrets())
         with suppress(OSError):  # nobody reads it
-            os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode(errors="backslashreplace"))
+            os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
 
     @staticmethod
@@ -100,6 +101,13 @@ class RankOutput:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Writes *** in place of known secrets, also in tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record), known_secrets())
 
 
 class LogFile(logging.FileHandler):

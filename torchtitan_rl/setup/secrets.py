@@ -1,20 +1,16 @@
 """Removes keys and passwords from what is written about a run: its config, its command line and addresses."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HIDDEN = "***"
+from torchtitan_rl.core.text import HIDDEN, SECRET_NAME, known_secrets, masked
 
-_NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+",
     re.IGNORECASE,
 )
 _IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
-_SHORTEST = 8
-"""Characters. Shorter values of environment variables would also match ordinary words."""
 
 
 def without_secrets(value: Any) -> Any:
@@ -37,11 +33,9 @@ def without_secrets(value: Any) -> Any:
 
 def _names_one(name: str, value: Any) -> bool:
     """Whether `value` is a secret by the name of its field or command-line option."""
-    return isinstance(value, str) and bool(value and _NAME.search(name.replace("-", "_")))
+    return isinstance(value, str) and bool(value and SECRET_NAME.search(name.replace("-", "_")))
 
 
 def _without(text: str) -> str:
-    for name, secret in os.environ.items():
-        if len(secret) >= _SHORTEST and _NAME.search(name):
-            text = text.replace(secret, HIDDEN)
+    text = masked(text, known_secrets())
     return _IN_ADDRESS.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
