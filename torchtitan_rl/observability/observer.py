@@ -1,8 +1,9 @@
 """`RunObserver`: turns a run's steps and evaluations into metrics, sample tables and files."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.types import Episode, Group
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.services import Prompts
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
+
+logger = logging.getLogger(__name__)
 
 
 class RunObserver:
@@ -53,8 +56,15 @@ class RunObserver:
             record_evaluation(groups, one, step=state.step)
         results = results_of({one.prefix: groups for one, groups in passes.items()})
         if comm.is_rank_0():
-            write_results(self._folder, state.step, results)
+            self._write_results(state.step, results)
         return results["metrics"]
+
+    def _write_results(self, step: int, results: Mapping[str, Any]) -> None:
+        """Write the results' file. A disk that is full does not end the run: the metrics are also in the step's record."""
+        try:
+            write_results(self._folder, step, results)
+        except OSError as error:
+            logger.warning(f"evaluation/step-{step}.json is not written: {error}; the run continues without it")
 
     def flush(self, step: int) -> None:
         """See Observer."""
