@@ -122,7 +122,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.resilience.replicated import check_config
     from torchtitan_rl.setup.installation import check_environment
     from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
-    from torchtitan_rl.setup.resume import config_fields, prepare_resume
+    from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
@@ -140,7 +140,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         events.progress(warning)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
-    check_config(config_fields(config))
+    start = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
+    check_config(config_fields(config) | start)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))

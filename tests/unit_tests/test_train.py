@@ -122,6 +122,14 @@ def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
     assert f"something called sys.exit({request_}) in the middle of the run" in said
 
 
+@pytest.mark.parametrize("code", ["import sys\n\nsys.exit(0)\n", "import sys\n\n\ndef f():\n    sys.exit(0)\n"])
+def test_a_config_that_exits_is_no_success(run, tmp_path, code):
+    (tmp_path / "mine.py").write_text(code)
+    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    assert code == 2
+    assert "it calls sys.exit(0)" in said
+
+
 def test_an_exit_of_the_users_code_is_told_with_its_line(run, tmp_path):
     (tmp_path / "mine.py").write_text("import sys\n\n\ndef quits():\n    sys.exit(0)\n")
     quits = load_function(f"{tmp_path}/mine.py:quits", "grader.rewards")
