@@ -31,7 +31,7 @@ from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams
 from torchtitan_rl.resilience.rank_output import RankOutput
-from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
+from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,6 +62,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
+    status_file = StatusFile(int(os.environ["RANK"]))
+    status_file.update(phase=READING_CONFIG)
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
     limit_streams()
     try:
@@ -80,6 +82,7 @@ def main(args: Sequence[str] | None = None) -> None:
         output.fail(f"stopped: {error}", STOPPED)
     except SystemExit:
         say_done()
+        status_file.update(outcome="done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(_error_message(error), 1)
