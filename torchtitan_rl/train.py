@@ -29,9 +29,10 @@ from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams
+from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
+from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +65,8 @@ def main(args: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(phase=READING_CONFIG)
-    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
+    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
+    mask_output(masked)
     limit_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
@@ -274,6 +276,7 @@ def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", r
         rank=dist.get_rank(),
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
+        mask=masked,
         at_end=write_report,
     )
 
@@ -317,7 +320,7 @@ def _build_services(
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
-    from torchtitan_rl.resilience.replicated import ReplicatedValues
+    from torchtitan_rl.resilience.replicated import check_replicated
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
 
@@ -325,11 +328,16 @@ def _build_services(
     return Services(
         prompts=prompts,
         observer=RunObserver(
-            recorder, algorithm=trainer.algorithm, prompts=prompts, footprint=footprint, run_folder=run_folder
+            recorder,
+            algorithm=trainer.algorithm,
+            prompts=prompts,
+            footprint=footprint,
+            run_folder=run_folder,
+            mask=masked,
         ),
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
-        replicated=ReplicatedValues(),
+        check_replicated=check_replicated,
         run_folder=run_folder,
     )
 

@@ -80,16 +80,6 @@ class Stop(Protocol):
         """Install the signal handlers again, in case a library has replaced them."""
 
 
-class ReplicatedValues(Protocol):
-    """Compares what every rank computes for itself. Both methods are collective and raise on every rank if ranks differ."""
-
-    def check_prompts(self, step: int, prompts: Sequence[Prompt]) -> None:
-        """Called before prompts are sampled: the ranks of an engine with other prompts would wait for each other forever."""
-
-    def check_episodes(self, step: int, groups: Sequence[Group[Episode]]) -> None:
-        """Called before the update, for the same reason."""
-
-
 @dataclass(kw_only=True, slots=True)
 class Services:
     """The services of one run."""
@@ -98,5 +88,6 @@ class Services:
     observer: Observer
     checkpoints: Checkpoints
     stop: Stop
-    replicated: ReplicatedValues
+    check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]
+    """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever. Collective."""
     run_folder: Path

@@ -1,14 +1,6 @@
 """Text and values from other people's code, made safe to keep and to show."""
 
-import os
-import re
 from typing import Any
-
-HIDDEN = "***"
-SECRET_NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-"""Finds a secret by the name of its variable, field or option."""
-_SHORTEST_SECRET = 8
-"""Characters. Shorter values would also match ordinary words."""
 
 PLAIN = frozenset((str, bool, float, type(None)))
 """Types that need no conversion."""
@@ -49,20 +41,3 @@ def head_and_tail(text: str, most: int) -> str:
     kept = max(most - len(note), 0)
     tail = kept // 3
     return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[:most]
-
-
-def known_secrets() -> re.Pattern[str] | None:
-    """A pattern of the values of environment variables such as OPENAI_API_KEY, HF_TOKEN or MY_SECRET; None if there are none."""
-    values = {v for n, v in os.environ.items() if len(v) >= _SHORTEST_SECRET and SECRET_NAME.search(n)}
-    return re.compile("|".join(map(re.escape, sorted(values, key=len, reverse=True)))) if values else None
-
-
-def masked(value: Any, secrets: re.Pattern[str] | None) -> Any:
-    """The value with *** in place of secrets in its texts, also inside lists and dicts."""
-    if secrets is None or not isinstance(value, (str, list, tuple, dict)):
-        return value
-    if isinstance(value, str):
-        return secrets.sub(HIDDEN, value)
-    if isinstance(value, dict):
-        return {key: masked(item, secrets) for key, item in value.items()}
-    return [masked(item, secrets) for item in value]

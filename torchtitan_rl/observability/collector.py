@@ -18,7 +18,6 @@ from torch import Tensor
 
 from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
-from torchtitan_rl.core.text import known_secrets, masked
 from torchtitan_rl.observability.cell_text import utf8
 from torchtitan_rl.observability.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observability.sample_rows import Row, has_score, plain, plain_row
@@ -63,9 +62,15 @@ class Collection:
 class Collector:
     """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
 
-    def __init__(self, selection: Selection, leave_out_columns: Sequence[str] = ()) -> None:
-        """`leave_out_columns`: patterns of the columns that no table holds."""
+    def __init__(
+        self,
+        selection: Selection,
+        leave_out_columns: Sequence[str] = (),
+        mask: Callable[[Any], Any] = lambda rows: rows,
+    ) -> None:
+        """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
         self._selection = selection
+        self._mask = mask
         self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, one) for one in leave_out_columns))
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
@@ -162,8 +167,7 @@ class Collector:
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
-        secrets = known_secrets()
-        rows = [masked(plain_row(row), secrets) for row in rows]
+        rows = self._mask([plain_row(row) for row in rows])
         return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
 
     def _fold_rows(self, key: str, rows: list[Row]) -> None:

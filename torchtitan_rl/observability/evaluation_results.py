@@ -9,7 +9,6 @@ from typing import Any
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.text import known_secrets, masked
 from torchtitan_rl.core.types import Episode, Group
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observability.metrics.reward_stats import groups_by_task
@@ -49,7 +48,7 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".writing")
     try:
-        unfinished.write_text(json.dumps(masked(dict(results), known_secrets()), indent=2, ensure_ascii=False) + "\n")
+        unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     except OSError:
         for rest in (unfinished, file):  # an earlier evaluation's file would pass for this one's
             rest.unlink(missing_ok=True)

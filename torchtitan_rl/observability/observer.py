@@ -11,7 +11,7 @@ from torchtitan_rl.observability.evaluation_results import results_of, write_res
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
-from torchtitan_rl.observability.recorder import Recorder
+from torchtitan_rl.observability.recorder import Mask, Recorder
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
@@ -34,10 +34,12 @@ class RunObserver:
         prompts: "Prompts",
         footprint: Footprint,
         run_folder: Path,
+        mask: Mask = lambda value: value,
     ) -> None:
         self.recorder = recorder
         self._algorithm = algorithm
         self._prompts = prompts
+        self._mask = mask
         self._footprint = footprint
         self._folder = run_folder / "evaluation"
         self._idle_notice = IdleNotice()
@@ -56,7 +58,7 @@ class RunObserver:
             record_evaluation(groups, one, step=state.step)
         results = results_of({one.prefix: groups for one, groups in passes.items()})
         if comm.is_rank_0():
-            self._write_results(state.step, results)
+            self._write_results(state.step, self._mask(results))
         return results["metrics"]
 
     def _write_results(self, step: int, results: Mapping[str, Any]) -> None:

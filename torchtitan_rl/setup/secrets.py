@@ -1,16 +1,20 @@
 """Removes keys and passwords from what is written about a run: its config, its command line and addresses."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan_rl.core.text import HIDDEN, SECRET_NAME, known_secrets, masked
+HIDDEN = "***"
 
+_NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+",
     re.IGNORECASE,
 )
 _IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
+_SHORTEST = 8
+"""Characters. Shorter values of environment variables would also match ordinary words."""
 
 
 def without_secrets(value: Any) -> Any:
@@ -33,9 +37,29 @@ def without_secrets(value: Any) -> Any:
 
 def _names_one(name: str, value: Any) -> bool:
     """Whether `value` is a secret by the name of its field or command-line option."""
-    return isinstance(value, str) and bool(value and SECRET_NAME.search(name.replace("-", "_")))
+    return isinstance(value, str) and bool(value and _NAME.search(name.replace("-", "_")))
 
 
 def _without(text: str) -> str:
-    text = masked(text, known_secrets())
+    text = masked(text)
     return _IN_ADDRESS.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
+
+
+def masked(value: Any) -> Any:
+    """The value with *** in place of known secrets in its texts, also inside lists and dicts.
+
+    Known secrets are the values of environment variables such as OPENAI_API_KEY, HF_TOKEN or MY_SECRET.
+    """
+    secrets = {v for name, v in os.environ.items() if len(v) >= _SHORTEST and _NAME.search(name)}
+    if not secrets:
+        return value
+    pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
+    return _replaced(value, pattern)
+
+
+def _replaced(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(HIDDEN, value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, pattern) for key, item in value.items()}
+    return [_replaced(item, pattern) for item in value] if isinstance(value, (list, tuple)) else value

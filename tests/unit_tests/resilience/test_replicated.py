@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.parts.algorithm import group
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.resilience.replicated import ReplicatedValues, check_config, checksums_of
+from torchtitan_rl.resilience.replicated import check_config, check_replicated, checksums_of
 
 RANKS = 3
 
@@ -46,8 +46,8 @@ def episodes(*rewards):
 def test_ranks_that_hold_the_same_go_on(tmp_path):
     def act(rank):
         check_config({"seed": 0, "task": "SumDigits"})
-        ReplicatedValues().check_prompts(3, [episodes(1.0, 0.0)[0].prompt])
-        ReplicatedValues().check_episodes(3, episodes(1.0, 0.0))
+        check_replicated(3, [episodes(1.0, 0.0)[0].prompt])
+        check_replicated(3, episodes(1.0, 0.0))
 
     assert on_ranks(act, tmp_path / "store") == ["", "", ""]
 
@@ -69,7 +69,7 @@ def test_a_config_that_differs_is_told_by_field_value_and_rank_on_every_rank(tmp
     ],
 )
 def test_episodes_that_differ_are_told_on_every_rank(tmp_path, change, name):
-    found = on_ranks(lambda rank: ReplicatedValues().check_episodes(*change(rank)), tmp_path / "store")
+    found = on_ranks(lambda rank: check_replicated(*change(rank)), tmp_path / "store")
     assert all(f"{name} differ between the ranks: they are not the same on " in text for text in found)
     if name == "the rewards":
         assert found[0].startswith("TrainingStopped: step 3: ")
@@ -79,7 +79,7 @@ def test_episodes_that_differ_are_told_on_every_rank(tmp_path, change, name):
 def test_other_prompts_are_told(tmp_path):
     def act(rank):
         prompt = dataclasses.replace(episodes(1.0)[0].prompt, token_ids=np.array([1, rank // 2]))
-        ReplicatedValues().check_prompts(1, [prompt])
+        check_replicated(1, [prompt])
 
     assert all("step 1: the prompts differ between the ranks" in text for text in on_ranks(act, tmp_path / "store"))
 

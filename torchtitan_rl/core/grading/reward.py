@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
 from torchtitan_rl.core.services import AnswerJudge, RewardFunction
-from torchtitan_rl.core.text import head_and_tail, known_secrets, masked
+from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import Completion, Group, flat
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ def _described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if "/torchtitan_rl/core/grading/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-    return f"{type(error).__name__}: {head_and_tail(masked(str(error), known_secrets()), ERROR_CHARACTERS)}{where}"
+    return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
 
 
 def _value(coroutine: Coroutine[Any, Any, T]) -> T:
