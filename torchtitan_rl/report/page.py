@@ -15,7 +15,7 @@ from typing import Any
 
 from torchtitan_rl.report.health import health
 from torchtitan_rl.report.load import Row, Run, load_run, unique_names
-from torchtitan_rl.report.verdicts import verdicts
+from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -114,6 +114,9 @@ def _described(run: Run) -> dict[str, Any]:
         "finished": run.finished,
         "stored": run.num_stored_rows,
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
+        "ending": _plain(ending(run)),
+        "started_s": run.end.started_s if run.end else {},
+        "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "health": _plain(health(run)),
         "config": {key: _plain(value) for key, value in flat(run.config).items()},
