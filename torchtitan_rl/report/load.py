@@ -271,6 +271,19 @@ def _log_lines(path: Path) -> list[str]:
         return []
 
 
+def unbiased_rows(run: Run) -> list[Row]:
+    """The training rows that stand for all of the run's samples: all of them if all are stored, else the randomly selected ones.
+
+    The rows that metrics.select chooses as best and worst would make rewards, answers and lengths look more extreme than they are.
+    """
+    trained = [row for row in run.rows if row.get("split", "train") == "train"]
+    made = sum(run.points("completions/count")[1])
+    if made and len(trained) >= 0.99 * made:
+        return trained
+    drawn = [row for row in trained if not row.get("select_reason") or "random" in str(row["select_reason"])]
+    return drawn if made or any(row.get("select_reason") for row in trained) else trained
+
+
 def answers_given(rows: list[Row]) -> Counter[str]:
     """The number of different prompts that got each answer. Without an extracted answer, the response counts as one."""
     pairs = {(str(r.get("prompt")), str(r.get("answer") or r.get("response"))) for r in rows if r.get("response")}

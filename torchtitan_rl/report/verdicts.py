@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
-from torchtitan_rl.report.load import Run, answers_given, correlation, number
+from torchtitan_rl.report.load import Run, answers_given, correlation, number, unbiased_rows
 from torchtitan_rl.report.trend import ALPHA, differ, trend
 
 Level = Literal["good", "plain", "warn", "bad"]
@@ -296,7 +296,7 @@ def _numbers(run: Run) -> Iterator[Verdict]:
 
 
 def _samples(run: Run) -> Iterator[Verdict]:
-    trained = [r for r in run.rows if r.get("split") == "train"]
+    trained = unbiased_rows(run)
     prompts = len({str(r.get("prompt")) for r in trained})
     if prompts >= 20:
         answer, count = answers_given(trained).most_common(1)[0] if answers_given(trained) else ("", 0)

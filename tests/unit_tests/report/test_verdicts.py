@@ -184,3 +184,19 @@ def test_metrics_that_are_missing_or_stopped_are_listed():
     assert states["optimizer/grad_norm"] == "stopped"
     assert "reward/mean" not in states
     assert "a/b" not in states
+
+
+def test_health_speaks_of_all_samples_and_not_of_the_selected_ones():
+    rows = [
+        sample(i, "1", "1", reward, 10) | {"select_reason": reason}
+        for i in range(20)
+        for reason, reward in (("top", 1.0), ("bottom", 0.0), ("random", 1.0 if i else 0.0))
+    ]
+    series = {"completions/count": [64.0] * 20, "reward/correct/mean": [0.8] * 20, "reward/mean": [0.8] * 20}
+    found = health(run_of(series, rows=rows))
+    assert found["drawn"]
+    [correct, _] = found["parts"]
+    assert (correct["mean"], correct["n"]) == (pytest.approx(0.8), 20)  # of 64 a step, not of the best and the worst
+    complete = health(run_of({"completions/count": [3.0] * 20}, rows=rows))
+    assert not complete["drawn"]
+    assert complete["parts"][0]["n"] == 60

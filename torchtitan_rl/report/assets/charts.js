@@ -103,9 +103,12 @@ function stackedCards() {
     const series = [{}];
     const legend = [];
     const total = run.steps.map(() => 0);
+    // A phase is the slowest rank's: the phases of a step may sum to more than the step. Step 0 has no time of its own.
+    const whole = run.series['time/step'] || [];
+    const scale = run.steps.map((_, i) => (whole[i] ? Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)) : 0));
     keys.forEach((key, order) => {
       const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
-      const values = smoothed(run.series[key].map((value) => value || 0), state.smooth);
+      const values = smoothed(run.series[key].map((value, i) => (value || 0) * scale[i]), state.smooth);
       values.forEach((value, i) => { total[i] += value; });
       columns.push([...total]);
       series.push({ stroke: color, width: 0.5, points: { show: false } });
@@ -125,7 +128,7 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   const body = h('div', { class: 'plot' });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
-  const element = h('figure', { class: 'card', 'data-chart': definition.title },
+  const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
     h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
     h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
@@ -179,7 +182,7 @@ function pointsCard(title, points, labels, colorOf, height = 260) {
 /** Adds cards to a container. Each card is drawn when it scrolls into view. */
 const sight = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) { sight.unobserve(target); target.draw(); }
+    if (isIntersecting) { sight.unobserve(target); target.draw?.(); }
   }
 }, { rootMargin: '300px' });
 function placeCards(container, made) {
