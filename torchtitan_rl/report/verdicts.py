@@ -56,15 +56,15 @@ def ending(run: Run) -> dict[str, Any]:
             return {"level": "plain", "text": steps, "error": "", "details": ""}
         text = f"{steps}: its end is not recorded, so it is still running or was killed with its launcher"
         return {"level": "warn", "text": text, "error": "", "details": ""}
-    who = f" of rank {end.rank}" if end.rank else ""
-    where = f" in {end.phase}" if end.phase else ""
+    where = f" in {end.phase.replace(': ', ', ')}" if end.phase else ""
+    where += f" (rank {end.rank})" if end.rank else ""
     text = {
         "done": f"Done: {steps}",
         "evaluated": "Evaluated, without training",
         "stopped": f"Stopped{where}: {steps}",
-        "failed": f"Failed with an error{who}{where}: {steps}",
-        "killed": f"Killed{who}{where}: {steps}",
-        "hung": f"Ended by the watchdog{who}{where}: {steps}",
+        "failed": f"Failed{where}: {steps}",
+        "killed": f"Killed{where}: {steps}",
+        "hung": f"Ended by the watchdog{where}: {steps}",
     }.get(end.outcome, f"{end.outcome}{where}: {steps}")
     level = {"done": "good", "evaluated": "good", "stopped": "warn"}.get(end.outcome, "bad")
     if level == "warn" and not end.message.startswith("SIG"):
@@ -303,7 +303,8 @@ def _samples(run: Run) -> Iterator[Verdict]:
         expected = {str(r.get("prompt")) for r in trained if str(r.get("expected_answer")) == answer}
         if count - len(expected) > 0.1 * prompts:
             given = f"the answer {answer[:40]!r} was given to {count} of {prompts} prompts"
-            yield Verdict("warn", f"{given}, but is expected by {len(expected)}: read those samples")
+            right = f"is right for {len(expected)}" if expected else "is right for none"
+            yield Verdict("warn", f"{given}, but {right}: read those samples")
     pairs = [(number(r.get("response_tokens")), number(r.get("reward"))) for r in trained]
     pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
     r = correlation([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 30 else None

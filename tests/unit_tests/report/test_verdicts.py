@@ -112,7 +112,7 @@ def test_a_failed_run_says_where_and_with_which_error():
     run = run_of({}, num_steps=50)
     run.end = End(outcome="failed", message=TRACEBACK, code=1, rank=1, phase="step 21: grade")
     found = ending(run)
-    assert found["text"].startswith("Failed with an error of rank 1 in step 21: grade: 20 of 50 steps")
+    assert found["text"].startswith("Failed in step 21, grade (rank 1): 20 of 50 steps")
     assert found["error"].startswith("ZeroDivisionError: division by zero\nThe last line of your own code")
     assert found["details"] == TRACEBACK
     assert found["level"] == "bad"
@@ -161,7 +161,7 @@ def sample(prompt, answer, expected, reward, length):
 
 def test_one_answer_for_many_prompts_is_noticed():
     rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
-    assert "'42' was given to 20 of 50 prompts, but is expected by 1" in line(run_of(rows=rows), "42").text
+    assert "'42' was given to 20 of 50 prompts, but is right for 1" in line(run_of(rows=rows), "42").text
     duplicates = health(run_of(rows=rows))["duplicates"]
     assert duplicates == {"prompts": 50, "answers": [{"answer": "42", "prompts": 20, "expected": 1}]}
 

@@ -99,16 +99,19 @@ function stackedCards() {
     if (!keys.length) return null;
     const weight = (key) => run.series[key].reduce((sum, value) => sum + (value || 0), 0);
     keys.sort((a, b) => (a === 'time/unaccounted') - (b === 'time/unaccounted') || weight(b) - weight(a));
-    const columns = [run.steps];
-    const series = [{}];
-    const legend = [];
-    const total = run.steps.map(() => 0);
     // A phase is the slowest rank's: the phases of a step may sum to more than the step. Step 0 has no time of its own.
     const whole = run.series['time/step'] || [];
-    const scale = run.steps.map((_, i) => (whole[i] ? Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)) : 0));
+    const timed = run.steps.map((_, i) => i).filter((i) => whole[i]);
+    if (!timed.length) return null;
+    const steps = timed.map((i) => run.steps[i]);
+    const scale = timed.map((i) => Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)));
+    const columns = [steps];
+    const series = [{}];
+    const legend = [];
+    const total = steps.map(() => 0);
     keys.forEach((key, order) => {
       const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
-      const values = smoothed(run.series[key].map((value, i) => (value || 0) * scale[i]), state.smooth);
+      const values = smoothed(timed.map((i, at) => (run.series[key][i] || 0) * scale[at]), state.smooth);
       values.forEach((value, i) => { total[i] += value; });
       columns.push([...total]);
       series.push({ stroke: color, width: 0.5, points: { show: false } });
@@ -119,7 +122,7 @@ function stackedCards() {
     const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
     const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
     const note = 'seconds by phase, stacked';
-    return card({ title, note }, [run.steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
+    return card({ title, note }, [steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
   });
 }
 
