@@ -70,14 +70,19 @@ def ending(run: Run) -> dict[str, Any]:
     if level == "warn" and not end.message.startswith("SIG"):
         level = "bad"  # training stopped itself
     error = _said(end.message)
-    return {"level": level, "text": text, "error": error, "details": end.message if end.message != error else ""}
+    return {
+        "level": level,
+        "text": text,
+        "error": error,
+        "details": end.message if error not in (end.message, end.message.partition(": ")[2]) else "",
+    }
 
 
 def _said(message: str) -> str:
     """The part of an error's message to read first: after a traceback's last frame; else all of it."""
     lines = message.splitlines()
     if not message.startswith("Traceback"):
-        return message
+        return message.removeprefix("error: ").removeprefix("stopped: ")
     frames = [place for place, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[frames[-1] + 1 :]).strip() if frames else message
 

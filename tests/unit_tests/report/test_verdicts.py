@@ -122,7 +122,7 @@ def test_a_run_that_stopped_itself_is_bad_and_one_stopped_by_a_signal_is_a_warni
     run = run_of({}, num_steps=50)
     run.end = End(outcome="stopped", message="stopped: the log-probs differ", phase="step 21: train")
     assert ending(run)["level"] == "bad"
-    assert ending(run)["error"] == "stopped: the log-probs differ"
+    assert ending(run)["error"] == "the log-probs differ"
     run.end = End(outcome="stopped", message="SIGINT after step 20; start again with ...")
     assert ending(run)["level"] == "warn"
 
