@@ -126,9 +126,27 @@ function stackedCards() {
   });
 }
 
+/** A chart in words, for a screen reader: for each curve its first, last, lowest and highest value. */
+function spokenChart(definition, columns, legend, format) {
+  const curves = legend.slice(0, 6).map((one) => {
+    const values = (one.values || columns[one.index]).map((value, i) => [columns[0][i], value]).filter(([, value]) => value !== null && value !== undefined);
+    if (!values.length) return '';
+    const only = values.map(([, value]) => value);
+    return `${[one.run, one.label].filter(Boolean).join(' ')} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
+  }).filter(Boolean);
+  return `Chart ${definition.title}. ${curves.join('. ')}. Arrow keys move through the steps.`;
+}
+
 /** A chart with its title and a legend, which shows the values under the crosshair, or else the last values. */
 function card(definition, columns, series, bands, legend, { log, format, names, zero }) {
-  const body = h('div', { class: 'plot' });
+  const body = h('div', { class: 'plot', role: 'img', tabindex: 0, 'aria-label': spokenChart(definition, columns, legend, format), onkeydown: (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by || !body.plot) return;
+    event.preventDefault();
+    const now = body.plot.cursor.idx ?? (by > 0 ? -1 : columns[0].length);
+    const next = Math.min(columns[0].length - 1, Math.max(0, now + by));
+    body.plot.setCursor({ left: body.plot.valToPos(columns[0][next], 'x'), top: 10 });
+  } });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },

@@ -17,11 +17,15 @@ function openSample(detail, row) {
   replace(detail,
     h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
     h('div', { class: 'tabs', role: 'tablist' }, tabs.map(([name, title]) => h('button', {
-      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, onclick: () => { state.tab = name; openSample(detail, row); },
+      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, tabindex: state.tab === name ? 0 : -1, onclick: () => { state.tab = name; openSample(detail, row); }, onkeydown: arrows,
     }, title))),
     body);
   detail.parentNode.classList.add('opened');
-  for (const line of document.querySelectorAll('table.samples tr[data-row]')) line.classList.toggle('open', Number(line.dataset.row) === row);
+  for (const line of document.querySelectorAll('table.samples tr[data-row]')) {
+    const open = Number(line.dataset.row) === row;
+    line.classList.toggle('open', open);
+    if (open) line.setAttribute('aria-current', 'true'); else line.removeAttribute('aria-current');
+  }
   for (const figure_ of detail.querySelectorAll('figure')) sight.observe(figure_);
   remember();
 }

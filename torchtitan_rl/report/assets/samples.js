@@ -102,7 +102,7 @@ function drawList(list, detail) {
   const turn = (by) => () => { state.page += by; drawList(list, detail); remember(); list.scrollTop = 0; };
   const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : null },
     h('button', { 'data-sort': name, onclick: sortBy(name) }, TITLES[name] || visible(name))));
-  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', onclick: () => openSample(detail, row) },
+  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', tabindex: 0, 'aria-current': row === state.open ? 'true' : null, onclick: () => openSample(detail, row), onkeydown: onEnter(() => openSample(detail, row)) },
     names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
   replace(list,
     h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.count ? ` of ${data.rows.count.toLocaleString('en')}` : ''}`),
