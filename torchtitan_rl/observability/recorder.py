@@ -79,7 +79,7 @@ class Recorder(Configurable):
         """Seed of the random selector and of the order among rows with equal scores."""
 
         keep_all_rows: bool = False
-        """Store every row of every step in samples.jsonl, not only the selected rows."""
+        """Store every row of every step in samples.jsonl, not only the selected rows and those of the greedy evaluation."""
 
         store_bytes: int = number(2 * 1024**3, least=0)
         """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""

@@ -24,7 +24,17 @@ SIZE_MB = 5.0
 MIN_ROW_BYTES = 500_000
 """Bytes that samples may always use, however large the metrics are."""
 
-_SCRIPTS = ("base.js", "charts.js", "overview.js", "samples.js", "sample.js", "compare.js", "prompts.js", "health.js", "app.js")
+_SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "overview.js",
+    "samples.js",
+    "sample.js",
+    "compare.js",
+    "prompts.js",
+    "health.js",
+    "app.js",
+)
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 

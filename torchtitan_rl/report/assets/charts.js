@@ -132,7 +132,7 @@ function spokenChart(definition, columns, legend, format) {
     const values = (one.values || columns[one.index]).map((value, i) => [columns[0][i], value]).filter(([, value]) => value !== null && value !== undefined);
     if (!values.length) return '';
     const only = values.map(([, value]) => value);
-    return `${[one.run, one.label].filter(Boolean).join(' ')} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
+    return `${[runs.length > 1 && one.run, one.label].filter(Boolean).join(' ')} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
   }).filter(Boolean);
   return `Chart ${definition.title}. ${curves.join('. ')}. Arrow keys move through the steps.`;
 }
