@@ -32,6 +32,7 @@ from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
+from torchtitan_rl.resilience.run_end import REPORT, Phases, write_end
 from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
@@ -78,16 +79,12 @@ def main(args: Sequence[str] | None = None) -> None:
             _train(name, config, output)
         except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
-    except UserError as error:
-        output.fail(f"error: {error}", WRONG_INPUT)
-    except TrainingStopped as error:
-        output.fail(f"stopped: {error}", STOPPED)
     except SystemExit:
         say_done()
         status_file.update(outcome="done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
-        output.fail(_error_message(error), 1)
+        output.fail(*_message_and_code(error))
     say_done()
     output.end(0)
 
@@ -96,6 +93,15 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _message_and_code(error: BaseException) -> tuple[str, int]:
+    """What the terminal and end.json say about the error that ends the run, and the exit code."""
+    if isinstance(error, UserError):
+        return f"error: {error}", WRONG_INPUT
+    if isinstance(error, TrainingStopped):
+        return f"stopped: {error}", STOPPED
+    return _error_message(error), 1
 
 
 def _error_message(error: BaseException) -> str:
@@ -123,7 +129,6 @@ def _users_line(error: BaseException) -> list[str]:
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
     from torchtitan_rl.core.events import heartbeat, timed
-    from torchtitan_rl.observability.evaluation_results import print_results_of
     from torchtitan_rl.resilience.replicated import check_config
     from torchtitan_rl.setup.installation import check_environment
     from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
@@ -135,7 +140,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     check_environment()
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
-    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler()):
+    phases = Phases()
+    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
         events.listen(listener)
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
@@ -150,21 +156,58 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
-    resume = prepare_resume(config, folder.path)
-    folder.describe(name, config)
-    controller = build_run(config, folder.path, resume=resume)
     try:
-        if config.eval_only:
-            controller.evaluate_only()
-            print_results_of(folder.path, controller.state.step)
-            stopped = 0
-        else:
-            stopped = controller.run()
+        resume = prepare_resume(config, folder.path)
+        folder.describe(name, config)
+        controller = build_run(config, folder.path, resume=resume)
+        stopped = _carry_out(controller)
+    except BaseException as error:
+        _end_with(error, folder.path, phases)
+        _write_report(config, folder.path)
+        raise
+    status_file.update(outcome=str(stopped) if stopped else "done")
+    _end(controller, stopped, phases)
+    _write_report(config, folder.path)
+    _close(controller)
+
+
+def _carry_out(controller: "Controller") -> int:
+    """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
+    from torchtitan_rl.observability.evaluation_results import print_results_of
+
+    try:
+        if not controller.config.eval_only:
+            return controller.run()
+        controller.evaluate_only()
+        print_results_of(controller.services.run_folder, controller.state.step)
+        return 0
     except BaseException:
         controller.services.observer.close()  # the metrics recorded so far help to find the cause
         raise
-    status_file.update(outcome=str(stopped) if stopped else "done")
-    _close(controller)
+
+
+def _end_with(error: BaseException, run_folder: Path, phases: Phases) -> None:
+    """Write to end.json that an error ends the run. A rank that only lost another one leaves this to the one that knows why."""
+    if not _lost_a_rank(error):
+        message, code = _message_and_code(error)
+        message = masked(message)
+        outcome = "stopped" if code == STOPPED else "failed"
+        rank = int(os.environ["RANK"])
+        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phases.failed, started_s=phases.seconds)
+
+
+def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
+    """Write to end.json how a run ended that did what it was asked to. On rank 0."""
+    if os.environ["RANK"] != "0":
+        return
+    folder, config, step = controller.services.run_folder, controller.config, controller.state.step
+    outcome, message, code = ("evaluated" if config.eval_only else "done"), "", 0
+    if stopped:
+        outcome, code = "stopped", 128 + stopped
+        message = f"{signal.Signals(stopped).name} after step {step}; start again with --dump-folder {folder} to go on"
+    elif controller.evaluation.gives_up:
+        message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
+    write_end(folder, outcome, message, code=code, started_s=phases.seconds)
 
 
 def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" = None) -> "Controller":
@@ -277,7 +320,6 @@ def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", r
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
         mask=masked,
-        at_end=write_report,
     )
 
 
@@ -342,9 +384,11 @@ def _build_services(
     )
 
 
-def write_report(run_folder: Path) -> None:
-    """Write report.html to a run's folder at its end. Logs a warning if that fails."""
-    path = run_folder / "report.html"
+def _write_report(config: "RunConfig", run_folder: Path) -> None:
+    """Write report.html to a run's folder at its end, on rank 0. Logs a warning if that fails."""
+    if os.environ["RANK"] != "0" or not (config.metrics.enabled and config.metrics.report):
+        return
+    path = run_folder / REPORT
     try:
         from torchtitan_rl import report  # only needed at the end of the run
 

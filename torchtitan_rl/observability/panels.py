@@ -3,8 +3,10 @@
 Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never read as markup.
 """
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -25,6 +27,9 @@ MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
 PLAIN_WIDTH = 120
 """Width of the output, in characters, if it is not a terminal."""
 
+GAP = 2
+"""Spaces between the columns of a grid."""
+
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
     "expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out", "turns",
@@ -37,9 +42,20 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+class _PlainConsole(Console):
+    """A console that falls silent when nobody reads it any more, as after `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # not a file of the system's: then nothing waits in it either
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.file.fileno())  # else the interpreter complains at its end about what was not written
+            os.close(null)
+
+
 def plain_console() -> Console:
     """A console on standard output that never interprets text as markup. Coloured only on a terminal."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
@@ -109,14 +125,18 @@ def _numbers(row: Row, console: Console) -> Text:
     return numbers
 
 
-def metrics_grid(values: dict[str, float], console: Console, columns: int = 3) -> Table:
-    """A grid of names and numbers, filled column by column."""
-    grid = Table.grid(padding=(0, 2))
-    names = list(values)
-    height = -(-len(names) // columns)
+def metrics_grid(values: dict[str, float], console: Console, most_columns: int = 3) -> Table:
+    """A grid of names and numbers, filled column by column. It has as many columns as fit without breaking a name."""
+    cells = [(safe(name, console), Text(compact_number(value), justify="right")) for name, value in values.items()]
+    for columns in range(most_columns, 0, -1):
+        height = max(1, -(-len(cells) // columns))
+        parts = [cells[start : start + height] for start in range(0, len(cells), height)]
+        widths = [max(cell[place].cell_len for cell in part) + GAP for part in parts for place in (0, 1)]
+        if sum(widths) - GAP <= console.width:
+            break
+    grid = Table.grid(padding=(0, GAP, 0, 0))
     for line in range(height):
-        pairs = ((safe(n, console), Text(compact_number(values[n]), justify="right")) for n in names[line::height])
-        grid.add_row(*(cell for pair in pairs for cell in pair))
+        grid.add_row(*(text for part in parts if line < len(part) for text in part[line]))
     return grid
 
 

@@ -79,7 +79,7 @@ class Recorder(Configurable):
         """Seed of the random selector and of the order among rows with equal scores."""
 
         keep_all_rows: bool = False
-        """Store every row of every step in samples.jsonl, not only the selected rows."""
+        """Store every row of every step in samples.jsonl, not only the selected rows and those of the greedy evaluation."""
 
         store_bytes: int = number(2 * 1024**3, least=0)
         """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""
@@ -120,7 +120,6 @@ class Recorder(Configurable):
         gather: Gather | None = None,
         decode: Decode | None = None,
         mask: Mask = lambda value: value,
-        at_end: Callable[[Path], None] = lambda run_folder: None,
     ) -> None:
         """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
 
@@ -129,16 +128,13 @@ class Recorder(Configurable):
                 Called exactly once per flush on every rank. None: there is only one process.
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
             mask: takes and returns the rows of tables, for example without secrets.
-            at_end: called on rank 0 with the run folder after the last write, if `report` is on.
 
         Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
         the run folder cannot be written.
         """
         self.config = config
         self._rank = rank
-        self._run_folder = run_folder
         self._decode = decode
-        self._at_end = at_end
         self._gather = gather
         self._next_step = 0
         self._closed = False
@@ -213,8 +209,6 @@ class Recorder(Configurable):
             guard.finish()
         for guard in self._guards.values():
             guard.join(max(0.0, deadline - time.monotonic()))
-        if self._enabled and self.config.report and self._rank == 0 and self._next_step:
-            self._at_end(self._run_folder)
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
         """Builds this rank's sinks, each with its Guard."""

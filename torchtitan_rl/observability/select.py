@@ -152,13 +152,17 @@ def parse_selector(text: str) -> Selector:
     return Selector(name.replace("_", " "), choose, candidates)
 
 
+HELD_OUT_SPLIT = "eval_greedy"
+
+
 @dataclass(frozen=True, slots=True)
 class Selected:
     """The selected rows of a table, each with its `select_reason`, ordered by split, then by descending score."""
 
     shown: list[Row]
     kept: list[Row]
-    """The rows to store: the shown rows, or every row with `keep_all` (`select_reason` "" if no selector chose it)."""
+    """The rows to store: the shown rows, those of the greedy evaluation, and with `keep_all` all others too (`select_reason` "" if
+    no selector chose it)."""
     traces: list[Row]
     """The rows to show as conversations, `num_traces` of each split: the shown rows, then a seeded sample."""
 
@@ -179,9 +183,12 @@ class Selection:
         for members in self._splits(rows):
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
             found.update({id(c.row): c.row for c in [*chosen, *random(self._num_traces)(members)]})
-        if self._keep_all:
-            return [row if id(row) in found else _cells(row) for row in rows]
-        return list(found.values())
+        kept = [row for row in rows if id(row) in found or self._stores(row)]
+        return [row if id(row) in found else _cells(row) for row in kept]
+
+    def _stores(self, row: Row) -> bool:
+        """Whether the row is stored even if no selector chooses it: every held-out prompt can then be followed over training."""
+        return self._keep_all or row.get("split") == HELD_OUT_SPLIT
 
     def select(self, rows: list[Row], step: int) -> Selected:
         """Selects from the candidates of all ranks, in step `step`."""
@@ -198,7 +205,7 @@ class Selection:
             others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
             rollouts = [row for row in (*shown, *others) if "response" in row]  # tables of the user's own may have none
             selected.shown.extend(shown)
-            kept = [pair for pair in named if self._keep_all or reasons[id(pair[0])]]
+            kept = [pair for pair in named if self._stores(pair[1]) or reasons[id(pair[0])]]
             selected.kept.extend(_with_tokens(c, row) if reasons[id(c)] else row for c, row in kept)
             selected.traces.extend(rollouts[: self._num_traces])
         return selected

@@ -1,9 +1,10 @@
 """The health page of one run: warnings, counts, suspicious answers, reward correlations, missing metrics."""
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
-from torchtitan_rl.report.load import Run, answers_given, correlation, number
+from torchtitan_rl.report.load import Run, answers_given, correlation, number, unbiased_rows
 
 EXPECTED = (
     "reward/mean", "reward/std", "policy/entropy", "loss/total", "optimizer/grad_norm", "optimizer/learning_rate",
@@ -19,7 +20,7 @@ MAX_POINTS = 1500
 
 def health(run: Run) -> dict[str, Any]:
     """The page's tables and points, as plain values."""
-    trained = [row for row in run.rows if row.get("split", "train") == "train"]
+    trained = unbiased_rows(run)
     return {
         "notes": run.notes,
         "warnings": [{"level": w.level, "count": w.count, "first": w.first, "text": w.text} for w in run.warnings],
@@ -27,7 +28,8 @@ def health(run: Run) -> dict[str, Any]:
         "metrics": [*_missing(run), *_stale(run)],
         "duplicates": _duplicates(trained),
         "scatter": _scatter(trained),
-        "parts": _parts(trained),
+        "parts": _parts(run, trained),
+        "drawn": len(trained) < sum(row.get("split", "train") == "train" for row in run.rows),
     }
 
 
@@ -81,8 +83,8 @@ def _scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _parts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The correlation of each reward function with the total reward over training samples."""
+def _parts(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each reward function's mean over all samples of the run, and its correlation with the total reward over `rows`."""
     parts = sorted({column for row in rows for column in row if column.startswith("reward/")})
     found = []
     for part in parts:
@@ -90,6 +92,7 @@ def _parts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
         values = [a for a, _ in pairs]
         if values:
+            means = run.points(f"{part}/mean")[1] or values
             r = correlation(values, [b for _, b in pairs])
-            found.append({"key": part, "n": len(values), "mean": sum(values) / len(values), "r": r})
+            found.append({"key": part, "n": len(values), "mean": fmean(means), "r": r})
     return found

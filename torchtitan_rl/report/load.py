@@ -13,6 +13,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+FILES = ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl", "end.json")
+"""A folder with one of them is a run's."""
 READ_BYTES = 64 * 1024**2
 """Limit for samples.jsonl. About this much of a larger file is parsed: selected rows, and whole groups by a hash."""
 LOG_BYTES = 16 * 1024**2
@@ -36,6 +38,25 @@ class Warned:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a run ended, as its end.json says.
+
+    Example: End(outcome="failed", message="Traceback ...", code=1, rank=1, phase="step 3: grade")
+    """
+
+    outcome: str
+    """done, evaluated, stopped, failed, killed or hung."""
+    message: str = ""
+    code: int = 0
+    rank: int | None = None
+    phase: str = ""
+    time: float | None = None
+    """Unix time, seconds."""
+    started_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the start's phases."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One run's data, as read from its folder.
@@ -56,6 +77,8 @@ class Run:
     """Rows in samples.jsonl; `rows` may be only a part of them."""
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    end: End | None = None
+    """None while the run goes on, and if nothing could write it."""
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Sentences about data that could not be read properly."""
@@ -68,8 +91,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last configured step has been recorded."""
-        return bool(self.steps) and self.total_steps is not None and self.steps[-1] >= self.total_steps
+        """Whether the run has ended, or has recorded its last configured step."""
+        return (
+            self.end is not None
+            or bool(self.steps)
+            and self.total_steps is not None
+            and self.steps[-1] >= self.total_steps
+        )
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
@@ -79,11 +107,12 @@ class Run:
 
 def load_run(folder: Path, name: str | None = None) -> Run:
     """Reads the run in `folder`. Raises FileNotFoundError if the folder does not exist or is not a run."""
-    if not any((folder / file).is_file() for file in ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl")):
+    if not any((folder / file).is_file() for file in FILES):
         raise FileNotFoundError(f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run")
     run = Run(name=name or folder.resolve().name, folder=folder)
     run.config = _document(folder / "config.json", run.notes)
     run.environment = _document(folder / "environment.json", run.notes)
+    run.end = _end(folder / "end.json", run.notes)
     _read_metrics(run)
     run.rows = list(_read_rows(folder / "samples.jsonl", run))
     run.warnings = list(_read_warnings(sorted((folder / "logs").glob("*.log"))))
@@ -122,6 +151,22 @@ def _document(path: Path, notes: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         notes.append(f"{path.name} could not be read: {error}")
     return {}
+
+
+def _end(path: Path, notes: list[str]) -> End | None:
+    found = _document(path, notes) if path.exists() else {}
+    if not isinstance(found.get("outcome"), str):
+        return None
+    seconds = found.get("started_s")
+    return End(
+        outcome=found["outcome"],
+        message=str(found.get("message") or ""),
+        code=int(number(found.get("code")) or 0),
+        rank=found["rank"] if isinstance(found.get("rank"), int) else None,
+        phase=str(found.get("phase") or ""),
+        time=number(found.get("time")),
+        started_s={str(k): v for k, v in seconds.items() if number(v) is not None} if isinstance(seconds, dict) else {},
+    )
 
 
 def _lines(path: Path, run: Run) -> Iterator[dict[str, Any]]:
@@ -224,6 +269,19 @@ def _log_lines(path: Path) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+def unbiased_rows(run: Run) -> list[Row]:
+    """The training rows that stand for all of the run's samples: all of them if all are stored, else the randomly selected ones.
+
+    The rows that metrics.select chooses as best and worst would make rewards, answers and lengths look more extreme than they are.
+    """
+    trained = [row for row in run.rows if row.get("split", "train") == "train"]
+    made = sum(run.points("completions/count")[1])
+    if made and len(trained) >= 0.99 * made:
+        return trained
+    drawn = [row for row in trained if not row.get("select_reason") or "random" in str(row["select_reason"])]
+    return drawn if made or any(row.get("select_reason") for row in trained) else trained
 
 
 def answers_given(rows: list[Row]) -> Counter[str]:

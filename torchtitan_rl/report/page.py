@@ -15,7 +15,7 @@ from typing import Any
 
 from torchtitan_rl.report.health import health
 from torchtitan_rl.report.load import Row, Run, load_run, unique_names
-from torchtitan_rl.report.verdicts import verdicts
+from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -24,7 +24,17 @@ SIZE_MB = 5.0
 MIN_ROW_BYTES = 500_000
 """Bytes that samples may always use, however large the metrics are."""
 
-_SCRIPTS = ("base.js", "charts.js", "overview.js", "samples.js", "sample.js", "compare.js", "health.js", "app.js")
+_SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "overview.js",
+    "samples.js",
+    "sample.js",
+    "compare.js",
+    "prompts.js",
+    "health.js",
+    "app.js",
+)
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 
@@ -114,6 +124,9 @@ def _described(run: Run) -> dict[str, Any]:
         "finished": run.finished,
         "stored": run.num_stored_rows,
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
+        "ending": _plain(ending(run)),
+        "started_s": run.end.started_s if run.end else {},
+        "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "health": _plain(health(run)),
         "config": {key: _plain(value) for key, value in flat(run.config).items()},

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from statistics import fmean, median, stdev
-from typing import Literal, NamedTuple
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
 
-from torchtitan_rl.report.load import Run, answers_given, correlation, number
+from torchtitan_rl.report.load import Run, answers_given, correlation, number, unbiased_rows
+from torchtitan_rl.report.trend import ALPHA, differ, trend
 
 Level = Literal["good", "plain", "warn", "bad"]
 
@@ -44,35 +45,78 @@ def _held_out_prompts(run: Run) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _progress(run: Run) -> Iterator[Verdict]:
+def ending(run: Run) -> dict[str, Any]:
+    """How the run ended, for the page's headline.
+
+    Returns: level; text: one sentence; error: what the error says, "" if there is none; details: the whole message.
+    """
+    end, steps = run.end, _steps_of(run)
+    if end is None:
+        if run.finished:
+            return {"level": "plain", "text": steps, "error": "", "details": ""}
+        text = f"{steps}: its end is not recorded, so it is still running or was killed with its launcher"
+        return {"level": "warn", "text": text, "error": "", "details": ""}
+    where = f" in {end.phase.replace(': ', ', ')}" if end.phase else ""
+    where += f" (rank {end.rank})" if end.rank else ""
+    text = {
+        "done": f"Done: {steps}",
+        "evaluated": "Evaluated, without training",
+        "stopped": f"Stopped{where}: {steps}",
+        "failed": f"Failed{where}: {steps}",
+        "killed": f"Killed{where}: {steps}",
+        "hung": f"Ended by the watchdog{where}: {steps}",
+    }.get(end.outcome, f"{end.outcome}{where}: {steps}")
+    level = {"done": "good", "evaluated": "good", "stopped": "warn"}.get(end.outcome, "bad")
+    if level == "warn" and not end.message.startswith("SIG"):
+        level = "bad"  # training stopped itself
+    error = _said(end.message)
+    return {
+        "level": level,
+        "text": text,
+        "error": error,
+        "details": end.message if error not in (end.message, end.message.partition(": ")[2]) else "",
+    }
+
+
+def _said(message: str) -> str:
+    """The part of an error's message to read first: after a traceback's last frame; else all of it."""
+    lines = message.splitlines()
+    if not message.startswith("Traceback"):
+        return message.removeprefix("error: ").removeprefix("stopped: ")
+    frames = [place for place, line in enumerate(lines) if line.startswith("  ")]
+    return "\n".join(lines[frames[-1] + 1 :]).strip() if frames else message
+
+
+def _steps_of(run: Run) -> str:
+    """Example: "7 of 50 steps in 1 min 3 s, the last at 2026-11-22 17:40 UTC"."""
     if not run.steps:
-        yield Verdict("bad", "no step was recorded")
-        return
+        return "no step was recorded"
     last, total = run.steps[-1], run.total_steps
     times = [time for time in run.times if time is not None]
     span = f" in {_duration(times[-1] - times[0])}" if len(times) > 1 else ""
     when = f", the last at {datetime.fromtimestamp(times[-1], UTC):%Y-%m-%d %H:%M} UTC" if times else ""
-    if run.finished or total is None:
-        yield Verdict("plain", f"{last} steps{span}{when}")
-    else:
-        yield Verdict("warn", f"{last} of {total} steps{span}{when}: still running or stopped early")
+    of = f" of {total}" if total is not None and last < total else ""
+    return f"{last}{of} {'step' if last == 1 and not of else 'steps'}{span}{when}"
 
 
 def _reward(run: Run) -> Iterator[Verdict]:
     key = "reward/mean"
-    _, values = run.points(key)
-    if len(values) < 2:
+    steps, values = run.points(key)
+    if not values:
         return
-    first, last, width, noise = _ends(values)
-    means = f" (means of the first and last {width} steps)" if width > 1 else ""
-    best = f"; best {_figure(max(values))} at step {run.points(key)[0][values.index(max(values))]}"
-    if abs(last - first) <= noise:
-        yield Verdict("warn", f"reward did not change significantly: {_figure(first)} → {_figure(last)}{means}", key)
-    elif last > first:
-        yield Verdict(
-            "good", f"reward rose from {_figure(first)} to {_figure(last)} in {run.steps[-1]} steps{means}", key
-        )
+    first, last, means = _ends(values)
+    change = f"{_figure(first)} → {_figure(last)}"
+    found = trend(values)
+    if found == "too few":
+        count = f"{len(values)} step{'s' * (len(values) > 1)}"
+        shown = change if len(values) > 1 else _figure(first)
+        yield Verdict("plain", f"too few steps to say whether the reward changed: {shown} ({count})", key)
+    elif found == "unclear":
+        yield Verdict("warn", f"no clear change of the reward: {change}{means}; noise alone may do this", key)
+    elif found == "rose":
+        yield Verdict("good", f"reward rose from {_figure(first)} to {_figure(last)} in {steps[-1]} steps{means}", key)
     else:
+        best = f"; best {_figure(max(values))} at step {steps[values.index(max(values))]}"
         yield Verdict("bad", f"reward fell from {_figure(first)} to {_figure(last)}{means}{best}", key)
 
 
@@ -84,21 +128,40 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
         steps, values = run.points(key)
         if not values:
             continue
-        low_high, level, half = "", "plain", 0.02
         lows, highs = (run.points(f"{key}_{end}")[1] for end in ("low", "high"))
+        said, n = "", _held_out_prompts(run)
         if lows and highs:
-            n, half = _held_out_prompts(run), (highs[-1] - lows[-1]) / 2
-            prompts = f", {n} prompts" if n else ""
-            low_high = f" (95 % interval {100 * lows[-1]:.1f} to {100 * highs[-1]:.1f}{prompts})"
+            said = f" (95 % interval {100 * lows[-1]:.1f} to {100 * highs[-1]:.1f}{f', {n} prompts' if n else ''})"
         if len(values) == 1:
-            yield Verdict("plain", f"{kind} {100 * values[0]:.1f} % at step {steps[0]}{low_high}", key)
+            yield Verdict("plain", f"{kind} {100 * values[0]:.1f} % at step {steps[0]}{said}", key)
             continue
-        if abs(values[-1] - values[0]) > half:
-            level = "good" if values[-1] > values[0] else "bad"
-        best = max(values)
-        fell = f"; best {100 * best:.1f} % at step {steps[values.index(best)]}" if best - values[-1] > half else ""
-        level = "warn" if fell and level == "good" else level
-        yield Verdict(level, f"{kind} {100 * values[0]:.1f} → {100 * values[-1]:.1f} %{low_high}{fell}", key)
+        best = values.index(max(values))
+        p_change, p_fell = (_p_value(values, lows, highs, n, place) for place in (0, best))
+        clear = p_change is not None and p_change < ALPHA
+        level = ("good" if values[-1] > values[0] else "bad") if clear else "plain"
+        unclear = "" if clear or p_change is None else "; the difference may be chance"
+        # Of many evaluations the best one is high by chance too (Bonferroni).
+        fell = p_fell is not None and p_fell < ALPHA / (len(values) - 1)
+        before = f"; best {100 * values[best]:.1f} % at step {steps[best]}" if fell and best else ""
+        level = "warn" if before and level != "bad" else level
+        yield Verdict(level, f"{kind} {100 * values[0]:.1f} → {100 * values[-1]:.1f} %{said}{unclear}{before}", key)
+
+
+def _p_value(values: list[float], lows: list[float], highs: list[float], n: int | None, place: int) -> float | None:
+    """Of the hypothesis that the last accuracy and the one at `place` are equal; None if it cannot be tested.
+
+    Fisher's exact test for right or wrong answers to `n` prompts; else, as for shares of several samples, a test on the
+    recorded intervals.
+    """
+    pair = values[place], values[-1]
+    has_intervals = len(lows) == len(highs) == len(values)
+    if n and (not has_intervals or all(abs(share * n - round(share * n)) < 1e-6 * n for share in pair)):
+        return differ(pair[0], n, pair[1], n)
+    if not has_intervals:
+        return None
+    errors = [(highs[i] - lows[i]) / (2 * 1.959964) for i in (place, -1)]
+    error = math.hypot(*errors)
+    return math.erfc(abs(pair[1] - pair[0]) / error / math.sqrt(2)) if error else None
 
 
 def _entropy(run: Run) -> Iterator[Verdict]:
@@ -106,13 +169,14 @@ def _entropy(run: Run) -> Iterator[Verdict]:
     steps, values = run.points(key)
     if len(values) < 2 or values[0] <= 0:
         return
-    first, last, width, noise = _ends(values)
+    first, last, _ = _ends(values)
+    width = _width(values)
     change = f"entropy {_figure(first)} → {_figure(last)} nats per token"
     if last < COLLAPSE * first:
         low = COLLAPSE * first
         place = next(i for i, value in enumerate(values) if value < low and fmean(values[i : i + width]) < low)
         yield Verdict("warn", f"entropy fell to less than a tenth by step {steps[place]}: {change}", key)
-    elif last > 2 * first and last - first > noise:
+    elif last > 2 * first and trend(values) == "rose":
         yield Verdict("warn", f"entropy grew {last / first:.1f}-fold: {change}", key)
     else:
         yield Verdict("plain", change, key)
@@ -122,8 +186,12 @@ def _groups(run: Run) -> Iterator[Verdict]:
     key = "groups/zero_variance_fraction"
     _, values = run.points(key)
     if values:
-        _, last, width, _ = _ends(values)
-        late = f"; {100 * last:.0f} % in the last {width} steps" if len(values) > width else ""
+        width, last = _width(values), _ends(values)[1]
+        late = (
+            f"; {100 * last:.0f} % in the last {f'{width} steps' if width > 1 else 'step'}"
+            if len(values) > width
+            else ""
+        )
         level = "warn" if last > SILENT_GROUPS else "plain"
         yield Verdict(level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}", key)
 
@@ -154,8 +222,8 @@ def _length(run: Run) -> Iterator[Verdict]:
     key = "completions/length/mean"
     _, values = run.points(key)
     if len(values) > 1:
-        first, last, _, noise = _ends(values)
-        doubled = abs(last - first) > noise and not 0.5 < last / max(first, 1e-9) < 2
+        first, last, _ = _ends(values)
+        doubled = trend(values) in ("rose", "fell") and not 0.5 < last / max(first, 1e-9) < 2
         level = "warn" if doubled else "plain"
         yield Verdict(level, f"completions {_figure(first)} → {_figure(last)} tokens on average", key)
     key = "completions/clipped_fraction"
@@ -177,18 +245,39 @@ def _gradient(run: Run) -> Iterator[Verdict]:
 
 
 def _time(run: Run) -> Iterator[Verdict]:
-    total = sum(run.points("time/step")[1])
-    if total <= 0:
+    seconds = time_by_phase(run)
+    if not seconds:
         return
-    phases = {key[5:]: sum(run.points(key)[1]) / total for key in run.series if _is_phase(key)}
-    largest = sorted(phases, key=lambda name: -phases[name])[:3]
-    shares = ", ".join(f"{name} {100 * phases[name]:.0f} %" for name in largest)
+    total = sum(seconds.values())
+    largest = sorted((name for name in seconds if name != "unaccounted"), key=lambda name: -seconds[name])[:3]
+    shares = ", ".join(f"{name} {100 * seconds[name] / total:.0f} %" for name in largest)
     if shares:
         yield Verdict("plain", f"step time: {shares}", "time/step")
-    lost = sum(run.points("time/unaccounted")[1]) / total
-    if run.series.get("time/unaccounted"):
+    if "unaccounted" in seconds:
+        lost = seconds["unaccounted"] / total
         level = "warn" if lost > UNACCOUNTED else "plain"
         yield Verdict(level, f"{100 * lost:.1f} % of step time is unaccounted for", "time/unaccounted")
+
+
+def time_by_phase(run: Run) -> dict[str, float]:
+    """Seconds of all steps by phase, with "unaccounted" for the rest. They sum to the steps' time.
+
+    A step 0 has an evaluation but no time/step: it is left out. With several ranks each phase is the slowest rank's, so that a
+    step's phases may sum to more than the step: then they are scaled down to it.
+    """
+    keys = [key for key in run.series if _is_phase(key)]
+    found = dict.fromkeys((key[5:] for key in keys), 0.0)
+    rest = 0.0
+    for place, step_s in enumerate(run.series.get("time/step", ())):
+        if step_s:
+            phases = {key[5:]: run.series[key][place] or 0.0 for key in keys}
+            scale = min(1.0, step_s / (sum(phases.values()) or 1.0))
+            for name, seconds in phases.items():
+                found[name] += scale * seconds
+            rest += step_s - scale * sum(phases.values())
+    if not rest and not sum(found.values()):
+        return {}
+    return {**found, "unaccounted": rest}
 
 
 def _is_phase(key: str) -> bool:
@@ -212,14 +301,15 @@ def _numbers(run: Run) -> Iterator[Verdict]:
 
 
 def _samples(run: Run) -> Iterator[Verdict]:
-    trained = [r for r in run.rows if r.get("split") == "train"]
+    trained = unbiased_rows(run)
     prompts = len({str(r.get("prompt")) for r in trained})
     if prompts >= 20:
         answer, count = answers_given(trained).most_common(1)[0] if answers_given(trained) else ("", 0)
         expected = {str(r.get("prompt")) for r in trained if str(r.get("expected_answer")) == answer}
         if count - len(expected) > 0.1 * prompts:
             given = f"the answer {answer[:40]!r} was given to {count} of {prompts} prompts"
-            yield Verdict("warn", f"{given}, but is expected by {len(expected)}: read those samples")
+            right = f"is right for {len(expected)}" if expected else "is right for none"
+            yield Verdict("warn", f"{given}, but {right}: read those samples")
     pairs = [(number(r.get("response_tokens")), number(r.get("reward"))) for r in trained]
     pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
     r = correlation([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 30 else None
@@ -234,20 +324,20 @@ def _log(run: Run) -> Iterator[Verdict]:
 
 
 _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
-    _progress, _reward, _accuracy, _entropy, _groups, _sampler, _length, _gradient, _time, _numbers, _samples, _log,
+    _reward, _accuracy, _entropy, _groups, _sampler, _length, _gradient, _time, _numbers, _samples, _log,
 )  # fmt: skip
 
 
-def _ends(values: list[float]) -> tuple[float, float, int, float]:
-    """Compares the first and the last tenth of the values.
+def _width(values: list[float]) -> int:
+    """The number of values in the first and in the last tenth."""
+    return max(1, len(values) // 10)
 
-    Returns: (mean of the first, mean of the last, number of values in each, difference explained by noise alone).
-    """
-    width = max(1, len(values) // 10)
-    first, last = values[:width], values[-width:]
-    jumps = [b - a for a, b in zip(values, values[1:])]
-    spread = stdev(jumps) / math.sqrt(2) if len(jumps) > 1 else 0.0
-    return fmean(first), fmean(last), width, 2 * spread * math.sqrt(2 / width)
+
+def _ends(values: list[float]) -> tuple[float, float, str]:
+    """(mean of the first tenth of the values, mean of the last, words that say so)."""
+    width = _width(values)
+    means = f" (means of the first and last {width} steps)" if width > 1 else ""
+    return fmean(values[:width]), fmean(values[-width:]), means
 
 
 def _figure(value: float) -> str:

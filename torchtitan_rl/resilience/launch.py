@@ -27,6 +27,7 @@ from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses
+from torchtitan_rl.resilience.run_end import ensure_report, write_end
 from torchtitan_rl.resilience.watchdog import Watchdog
 
 REQUEUE = 75
@@ -86,6 +87,7 @@ class Launcher:
         code, why = self._exit_code_and_reason(self.agent.returncode)
         if why:
             say(why)
+        self._record_end(code, why)
         if code not in (0, REQUEUE) and not self.stop_signal:
             self.watchdog.publish_end(why or self.hung_reason or f"it ended with code {code}")
         return code
@@ -103,6 +105,7 @@ class Launcher:
             say("stopped at once; earlier checkpoints are whole")
             self.agent.kill()
             self.close()
+            self._record_end(128 + self.stop_signal, f"{signal.Signals(number).name} twice: stopped at once")
             os._exit(128 + self.stop_signal)
         self.stop_signal, self._stop_requested_at = number, now
         if not self._last_status and not job_processes.children(self.agent.pid):
@@ -207,6 +210,19 @@ class Launcher:
         codes = set(self._exit_codes().values())
         failed = codes & {2, 3} or (1 in codes and -self.stop_signal not in codes)
         return not failed and not any(status.phase.startswith("step ") for status in self._last_status.values())
+
+    def _record_end(self, code: int, why: str) -> None:
+        """Write how the run ended where no rank could, and its report."""
+        folders = {status.run_folder for status in self._last_status.values()} - {""}
+        for folder in map(Path, folders):
+            if code:
+                outcome = "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
+                status = self._last_status.get(self._first_death()[0])
+                where = {"rank": status.rank, "phase": status.phase} if status and outcome != "stopped" else {}
+                write_end(
+                    folder, outcome, why or self.hung_reason or f"the job ended with code {code}", code=code, **where
+                )
+            ensure_report(folder)
 
     def _first_death(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end as planned.

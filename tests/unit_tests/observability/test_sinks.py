@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import struct
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ import pytest
 from tests.parts.observability import FORK, NASTY, group, rows_of, sample
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.observability import Recorder, Reduce, record_metric
+from torchtitan_rl.observability.panels import metrics_grid, plain_console
 from torchtitan_rl.observability.sinks.console import lost
 
 RECORD_STEPS = 3
@@ -302,14 +304,69 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert len(steps) == 3
     assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
     assert "1/3" in steps[0]
-    assert "reward   6.500" in steps[0]
+    assert "reward  6.500" in steps[0]
     assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
     assert len(output) == 6
 
 
 def test_the_step_line_names_the_largest_loss_from_a_tenth_of_the_step_on():
-    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "last completions 25%"
+    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "25% lost to last completions"
     assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
+
+
+LINE = {
+    "reward/mean": -12.345, "evaluation/accuracy": 1.0, "loss/total": -0.0264, "policy/entropy": 0.023, "time/step": 1234.5,
+    "optimizer/grad_norm": 0.316, "sampler/logprob_diff/max": 1.3e-06, "perf/step_tokens_per_s": 123456.0, "generator/tail_s": 400.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "last_label"), [(80, "entropy"), (120, "logp diff"), (160, "tok/s")])
+@pytest.mark.parametrize("steps", [50, 2000])
+def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_label, steps):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run = recorder(sinks=["console"], console_every=0, total_steps=steps)
+    for step in (1, 2):
+        for key, value in LINE.items():
+            record_metric(key, value)
+        run.flush(step)
+    run.close()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    shown = [line for line in lines if line.startswith("step ")]
+    assert [len(line) <= columns for line in lines] == [True] * len(lines), max(lines, key=len)
+    assert last_label in shown[0]
+    assert [line.strip() for line in lines if "lost to" in line] == [
+        "32% lost to last completions in this step"
+    ]  # once
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_a_panel_never_breaks_a_name(monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = plain_console()
+    console.width = columns
+    names = [f"diversity/jaccard_distance/macro_{i}" for i in range(3)] + [f"reward/{i}" for i in range(20)]
+    console.print(metrics_grid(dict.fromkeys(names, 0.123456), console))
+    assert all(name in stream.getvalue() for name in names)
+    assert max(map(len, stream.getvalue().splitlines())) <= columns
+
+
+def test_console_that_nobody_reads_any_more_falls_silent(tmp_path):
+    code = """
+from torchtitan_rl.observability.panels import plain_console
+console = plain_console()
+for line in range(100_000):
+    console.print(f"line {line}")
+"""
+    command = f"{sys.executable} -c '{code}' | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 0)
 
 
 def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):
@@ -379,7 +436,7 @@ def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):
     record_metric("loss", float("nan"))
     run.flush(1)
     run.close()
-    assert "loss      nan" in stream.getvalue()
+    assert "loss     nan" in stream.getvalue()
 
 
 def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeypatch):

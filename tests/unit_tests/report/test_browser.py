@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from tests.parts.browser import CHROMIUM, MISSING, Browser
 from tests.parts.report_runs import HOSTILE, metrics_of, row_of, write_run
 from torchtitan_rl.report import Run, load_run, write_report
 from torchtitan_rl.report.page import render
+from torchtitan_rl.resilience.run_end import write_end
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -66,7 +68,7 @@ def clean(browser: Browser) -> bool:
 def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, two, width, dark):
     for page in (one[0], two[0]):
         browser.open(page, width=width, dark=dark)
-        for view in ("overview", "samples", "compare", "health"):
+        for view in ("overview", "samples", "prompts", "compare", "health"):
             browser.run(f"document.querySelector('nav [data-view={view}]').click()")
             browser.wait(f"document.querySelector('main').dataset.view === '{view}'")
             assert browser.run("document.querySelector('main').innerText.length") > 50, view
@@ -244,18 +246,23 @@ def test_a_chat_is_shown_as_turns(browser, tmp_path):
 def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    largest = max(abs(row["advantage"]) for row in rows)  # advantages have one scale in the whole run
     tokens = {"text": ["4", "<b>", "\n"], "logprob": [-0.01, -2.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open=0))
     colours = "[...document.querySelectorAll('.token')].map(e => e.style.backgroundColor)"
     assert browser.run(colours) == []
-    for paint, expected in (("logprob", (0.0, 65.0)), ("diff", (0.0, 65.0)), ("advantage", (65.0, 65.0))):
+    for paint, expected in (
+        ("logprob", (0.0, 65.0)),
+        ("diff", (0.0, 65.0)),
+        ("advantage", (65.0 * 1.5 / largest, 65.0 * 1.5 / largest)),
+    ):
         browser.run(f"document.querySelector('[data-paint={paint}]').click()")
         shares = [
             float(colour.split(" ")[-2].removesuffix("%,")) if colour else None for colour in browser.run(colours)
         ]
-        assert shares == [pytest.approx(expected[0], abs=1), pytest.approx(expected[1]), None]
+        assert shares == [pytest.approx(expected[0], abs=1), pytest.approx(expected[1], abs=1), None]
     title = browser.run("document.querySelectorAll('.token')[1].title")
     assert title == '"<b>"\nlog-probability -2\ntrainer − sampler 1.0e-5\nadvantage -1.5'
     assert clean(browser), browser.errors
@@ -293,6 +300,113 @@ def test_the_health_page_lists_warnings_and_counts(browser, tmp_path):
     assert counts == [["obs/dropped_rows", "7", "4"], ["reward/mine/failures", "2", "4"]]
     assert browser.run("document.querySelector('.alarm').innerText") == "3"
     assert load_run(folder).warnings[0].level == "ERROR"
+
+
+def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nZeroDivisionError: division by zero\n'
+    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade", started_s={"start the vLLM engine": 30.0})
+    write_report([folder], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html", height=900)
+    said = browser.run("document.querySelector('.ending').innerText")
+    assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
+    assert "ZeroDivisionError: division by zero" in said
+    assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
+    where = browser.run("document.querySelector('[data-chart=\"Where time went\"]').innerText")
+    assert "start: start the vLLM engine" in where
+    shares = [float(share) for share in re.findall(r"([0-9.]+) %", where)]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert clean(browser), browser.errors
+
+
+def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    said = [
+        {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 1}},
+        {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
+        {"role": "assistant", "content": "the last word", "advantage": -0.5},
+    ]  # fmt: skip
+    messages = [{"role": "system", "content": "<tools>"}, {"role": "user", "content": "what was asked"}]
+    rows[0] |= {"conversation": said, "messages": messages, "prompt": "<|im_start|>system", "environment_seconds": 1.5}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
+    assert shown(browser) == [0]  # only the tool said it
+    line = browser.run("document.querySelector('tr[data-row]').innerText")
+    assert "what was asked" in line
+    assert "the last word" in line
+    cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
+    assert cards == ["turns 2", "tool calls 1", "tool errors 1", "waiting 1.5 s"]
+    turns = browser.run("[...document.querySelectorAll('.turn.assistant')].map(e => e.innerText)")
+    assert "turn 1" in turns[0]
+    assert "advantage 0.25" in turns[0]
+    assert "advantage -0.5" in turns[1]
+    assert browser.run("document.querySelectorAll('.turn.tool.error').length") == 1
+    assert clean(browser), browser.errors
+
+
+def test_runs_are_compared_at_the_last_step_that_all_have(browser, two):
+    page, (a, b) = two
+    browser.open(at(page, view="compare"))
+    cells = browser.run(
+        "[...document.querySelectorAll('[data-table=final] tbody tr')].map(r => [...r.children].map(c => c.innerText))"
+    )
+    [accuracy] = [line for line in cells if line[0] == "Held-out accuracy"]
+    expected = [f"{100 * run.series['evaluation/accuracy'][run.steps.index(8)]:.1f} %" for run in (a, b)]
+    assert accuracy == ["Held-out accuracy", "step 8", *expected]  # not step 12 of one and step 8 of the other
+    sides = browser.run(
+        "[...document.querySelectorAll('.pair .history > .facts')].map(e => e.innerText.split('step ')[1])"
+    )
+    assert len(sides) == 2
+    assert sides[0] == sides[1]
+
+
+def test_prompts_are_listed_by_their_pass_rate(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=2, siblings=1)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    right = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}
+    for row in rows:
+        row |= {"prompt": f"prompt {row['prompt_idx']}", "correct": right[row["prompt_idx"]][row["step"] - 1]}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="prompts"))
+    kinds = browser.run(
+        "[...document.querySelectorAll('[data-table=prompts] tbody tr')].map(r => [r.children[0].innerText, r.children[1].innerText])"
+    )
+    assert sorted(kinds) == [["prompt 0", "stuck"], ["prompt 1", "solved"], ["prompt 2", "up"], ["prompt 3", "down"]]
+    browser.run("document.querySelector('[data-table=prompts] button').click()")
+    assert browser.run("document.querySelector('main').dataset.view") == "samples"
+    assert clean(browser), browser.errors
+
+
+def test_rows_tabs_and_charts_are_reached_by_keyboard(browser, one):
+    browser.open(at(one[0], view="samples"))
+    rows = browser.run("[...document.querySelectorAll('tr[data-row]')].map(e => e.tabIndex)")
+    assert set(rows) == {0}
+    browser.run("document.querySelectorAll('tr[data-row]')[2].focus()")
+    browser.press("Enter")
+    assert browser.run("document.activeElement.getAttribute('aria-current')") == "true"
+    browser.run("document.querySelector('nav [aria-selected=true]').focus()")
+    browser.press("ArrowRight")
+    assert browser.run("document.querySelector('main').dataset.view") == "prompts"
+    assert browser.run("document.activeElement.dataset.view") == "prompts"
+    browser.open(one[0])
+    label = browser.run("document.querySelector('[data-chart=Reward] .plot').getAttribute('aria-label')")
+    assert label.startswith("Chart Reward. mean from 0.4")
+    browser.wait("document.querySelector('[data-chart=Reward] canvas') !== null")
+    browser.run("document.querySelector('[data-chart=Reward] .plot').focus()")
+    browser.press("ArrowRight")
+    browser.wait("document.querySelector('[data-chart=Reward] .where').innerText.startsWith('step ')")
+    assert clean(browser), browser.errors
+
+
+def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
+    browser.open(one[0])
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    hidden = browser.run("['nav', '.theme'].map(s => getComputedStyle(document.querySelector(s)).display)")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert hidden == ["none", "none"]
 
 
 def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, tmp_path):

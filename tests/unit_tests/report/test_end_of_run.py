@@ -1,58 +1,153 @@
-"""The recorder's last act: the report beside the files it is made of."""
+"""How a run ended is written on every exit, and each leaves a report that says so."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from torchtitan_rl.observability import Recorder, record_metric
-from torchtitan_rl.report import page
-from torchtitan_rl.train import write_report
+from tests.parts.report_runs import write_run
+from torchtitan_rl import train
+from torchtitan_rl.core import events
+from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.report import load_run, page
+from torchtitan_rl.resilience.run_end import Phases, ensure_report, forget_end, write_end
 
 
 @pytest.fixture
-def finished(tmp_path):
-    """Makes a run of two steps that has ended."""
-
-    def make(rank=0, **config):
-        recorder = Recorder(
-            Recorder.Config(sinks=["jsonl"], **config),
-            run_folder=tmp_path,
-            run_name="a",
-            run_config={},
-            total_steps=2,
-            rank=rank,
-            at_end=write_report,
-        )
-        for step in (1, 2):
-            record_metric("reward/mean", float(step))
-            recorder.flush(step)
-        recorder.close()
-        return tmp_path / "report.html"
-
-    return make
+def run(tmp_path, monkeypatch):
+    """A run's folder and the config that asks for a report."""
+    monkeypatch.setenv("RANK", "0")
+    folder = write_run(tmp_path / "a", steps=5, num_steps=10)
+    return folder, SimpleNamespace(metrics=SimpleNamespace(enabled=True, report=True))
 
 
-def test_a_run_ends_with_its_report_and_says_where_it_is(finished, capsys):
-    path = finished()
-    assert "reward rose from 1 to 2" in path.read_text("utf-8")
-    assert f"report: {path}" in capsys.readouterr().out
+def end_of(folder: Path) -> dict:
+    return json.loads((folder / "end.json").read_text())
 
 
-def test_other_ranks_and_runs_that_want_none_write_none(finished):
-    assert not finished(report=False).exists()
-    assert not finished(rank=1).exists()
+def raised(error: BaseException) -> BaseException:
+    """The error with a traceback."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
 
 
-def test_a_report_that_fails_costs_a_line_in_the_log(finished, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("error", "outcome", "code", "said"),
+    [
+        (UserError("grader.limit = 3: expected 4"), "failed", 2, "grader.limit = 3: expected 4"),
+        (TrainingStopped("the log-probs differ"), "stopped", 3, "the log-probs differ"),
+        (ZeroDivisionError("in a reward"), "failed", 1, "ZeroDivisionError: in a reward"),
+        (KeyboardInterrupt(), "failed", 1, "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_is_written_with_its_phase_and_the_report_shows_it(run, error, outcome, code, said):
+    folder, config = run
+    phases = Phases()
+    stop_listening = events.listen(phases)
+    try:
+        with events.phase("start the vLLM engine"):
+            pass
+        with events.heartbeat("step 6"), events.timed("grade"):
+            raise error
+    except BaseException as caught:
+        train._end_with(caught, folder, phases)
+    finally:
+        stop_listening()
+    train._write_report(config, folder)
+    end = end_of(folder)
+    assert (end["outcome"], end["code"], end["rank"], end["phase"]) == (outcome, code, 0, "step 6: grade")
+    assert list(end["started_s"]) == ["start the vLLM engine"]
+    assert said in end["message"]
+    assert said in (folder / "report.html").read_text("utf-8")
+
+
+def test_the_first_to_know_why_writes_the_end_and_a_rank_that_lost_another_does_not(run):
+    folder, _ = run
+    train._end_with(raised(RuntimeError("Connection closed by peer [127.0.0.1]:3")), folder, Phases())
+    assert not (folder / "end.json").exists()
+    write_end(folder, "killed", "out of memory", code=137, rank=1)
+    write_end(folder, "failed", "later", code=1)
+    assert end_of(folder)["message"] == "out of memory"
+    assert sorted(path.name for path in folder.glob(".end*")) == []
+    forget_end(folder)  # as a resumed run does
+    assert load_run(folder).end is None
+
+
+@pytest.mark.parametrize(
+    ("stopped", "eval_only", "gives_up", "outcome", "said"),
+    [
+        (0, False, False, "done", ""),
+        (0, True, False, "evaluated", ""),
+        (0, False, True, "done", "stopped improving before step 5"),
+        (signal.SIGINT, False, False, "stopped", "SIGINT after step 5; start again with --dump-folder"),
+    ],
+)
+def test_a_run_that_did_as_asked_says_so(run, stopped, eval_only, gives_up, outcome, said):
+    folder, _ = run
+    evaluation = SimpleNamespace(gives_up=gives_up)
+    config = SimpleNamespace(eval_only=eval_only, evaluation=SimpleNamespace(best_by="evaluation/accuracy"))
+    controller = SimpleNamespace(
+        config=config, evaluation=evaluation, services=SimpleNamespace(run_folder=folder), state=SimpleNamespace(step=5)
+    )
+    train._end(controller, int(stopped), Phases())
+    assert end_of(folder)["outcome"] == outcome
+    assert said in end_of(folder)["message"]
+
+
+def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(run):
+    folder, config = run
+    train._write_report(config, folder)
+    before = (folder / "report.html").stat().st_mtime
+    os.utime(folder / "report.html", (before - 10, before - 10))
+    write_end(folder, "killed", "out of memory, by the kernel's log", code=137, rank=1, phase="step 6: train")
+    ensure_report(folder)
+    assert "out of memory, by the kernel" in (folder / "report.html").read_text("utf-8")
+    written = (folder / "report.html").stat().st_mtime_ns
+    time.sleep(0.01)
+    ensure_report(folder)
+    assert (folder / "report.html").stat().st_mtime_ns == written
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_report(run):
+    folder, config = run
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (folder / name).unlink()
+    write_end(folder, "failed", "error: the reward function raised", code=2, rank=0)
+    train._write_report(config, folder)
+    assert "the reward function raised" in (folder / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("setting", [{"report": False}, {"enabled": False}])
+def test_a_run_that_wants_no_report_has_none(run, setting, monkeypatch):
+    folder, config = run
+    train._write_report(
+        SimpleNamespace(metrics=SimpleNamespace(**{"enabled": True, "report": True, **setting})), folder
+    )
+    monkeypatch.setenv("RANK", "1")
+    train._write_report(config, folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_report_that_fails_costs_a_line_in_the_log(run, monkeypatch, caplog):
+    folder, config = run
     monkeypatch.setattr(page, "load_run", lambda *_: 1 / 0)
-    assert not finished().exists()
+    train._write_report(config, folder)
     assert "the report could not be written" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_folder_that_is_gone_costs_one_line_and_no_traceback(finished, monkeypatch, caplog):
+def test_a_folder_that_is_gone_costs_one_line_and_no_traceback(run, monkeypatch, caplog):
     def gone(*_):
         raise FileNotFoundError("outputs/a holds neither metrics.jsonl nor samples.jsonl")
 
+    folder, config = run
     monkeypatch.setattr(page, "load_run", gone)
-    assert not finished().exists()
+    train._write_report(config, folder)
     assert "the report could not be written (outputs/a holds neither" in caplog.text
     assert "Traceback" not in caplog.text

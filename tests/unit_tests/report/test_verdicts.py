@@ -6,8 +6,8 @@ import pytest
 
 from torchtitan_rl.report import Run
 from torchtitan_rl.report.health import health
-from torchtitan_rl.report.load import Warned
-from torchtitan_rl.report.verdicts import verdicts
+from torchtitan_rl.report.load import End, Warned
+from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
 
 
 def run_of(series=None, *, steps=20, rows=(), **config):
@@ -39,7 +39,7 @@ def test_a_reward_that_rises_is_good_and_one_that_falls_is_bad():
 
 def test_a_change_that_chance_explains_is_none():
     noise = [0.5 + (0.1 if s % 2 else -0.1) for s in range(20)]
-    assert "did not change significantly" in line(run_of({"reward/mean": noise}), "reward").text
+    assert "no clear change of the reward" in line(run_of({"reward/mean": noise}), "reward").text
 
 
 def test_held_out_accuracy_has_the_interval_of_its_prompts():
@@ -64,9 +64,8 @@ def test_entropy_that_collapses_is_a_warning_with_its_step():
 
 
 def test_groups_without_signal_and_lost_time_are_shares():
-    run = run_of(
-        {"groups/zero_variance_fraction": [0.31] * 20, "time/step": [2.0] * 20, "time/unaccounted": [0.24] * 20}
-    )
+    times = {"time/step": [2.0] * 20, "time/train": [1.76] * 20, "time/unaccounted": [0.24] * 20}
+    run = run_of({"groups/zero_variance_fraction": [0.31] * 20, **times})
     assert line(run, "groups").text.startswith("31 % of groups gave no signal")
     assert line(run, "unaccounted").text == "12.0 % of step time is unaccounted for"
     assert line(run, "unaccounted").level == "warn"
@@ -94,11 +93,63 @@ def test_failures_and_numbers_that_are_not_finite_are_bad():
 
 def test_a_run_that_has_not_made_its_steps_says_so():
     run = run_of({}, num_steps=50)
-    assert "20 of 50 steps in 38 s" in line(run, "steps").text
+    assert "20 of 50 steps in 38 s" in ending(run)["text"]
+    assert "its end is not recorded" in ending(run)["text"]
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in main
+    reward(1)
+  File "/home/me/mine.py", line 7, in reward
+    return 1 / 0
+           ~~^~~
+ZeroDivisionError: division by zero
+The last line of your own code in it: /home/me/mine.py, line 7
+"""
+
+
+def test_a_failed_run_says_where_and_with_which_error():
+    run = run_of({}, num_steps=50)
+    run.end = End(outcome="failed", message=TRACEBACK, code=1, rank=1, phase="step 21: grade")
+    found = ending(run)
+    assert found["text"].startswith("Failed in step 21, grade (rank 1): 20 of 50 steps")
+    assert found["error"].startswith("ZeroDivisionError: division by zero\nThe last line of your own code")
+    assert found["details"] == TRACEBACK
+    assert found["level"] == "bad"
+
+
+def test_a_run_that_stopped_itself_is_bad_and_one_stopped_by_a_signal_is_a_warning():
+    run = run_of({}, num_steps=50)
+    run.end = End(outcome="stopped", message="stopped: the log-probs differ", phase="step 21: train")
+    assert ending(run)["level"] == "bad"
+    assert ending(run)["error"] == "the log-probs differ"
+    run.end = End(outcome="stopped", message="SIGINT after step 20; start again with ...")
+    assert ending(run)["level"] == "warn"
+
+
+def test_a_step_s_phases_sum_to_the_step():
+    series = {"time/step": [None, 2.0, 2.0], "time/train": [None, 1.5, 1.0], "time/generate": [None, 1.5, 0.5], "time/evaluate": [9.0, None, None]}  # fmt: skip
+    seconds = time_by_phase(run_of(series, steps=3))
+    assert seconds == {"train": 2.0, "generate": 1.5, "evaluate": 0.0, "unaccounted": 0.5}
+
+
+def test_two_or_three_steps_are_too_few_to_say():
+    assert (
+        "too few steps to say whether the reward changed: 1 → 2 (2 steps)"
+        in [v.text for v in verdicts(run_of({"reward/mean": [1.0, 2.0]}, steps=2))][0]
+    )
+
+
+def test_accuracies_whose_difference_may_be_chance_are_said_to_be_so():
+    found = line(
+        run_of({"evaluation/accuracy": [0.5, *[None] * 18, 0.5625]}, evaluation={"num_prompts": 64}), "held-out"
+    )
+    assert found.level == "plain"
+    assert "the difference may be chance" in found.text
 
 
 def test_without_data_there_is_no_line():
-    assert [v.text for v in verdicts(Run(name="a", folder=Path("a")))] == ["no step was recorded"]
+    assert verdicts(Run(name="a", folder=Path("a"))) == []
 
 
 def sample(prompt, answer, expected, reward, length):
@@ -110,7 +161,7 @@ def sample(prompt, answer, expected, reward, length):
 
 def test_one_answer_for_many_prompts_is_noticed():
     rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
-    assert "'42' was given to 20 of 50 prompts, but is expected by 1" in line(run_of(rows=rows), "42").text
+    assert "'42' was given to 20 of 50 prompts, but is right for 1" in line(run_of(rows=rows), "42").text
     duplicates = health(run_of(rows=rows))["duplicates"]
     assert duplicates == {"prompts": 50, "answers": [{"answer": "42", "prompts": 20, "expected": 1}]}
 
@@ -133,3 +184,19 @@ def test_metrics_that_are_missing_or_stopped_are_listed():
     assert states["optimizer/grad_norm"] == "stopped"
     assert "reward/mean" not in states
     assert "a/b" not in states
+
+
+def test_health_speaks_of_all_samples_and_not_of_the_selected_ones():
+    rows = [
+        sample(i, "1", "1", reward, 10) | {"select_reason": reason}
+        for i in range(20)
+        for reason, reward in (("top", 1.0), ("bottom", 0.0), ("random", 1.0 if i else 0.0))
+    ]
+    series = {"completions/count": [64.0] * 20, "reward/correct/mean": [0.8] * 20, "reward/mean": [0.8] * 20}
+    found = health(run_of(series, rows=rows))
+    assert found["drawn"]
+    [correct, _] = found["parts"]
+    assert (correct["mean"], correct["n"]) == (pytest.approx(0.8), 20)  # of 64 a step, not of the best and the worst
+    complete = health(run_of({"completions/count": [3.0] * 20}, rows=rows))
+    assert not complete["drawn"]
+    assert complete["parts"][0]["n"] == 60

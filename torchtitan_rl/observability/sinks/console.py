@@ -20,11 +20,20 @@ class Column(NamedTuple):
     """Patterns of keys. The first recorded key that matches, in the order of the patterns, is shown."""
     show: Callable[[float], str]
     width: int
+    priority: int
+    """Columns with higher numbers are left out first where the line is narrow."""
     style: str = ""
+
+    @property
+    def characters(self) -> int:
+        """The width with the label and the spaces."""
+        return len(f"  {self.label} ") + self.width
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds, as "1:02:03" or "2:03"."""
+    """Formats seconds, as "1:02:03", "2:03" or, from 100 hours on, "4.5 days"."""
+    if seconds >= 360_000:
+        return f"{seconds / 86_400:.3g} days"
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -35,15 +44,21 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
+def six_wide(value: float) -> str:
+    """Formats a number in six characters, as "1.169", "-12.35" or "1234.5"."""
+    return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
+
+
 STEP_LINE = (
-    Column("reward", ("reward/mean",), "{:.3f}".format, 7, "bold green"),
-    Column("accuracy", ("evaluation/accuracy", "evaluation/*/accuracy"), percent, 6, "bold cyan"),
-    Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 8),
-    Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 6),
-    Column("grad", ("optimizer/grad_norm",), "{:.3f}".format, 7),
-    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7),
-    Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7),
+    Column("reward", ("reward/mean",), six_wide, 6, 1, "bold green"),
+    Column("acc", ("evaluation/accuracy", "evaluation/*/accuracy"), percent, 6, 2, "bold cyan"),
+    Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 7, 4),
+    Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 5, 3),
+    Column("grad", ("optimizer/grad_norm",), six_wide, 6, 6),
+    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
+    Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7),
 )
+"""In 80 characters, the four of highest priority fit; in 120, all but tok/s."""
 LOST = {
     "lost/padding_s": "padding",
     "lost/imbalance_s": "uneven ranks",
@@ -63,10 +78,20 @@ MAX_SAMPLES = 6
 
 
 def lost(values: dict[str, float]) -> str:
-    """The largest avoidable share of a step, such as "last completions 32%"; "" if it is below 10 %."""
+    """The largest avoidable share of a step, such as "32% lost to last completions"; "" if it is below 10 %."""
     seconds, name = max((values.get(key, 0.0), name) for key, name in LOST.items())
     share = seconds / values["time/step"] if values.get("time/step") else 0.0
-    return f"{name} {share:.0%}" if share >= 0.1 else ""
+    return f"{share:.0%} lost to {name}" if share >= 0.1 else ""
+
+
+def _fitting(characters: int) -> list[Column]:
+    """The columns of the step line that fit, those of highest priority first, in the line's order."""
+    chosen: list[Column] = []
+    for column in sorted(STEP_LINE, key=lambda column: column.priority):
+        if sum(one.characters for one in [*chosen, column]) > characters:
+            break
+        chosen.append(column)
+    return [column for column in STEP_LINE if column in chosen]
 
 
 class ConsoleSink(Sink):
@@ -80,10 +105,14 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
+        self._lost = ""
+        start = len(self._step_of(context.total_steps)) + len(self._end_of("", ""))
+        self._columns = _fitting(self._console.width - start)
 
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
+        self._print_lost(record.values)
         if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
             self._console.print(self._evaluation_line(record), soft_wrap=True)
         every = self.context.config.console_every
@@ -111,10 +140,25 @@ class ConsoleSink(Sink):
             )
             self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
 
-    def _step_line(self, record: StepRecord) -> Text:
+    def _print_lost(self, values: dict[str, float]) -> None:
+        """Prints what a step lost most of its time to, when this is something else than before."""
+        hint = lost(values)
+        name = hint.partition(" lost to ")[2]
+        if name and name != self._lost:
+            self._console.print(Text(f"  {hint} in this step", style="dim"), soft_wrap=True)
+        self._lost = name or self._lost
+
+    def _step_of(self, step: int) -> str:
         width = len(str(self.context.total_steps))
-        line = Text(f"step {record.step:>{width}}/{self.context.total_steps}", style="bold")
-        for column in STEP_LINE:
+        return f"step {step:>{width}}/{self.context.total_steps}"
+
+    @staticmethod
+    def _end_of(seconds: str, remaining: str) -> str:
+        return f"  {seconds:>6}  ETA {remaining:>8}"
+
+    def _step_line(self, record: StepRecord) -> Text:
+        line = Text(self._step_of(record.step), style="bold")
+        for column in self._columns:
             found = [key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)]
             value = record.values[found[0]] if found else None
             if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
@@ -122,9 +166,7 @@ class ConsoleSink(Sink):
             shown = "-" if value is None else column.show(value)
             line.append(f"  {column.label} ", style="dim")
             line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
-        seconds, remaining = self._times(record)
-        line.append(f"  {seconds:>7}").append("  ETA ", style="dim").append(f"{remaining:>7}")
-        return line.append("  lost ", style="dim").append(hint) if (hint := lost(record.values)) else line
+        return line.append(self._end_of(*self._times(record)))
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
         """The step's seconds, and the estimated time of the remaining steps at this session's mean pace."""
@@ -133,7 +175,8 @@ class ConsoleSink(Sink):
         if record.step > first_step:
             pace = (record.time_s - first_s) / (record.step - first_step)
         remaining = max(0, self.context.total_steps - record.step)
-        return "-" if seconds is None else f"{seconds:.1f} s", "-" if pace is None else duration(pace * remaining)
+        shown = "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+        return shown, "-" if pace is None else duration(pace * remaining)
 
     def _evaluation_line(self, record: StepRecord) -> Text:
         line = Text("  evaluation", style="cyan")

@@ -1,12 +1,15 @@
 // The page's frame: tabs, theme, keyboard shortcuts, and reloading while training runs.
 
-const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], compare: ['Compare', compare], health: ['Health', healthPage] };
+const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], compare: ['Compare', compare], health: ['Health', healthPage] };
 const main = h('main', {});
 
 function show(view) {
   state.view = view in VIEWS ? view : 'overview';
   clearCharts();
-  for (const tab of document.querySelectorAll('nav button')) tab.setAttribute('aria-selected', String(tab.dataset.view === state.view));
+  for (const tab of document.querySelectorAll('nav button')) {
+    tab.setAttribute('aria-selected', String(tab.dataset.view === state.view));
+    tab.tabIndex = tab.dataset.view === state.view ? 0 : -1;
+  }
   VIEWS[state.view][1](main);
   main.dataset.view = state.view;
   remember();
@@ -28,7 +31,7 @@ setTheme(keptTheme());
 document.body.append(
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
-    h('nav', { role: 'tablist' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
+    h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);

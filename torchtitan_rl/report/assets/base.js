@@ -51,12 +51,35 @@ const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cel
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
 
+/** What a row was asked: the last user message of a chat, else the prompt. */
+function question(row) {
+  const messages = cell(row, 'messages');
+  const last = Array.isArray(messages) && messages.findLast((one) => one?.role === 'user');
+  return typeof last?.content === 'string' ? last.content : cell(row, 'prompt');
+}
+/** What the policy said last: its last turn of a conversation, else the response. */
+function lastSaid(row) {
+  const said = cell(row, 'conversation');
+  const last = Array.isArray(said) && said.findLast((one) => one?.role === 'assistant');
+  return typeof last?.content === 'string' ? last.content : cell(row, 'response');
+}
+const spoken = new Map();
+/** All texts of a row in lower case, for the search: also messages of tools and environments. */
+function searchText(row) {
+  if (!spoken.has(row)) {
+    const messages = [...(cell(row, 'messages') || []), ...(cell(row, 'conversation') || [])];
+    const said = messages.map((one) => (typeof one?.content === 'string' ? one.content : JSON.stringify(one ?? '')));
+    spoken.set(row, [...TEXTS.map((name) => String(cell(row, name) ?? '')), ...said].join('\n').toLowerCase());
+  }
+  return spoken.get(row);
+}
+
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
   view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
   right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: null, tab: 'sample', paint: '', columns: [],
-  a: 0, b: 1, when: 'latest', outcome: '', pair: null,
+  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: null,
 };
 const state = structuredClone(DEFAULTS);
 try {
@@ -102,6 +125,22 @@ function figure(value) {
 }
 const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
 const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
+
+/** A listener that calls on Enter or space, for rows that can be opened. */
+const onEnter = (call) => (event) => { if (event.target === event.currentTarget && (event.key === 'Enter' || event.key === ' ')) { event.preventDefault(); call(); } };
+/** A listener of tabs: the arrow keys go to the next and the previous tab. */
+function arrows(event) {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const list = event.currentTarget.parentNode;
+  const tabs = [...list.querySelectorAll('[role=tab]')];
+  if (!by) return;
+  event.preventDefault();
+  const place = (tabs.indexOf(event.currentTarget) + by + tabs.length) % tabs.length;
+  const holder = list.parentNode.parentNode;
+  const selector = list.className ? `.${list.className} [role=tab]` : 'nav [role=tab]';
+  tabs[place].click();
+  (holder.isConnected ? holder : document).querySelectorAll(selector)[place]?.focus();
+}
 
 /** Debounces `call`: runs it `ms` milliseconds after the last request. */
 function later(call, ms) {

@@ -99,13 +99,19 @@ function stackedCards() {
     if (!keys.length) return null;
     const weight = (key) => run.series[key].reduce((sum, value) => sum + (value || 0), 0);
     keys.sort((a, b) => (a === 'time/unaccounted') - (b === 'time/unaccounted') || weight(b) - weight(a));
-    const columns = [run.steps];
+    // A phase is the slowest rank's: the phases of a step may sum to more than the step. Step 0 has no time of its own.
+    const whole = run.series['time/step'] || [];
+    const timed = run.steps.map((_, i) => i).filter((i) => whole[i]);
+    if (!timed.length) return null;
+    const steps = timed.map((i) => run.steps[i]);
+    const scale = timed.map((i) => Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)));
+    const columns = [steps];
     const series = [{}];
     const legend = [];
-    const total = run.steps.map(() => 0);
+    const total = steps.map(() => 0);
     keys.forEach((key, order) => {
       const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
-      const values = smoothed(run.series[key].map((value) => value || 0), state.smooth);
+      const values = smoothed(timed.map((i, at) => (run.series[key][i] || 0) * scale[at]), state.smooth);
       values.forEach((value, i) => { total[i] += value; });
       columns.push([...total]);
       series.push({ stroke: color, width: 0.5, points: { show: false } });
@@ -116,16 +122,34 @@ function stackedCards() {
     const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
     const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
     const note = 'seconds by phase, stacked';
-    return card({ title, note }, [run.steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
+    return card({ title, note }, [steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
   });
+}
+
+/** A chart in words, for a screen reader: for each curve its first, last, lowest and highest value. */
+function spokenChart(definition, columns, legend, format) {
+  const curves = legend.slice(0, 6).map((one) => {
+    const values = (one.values || columns[one.index]).map((value, i) => [columns[0][i], value]).filter(([, value]) => value !== null && value !== undefined);
+    if (!values.length) return '';
+    const only = values.map(([, value]) => value);
+    return `${[runs.length > 1 && one.run, one.label].filter(Boolean).join(' ')} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
+  }).filter(Boolean);
+  return `Chart ${definition.title}. ${curves.join('. ')}. Arrow keys move through the steps.`;
 }
 
 /** A chart with its title and a legend, which shows the values under the crosshair, or else the last values. */
 function card(definition, columns, series, bands, legend, { log, format, names, zero }) {
-  const body = h('div', { class: 'plot' });
+  const body = h('div', { class: 'plot', role: 'img', tabindex: 0, 'aria-label': spokenChart(definition, columns, legend, format), onkeydown: (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by || !body.plot) return;
+    event.preventDefault();
+    const now = body.plot.cursor.idx ?? (by > 0 ? -1 : columns[0].length);
+    const next = Math.min(columns[0].length - 1, Math.max(0, now + by));
+    body.plot.setCursor({ left: body.plot.valToPos(columns[0][next], 'x'), top: 10 });
+  } });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
-  const element = h('figure', { class: 'card', 'data-chart': definition.title },
+  const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
     h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
     h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
@@ -179,7 +203,7 @@ function pointsCard(title, points, labels, colorOf, height = 260) {
 /** Adds cards to a container. Each card is drawn when it scrolls into view. */
 const sight = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) { sight.unobserve(target); target.draw(); }
+    if (isIntersecting) { sight.unobserve(target); target.draw?.(); }
   }
 }, { rootMargin: '300px' });
 function placeCards(container, made) {

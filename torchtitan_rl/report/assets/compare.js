@@ -1,4 +1,4 @@
-// The comparison of two runs: the same prompts side by side, outcomes, curves, and differences of their configs.
+// The comparison of runs at equal steps: final metrics and configs of all, then two side by side on the same prompts.
 
 const OUTCOMES = { won: 'B better', lost: 'B worse', same: 'equal' };
 const COMPARED = ['Reward', 'Held-out accuracy', 'Completion length', 'Entropy', 'Gradient norm', 'Groups'];
@@ -15,10 +15,10 @@ function compare(main) {
   const names = runs.map((run, place) => [place, run.name]);
   const charts = h('div', { class: 'grid' });
   const pairs = h('div', {});
-  replace(main,
-    h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest of each run'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
-    h('section', {}, h('h2', {}, 'The same prompts'), pairs), h('h2', {}, 'Curves'), charts,
-    section('Config differences', null, configTable(a, b)));
+  replace(main, finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
+    h('h2', { class: 'run' }, 'The same prompts in two runs'),
+    h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
+    h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
   drawPairs(pairs, a, b);
   const hidden = state.hidden;
   state.hidden = runs.map((_, place) => place).filter((place) => place !== a && place !== b);
@@ -32,7 +32,7 @@ function commonSteps(a, b) {
   return [...steps(a)].filter((step) => theirs.has(step)).sort((x, y) => x - y);
 }
 
-/** For each split and prompt in both runs, the rows of the chosen step, or of each run's latest step. */
+/** For each split and prompt, the rows of both runs at the chosen step, or at the latest step that both have for this prompt. */
 function pairsOf(a, b) {
   const found = new Map();
   for (let row = 0; row < data.rows.count; row++) {
@@ -40,12 +40,15 @@ function pairsOf(a, b) {
     const step = cell(row, 'step');
     if ((run !== a && run !== b) || (state.when !== 'latest' && String(step) !== String(state.when))) continue;
     const key = `${cell(row, 'split')}\u0000${cell(row, 'prompt')}`;
-    if (!found.has(key)) found.set(key, { split: cell(row, 'split'), prompt: cell(row, 'prompt'), rows: [[], []] });
+    if (!found.has(key)) found.set(key, { split: cell(row, 'split'), prompt: cell(row, 'prompt'), steps: [new Map(), new Map()], rows: [[], []] });
     for (const side of run === a && run === b ? [0, 1] : run === a ? [0] : [1]) {
-      const rows = found.get(key).rows;
-      if (rows[side].length && cell(rows[side][0], 'step') < step) rows[side] = [];
-      if (!rows[side].length || cell(rows[side][0], 'step') === step) rows[side].push(row);
+      const steps = found.get(key).steps[side];
+      steps.set(step, [...(steps.get(step) || []), row]);
     }
+  }
+  for (const pair of found.values()) {
+    const common = [...pair.steps[0].keys()].filter((step) => pair.steps[1].has(step));
+    if (common.length) pair.rows = pair.steps.map((steps) => steps.get(Math.max(...common)));
   }
   const both = [...found.values()].filter((pair) => pair.rows[0].length && pair.rows[1].length);
   for (const pair of both) {
@@ -67,7 +70,7 @@ function drawPairs(container, a, b) {
   const splits = [...new Set(all.map((pair) => pair.split))];
   const counts = (split) => Object.keys(OUTCOMES).map((one) => all.filter((pair) => pair.split === split && pair.outcome === one).length);
   if (!all.length) {
-    replace(container, h('p', { class: 'note' }, 'These runs have no stored prompt in common. metrics.keep_all_rows stores every sample.'));
+    replace(container, h('p', { class: 'note' }, 'These runs have no stored prompt in common at an equal step. metrics.keep_all_rows stores every sample.'));
     return;
   }
   const shown = all.filter((pair) => !state.outcome || pair.outcome === state.outcome);
@@ -82,7 +85,7 @@ function drawPairs(container, a, b) {
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
       h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair, place) => h('tr', {
-        class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, onclick: () => { state.pair = place; remember(); drawPairs(container, a, b); },
+        class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => { state.pair = place; remember(); drawPairs(container, a, b); }, onkeydown: onEnter(() => { state.pair = place; remember(); drawPairs(container, a, b); container.querySelector('tr.open')?.focus(); }),
       }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(pair.prompt, 70)))))))),
       open && pairBody(open, a, b)),
     shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
@@ -107,12 +110,35 @@ function different(rows) {
   return [...found.values()].sort((x, y) => y.length - x.length);
 }
 
-function configTable(a, b) {
-  const ignored = new Set(['dump_folder', 'command']);
-  const sides = [a, b].map((place) => ({ ...runs[place].config, ...Object.fromEntries(Object.entries(runs[place].environment).map(([key, value]) => [`environment.${key}`, value])) }));
-  const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && told(sides[0][key]) !== told(sides[1][key]));
+function configTable(places) {
+  const ignored = new Set(['dump_folder', 'command', 'folder_of_command']);
+  const sides = places.map((place) => ({ ...runs[place].config, ...Object.fromEntries(Object.entries(runs[place].environment).map(([key, value]) => [`environment.${key}`, value])) }));
+  const differs = (key) => sides.some((side) => told(side[key]) !== told(sides[0][key]));
+  const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && differs(key));
   if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
-  return table(['setting', runs[a].name, runs[b].name], keys.map((key) => [key, brief(told(sides[0][key]), 200), brief(told(sides[1][key]), 200)]), { 'data-table': 'config' });
+  return table(['setting', ...places.map(runName)], keys.map((key) => [key, ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config' });
+}
+const runName = (place) => h('span', {}, h('span', { class: 'dot', color: palette(place) }), runs[place].name);
+
+const FINAL = [['Held-out accuracy', 'evaluation/accuracy'], ['Sampled accuracy', 'evaluation/sampled/accuracy'], ['Reward', 'reward/mean'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy'], ['Gradient norm', 'optimizer/grad_norm'], ['Seconds of a step', 'time/step']];
+const TAIL = 10; // a tenth of the common steps, at most this many, is averaged
+/** Metrics of all runs at the last step that all of them have; those of single steps as means of the last tenth up to it. */
+function finalMetrics() {
+  const at = (run, key) => run.steps.filter((_, i) => run.series[key][i] !== null && run.series[key][i] !== undefined);
+  const lines = FINAL.flatMap(([title, key]) => {
+    const having = runs.filter((run) => run.series[key]);
+    if (!having.length) return [];
+    const common = having.map((run) => at(run, key)).reduce((all, steps) => all.filter((step) => steps.includes(step)));
+    if (!common.length) return [];
+    const evaluated = key.startsWith('evaluation/');
+    const steps = common.slice(-(evaluated ? 1 : Math.max(1, Math.min(TAIL, Math.floor(common.length / 10)))));
+    const value = (run) => run.series[key] && average(steps.map((step) => run.series[key][run.steps.indexOf(step)] ?? null));
+    const ends = (run) => ['low', 'high'].map((end) => run.series[`${key}_${end}`]?.[run.steps.indexOf(steps[0])] ?? null);
+    const shown = (run) => (run.series[key] ? [h('b', {}, evaluated ? percent(value(run)) : figure(value(run))), evaluated && ends(run)[0] !== null && h('small', {}, ` ${percent(ends(run)[0])} to ${percent(ends(run)[1])}`)].filter(Boolean) : '–');
+    return [[title, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`, ...runs.map(shown)]];
+  });
+  const ended = ['How it ended', '', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(':')[0].slice(0, 60)))])];
+  return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', 'at', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final' }));
 }
 /** A setting as text, without the addresses of functions, which differ from run to run. */
 const told = (value) => (value === undefined ? '–' : typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');

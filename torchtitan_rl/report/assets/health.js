@@ -26,21 +26,21 @@ function countsOf(run) {
 function duplicatesOf(run) {
   const { answers, prompts: different } = run.health.duplicates;
   const share = (count) => percent(different ? count / different : null);
-  return section('Answers given to several prompts', `Out of ${plural(different, 'training prompt')} with stored samples. An answer given far more often than expected is a sign of reward hacking.`,
+  return section('Answers given to several prompts', `Out of ${plural(different, 'training prompt')} with stored samples${run.health.drawn ? ', the randomly selected ones' : ''}. An answer given far more often than expected is a sign of reward hacking.`,
     answers.length > 0 ? table(['answer', 'prompts', 'share', 'expected by'], answers.map((one) => [h('bdi', {}, brief(one.answer, 60)), figure(one.prompts), share(one.prompts), figure(one.expected)]), { 'data-table': 'duplicates' })
       : h('p', { class: 'note' }, 'No answer was given to more than one prompt.'));
 }
 
 function partsOf(run) {
   const { parts } = run.health;
-  return section('Reward against its parts', 'r: correlation of a part with the total reward over stored training samples. It is undefined for a constant part.',
-    parts.length > 0 && table(['part', 'mean', 'r', 'samples'], parts.map((one) => [visible(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
+  return section('Reward against its parts', `Mean: over all samples of the run. r: correlation of a part with the total reward over ${run.health.drawn ? 'the randomly selected' : 'stored'} training samples. It is undefined for a constant part.`,
+    parts.length > 0 && table(['part', 'mean', 'r', 'samples of r'], parts.map((one) => [visible(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
 }
 
 function scatterOf(run) {
   const { points, n, r } = run.health.scatter;
   if (!points.length) return null;
-  const label = `reward by response tokens, ${plural(n, 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
+  const label = `reward by response tokens, ${plural(n, run.health.drawn ? 'randomly selected sample' : 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
   return h('div', { class: 'grid' }, pointsCard('Length against reward', points, label, (point) => correctColor(point[2])),
     curveCardOf(run, 'Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
     curveCardOf(run, 'Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));

@@ -22,7 +22,7 @@ function overview(main) {
   const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
-  const redraw = () => { remember(); clearCharts(); placeCards(charts, [FIRST.map(curveCard), stackedCards()]); search(); };
+  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...ranked().map(curveCard), ...stackedCards(), ...visibleRuns().map(({ run }) => timeOf(run))].filter(Boolean).sort((a, b) => isDull(a) - isDull(b))); search(); };
   const search = () => { remember(); searchSeries(found, status); };
   const smooth = h('input', { type: 'range', min: 0, max: 0.95, step: 0.05, value: state.smooth, 'data-field': 'smooth', oninput: later((event) => { state.smooth = Number(event.target.value); redraw(); }, 60) });
   const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
@@ -34,6 +34,43 @@ function overview(main) {
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series' }), prefixChips(search)),
     status, found);
   redraw();
+}
+
+const NEGLIGIBLE = 1e-9;
+/** Whether a definition's curves say nothing in all visible runs: constant, or as small as rounding. */
+function saysNothing(definition) {
+  const curves = visibleRuns().flatMap(({ run }) => definition.keys.map(([key]) => (run.series[key] || []).filter((value) => value !== null))).filter((values) => values.length);
+  return curves.length > 0 && curves.every((values) => values.every((value) => Math.abs(value) < NEGLIGIBLE) || (values.length > 2 && values.every((value) => value === values[0])));
+}
+const ranked = () => [...FIRST].map((one) => ({ ...one, dull: saysNothing(one) }));
+const isDull = (element) => Number(element?.classList.contains('dull') ?? false);
+
+/** How the run ended, as the first thing to read. */
+function endingOf(run) {
+  const { level, text, error, details } = run.ending;
+  return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
+    h('strong', {}, visible(text)),
+    error && h('pre', { class: 'text' }, visible(error.split('\n').slice(0, ERROR_LINES).join('\n'))),
+    details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
+}
+const ERROR_LINES = 8;
+
+/** Seconds by phase: of the start, and of all steps together. The bars sum to the run's time. */
+function timeOf(run) {
+  const rows = [...Object.entries(run.started_s).map(([name, s]) => [`start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
+  if (!rows.length) return null;
+  const total = rows.reduce((sum, [, s]) => sum + s, 0);
+  rows.sort((a, b) => b[1] - a[1]);
+  const shown = rows.filter(([, s]) => s >= 0.005 * total);
+  const rest = total - shown.reduce((sum, [, s]) => sum + s, 0);
+  if (rest > 0) shown.push(['the rest', rest]);
+  return h('figure', { class: 'card where', 'data-chart': 'Where time went' },
+    h('figcaption', {}, h('strong', {}, runs.length > 1 ? `Where time went · ${run.name}` : 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all: start, and all steps`)),
+    h('table', { class: 'bars' }, h('tbody', {}, shown.map(([name, s]) => {
+      const bar = h('i', {});
+      bar.style.width = `${(100 * s) / shown[0][1]}%`;
+      return h('tr', {}, h('th', { scope: 'row' }, visible(name)), h('td', { class: 'track-cell' }, bar), h('td', {}, `${figure(s)} s`), h('td', {}, percent(s / total)));
+    }))));
 }
 
 function verdictCard(run, place) {
@@ -48,6 +85,7 @@ function verdictCard(run, place) {
   return h('section', { class: 'verdicts', 'data-run': place },
     h('h2', {}, runs.length > 1 && h('span', { class: 'dot', color: palette(place) }), run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
+    endingOf(run),
     h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
       line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
 }

@@ -2,6 +2,7 @@
 
 const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
 const MOST_WORDS = 1500; // longest texts that are compared word by word
+const LONG = 200; // words; longer texts are compared line by line
 const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
@@ -16,11 +17,15 @@ function openSample(detail, row) {
   replace(detail,
     h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
     h('div', { class: 'tabs', role: 'tablist' }, tabs.map(([name, title]) => h('button', {
-      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, onclick: () => { state.tab = name; openSample(detail, row); },
+      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, tabindex: state.tab === name ? 0 : -1, onclick: () => { state.tab = name; openSample(detail, row); }, onkeydown: arrows,
     }, title))),
     body);
   detail.parentNode.classList.add('opened');
-  for (const line of document.querySelectorAll('table.samples tr[data-row]')) line.classList.toggle('open', Number(line.dataset.row) === row);
+  for (const line of document.querySelectorAll('table.samples tr[data-row]')) {
+    const open = Number(line.dataset.row) === row;
+    line.classList.toggle('open', open);
+    if (open) line.setAttribute('aria-current', 'true'); else line.removeAttribute('aria-current');
+  }
   for (const figure_ of detail.querySelectorAll('figure')) sight.observe(figure_);
   remember();
 }
@@ -54,26 +59,45 @@ function textBlock(text, write = (shown) => [visible(shown)]) {
 }
 const turn = (role, ...content) => h('div', { class: `turn ${['system', 'user', 'assistant', 'tool'].find((one) => role.startsWith(one)) || ''}` }, h('span', { class: 'role' }, visible(role)), ...content);
 
-function messageTurn(message) {
+/** A message of a conversation. `number`: of the policy's turn; 0 for other roles. */
+function messageTurn(message, number = 0) {
   const said = typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message, null, 1);
-  const earned = typeof message?.reward === 'number' && facts('turn reward', h('b', {}, figure(message.reward)));
-  const logged = message?.logged && facts(JSON.stringify(message.logged));
-  return turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)), earned, logged);
+  const earned = ['reward', 'advantage'].map((name) => typeof message?.[name] === 'number' && h('span', { class: `badge ${message[name] < 0 ? 'bad' : message[name] > 0 ? 'good' : ''}` }, `${name} `, h('b', {}, figure(message[name]))));
+  const logged = Object.entries(message?.logged ?? {}).filter(([, value]) => value).map(([name, value]) => h('span', { class: name.includes('error') || name === 'invalid' ? 'badge bad' : 'badge' }, `${visible(name.replaceAll('_', ' '))} ${visible(figure(value))}`));
+  const badges_ = [...earned, ...logged].filter(Boolean);
+  const element = turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), number > 0 && h('span', { class: 'role' }, ` · turn ${number}`), badges_.length > 0 && h('span', { class: 'badges' }, badges_), textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)));
+  if (isToolError(message)) element.classList.add('error');
+  return element;
+}
+
+const isToolError = (message) => message?.role === 'tool' && typeof message.content === 'string' && /^error\b/i.test(message.content);
+/** The conversation in numbers: turns, calls, errors, seconds of waiting for tools, tokens that others wrote. */
+function conversationCards(row, said) {
+  const sum = (name) => said.reduce((total, message) => total + (Number(message?.logged?.[name]) || 0), 0);
+  const errors = Math.max(sum('tool_errors'), said.filter(isToolError).length);
+  const waiting = cell(row, 'environment_seconds');
+  const cards = [['turns', said.filter((message) => message?.role === 'assistant').length], ['tool calls', Math.max(sum('tool_calls'), said.filter((message) => message?.role === 'tool').length)], ['tool errors', errors, errors > 0],
+    typeof waiting === 'number' && ['waiting', `${figure(waiting)} s`], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
+  return h('dl', { class: 'cards' }, cards.map(([name, value, bad]) => h('div', { class: bad ? 'bad' : '' }, h('dt', {}, name), h('dd', {}, String(value)))));
+}
+function conversationTurns(said) {
+  let number = 0;
+  return said.map((message) => messageTurn(message, message?.role === 'assistant' ? ++number : 0));
 }
 
 /** The prompt as turns if it was a chat, else as the text that the policy read. */
 function promptTurns(row) {
   const messages = cell(row, 'messages');
   if (!Array.isArray(messages) || !messages.length) return [turn('prompt', textBlock(cell(row, 'prompt')))];
-  return [...messages.map(messageTurn),
+  return [...messages.map((message) => messageTurn(message)),
     h('details', { class: 'rendered' }, h('summary', {}, 'as the policy read it'), textBlock(cell(row, 'prompt')))];
 }
 
 function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
   const said = cell(row, 'conversation');
-  const response = Array.isArray(said) ? [...said.map(messageTurn), h('details', { class: 'rendered' }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, responseBlock(row))];
-  return h('div', { class: 'body' }, ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
+  const response = Array.isArray(said) ? [...conversationTurns(said), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, responseBlock(row))];
+  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage' };
@@ -96,7 +120,8 @@ function spreadTokens(tokens) {
 }
 function paintedTokens(tokens, name) {
   const values = tokens[name];
-  const most = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
+  const own = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
+  const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : own; // so that colours mean the same in all samples
   const hue = (value) => (name === 'advantage' ? (value < 0 ? '--bad' : '--good') : name === 'logprob' ? '--heat' : '--bad');
   const share = (value) => (name === 'logprob' ? Math.min(1, -value / Math.min(most, 5)) : Math.abs(value) / most);
   const token = (text, i) => {
@@ -107,6 +132,7 @@ function paintedTokens(tokens, name) {
   };
   return h('pre', { class: 'text tokens', dir: 'auto' }, tokens.text.map(token));
 }
+const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
 const tokenTitle = (tokens, i) => [JSON.stringify(tokens.text[i]), ...Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])).map((name) => `${PAINTS[name]} ${figure(tokens[name][i])}`)].join('\n');
 
 function answerLine(row, onlyExpected = false) {
@@ -143,7 +169,7 @@ function siblingsBody(siblings, row) {
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
     h('p', { class: 'note' }, stored > siblings.length ? `${siblings.length} of ${stored} siblings are stored; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words.'] : 'This prompt has one sample.'),
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words.'] : 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), `${figure(cell(one, 'response_tokens'))} tokens`),
       textBlock(cell(one, 'response'), place ? against(String(cell(one, 'response') ?? '')) : undefined)))));
@@ -165,7 +191,10 @@ const correctColor = (value) => (value === true ? palette(2) : value === false ?
 
 /** The nodes of `text`. Words that `base` does not have at that place are marked. */
 function marked(base, text) {
-  const split = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
+  const words = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
+  const lines = (whole) => whole.match(/[^\n]*\n|[^\n]+/g) || [];
+  const long = base.includes('\n') && text.includes('\n') && (words(base).length > LONG || words(text).length > LONG);
+  const split = long ? lines : words; // words of long answers would all be marked
   const [a, b] = [split(base), split(text)];
   let start = 0;
   while (start < a.length && start < b.length && a[start] === b[start]) start++;

@@ -17,13 +17,12 @@ function chosenRows() {
   };
   const equals = (name, wanted) => { const values = cells(name); return wanted === '' ? null : (row) => String(values[row]) === wanted; };
   const words = state.q.toLowerCase();
-  const texts = TEXTS.map(cells);
   const tests = [
     equals('run', state.run), equals('split', state.split), equals('finish_reason', state.finish),
     equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
     between('step', state.from, state.to), between('reward', state.low, state.high),
     state.shown ? (row) => Boolean(cell(row, 'select_reason')) : null,
-    words ? (row) => texts.some((column) => String(column[row] ?? '').toLowerCase().includes(words)) : null,
+    words ? (row) => searchText(row).includes(words) : null,
   ].filter(Boolean);
   const found = [];
   for (let row = 0; row < data.rows.count; row++) if (tests.every((test) => test(row))) found.push(row);
@@ -50,7 +49,7 @@ function samples(main) {
   const detail = h('article', { class: 'detail', tabindex: -1 });
   const refresh = (keep) => { if (!keep) state.page = 0; listed = chosenRows(); drawList(list, detail); remember(); };
   const filter = () => refresh(false);
-  replace(main, filters(filter), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
+  replace(main, filters(filter), data.notes.map((note) => h('p', { class: 'note' }, note)), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
   if (state.open !== null && state.open < data.rows.count) openSample(detail, state.open);
@@ -66,7 +65,7 @@ function filters(changed) {
   };
   const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
   return h('div', { class: 'filters' },
-    input('Text', 'q', 'search', changed, { placeholder: 'in prompt, response, answer   ( / )' }),
+    input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )' }),
     runs.length > 1 && select('Run', 'run', runs.map((run, place) => [place, run.name])),
     select('Split', 'split', pairs('split')),
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
@@ -103,7 +102,7 @@ function drawList(list, detail) {
   const turn = (by) => () => { state.page += by; drawList(list, detail); remember(); list.scrollTop = 0; };
   const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : null },
     h('button', { 'data-sort': name, onclick: sortBy(name) }, TITLES[name] || visible(name))));
-  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', onclick: () => openSample(detail, row) },
+  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', tabindex: 0, 'aria-current': row === state.open ? 'true' : null, onclick: () => openSample(detail, row), onkeydown: onEnter(() => openSample(detail, row)) },
     names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
   replace(list,
     h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.count ? ` of ${data.rows.count.toLocaleString('en')}` : ''}`),
@@ -118,7 +117,8 @@ function listCell(row, name) {
   const value = cell(row, name);
   if (name === 'run') return h('span', { class: 'dot', color: palette(value), title: runs[value].name });
   if (name === 'correct') return verdictSign(value);
-  if (name === 'prompt' || name === 'response') return h('bdi', {}, brief(value, 110));
+  if (name === 'prompt') return h('bdi', {}, brief(question(row), 110));
+  if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));
   return typeof value === 'number' ? figure(value) : value === null || value === undefined ? '–' : brief(figure(value), 60);
 }
 function verdictSign(value) {

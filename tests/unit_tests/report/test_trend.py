@@ -1,0 +1,74 @@
+"""The tests behind the verdicts keep their error rate on simulated noise, and still see what a run learns."""
+
+import math
+import random
+
+import pytest
+
+from torchtitan_rl.report.trend import differ, trend
+
+RUNS = 800
+BY_CHANCE = 0.067
+"""5 %, and two standard errors of RUNS simulated runs."""
+
+
+def noise(steps: int, autocorrelation: float, chance: random.Random) -> list[float]:
+    """AR(1) noise with variance 1."""
+    value, values = chance.gauss(0, 1), []
+    for _ in range(steps):
+        values.append(value)
+        value = autocorrelation * value + math.sqrt(1 - autocorrelation**2) * chance.gauss(0, 1)
+    return values
+
+
+@pytest.mark.parametrize("autocorrelation", [0.0, 0.4, 0.7])
+@pytest.mark.parametrize("steps", [2, 3, 6, 9, 14, 15, 20, 30, 60])
+def test_noise_rises_or_falls_in_at_most_5_percent_of_runs(steps, autocorrelation):
+    chance = random.Random(steps)
+    found = [trend(noise(steps, autocorrelation, chance)) for _ in range(RUNS)]
+    assert sum(one in ("rose", "fell") for one in found) / RUNS <= BY_CHANCE
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_a_few_steps_say_nothing(steps):
+    assert trend([float(step) for step in range(steps)]) == "too few"
+
+
+SHAPES = {
+    "straight": lambda x: x,
+    "levels off": lambda x: 1 - math.exp(-6 * x),
+    "in the middle": lambda x: 1 / (1 + math.exp(-12 * (x - 0.5))),
+}
+
+
+@pytest.mark.parametrize("steps", [30, 50, 200])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_run_learns_is_seen(shape, steps):
+    chance = random.Random(0)
+    curves = [
+        [0.2 * value + SHAPES[shape](i / (steps - 1)) for i, value in enumerate(noise(steps, 0.3, chance))]
+        for _ in range(100)
+    ]
+    assert sum(trend(curve) == "rose" for curve in curves) >= 65
+    assert sum(trend([-value for value in curve]) == "fell" for curve in curves) >= 65
+
+
+def test_a_line_without_noise_rises_and_a_constant_does_not_change():
+    assert trend([0.1 * step for step in range(10)]) == "rose"
+    assert trend([-0.1 * step for step in range(100)]) == "fell"
+    assert trend([0.3] * 10) == trend([0.3] * 100) == "unclear"
+
+
+def test_fisher_s_exact_test_is_the_textbook_s():
+    # scipy.stats.fisher_exact of [[3, 1], [1, 3]] and [[50, 50], [70, 30]]
+    assert differ(0.75, 4, 0.25, 4) == pytest.approx(0.4857, abs=1e-4)
+    assert differ(0.5, 100, 0.7, 100) == pytest.approx(0.005937, abs=1e-6)
+    assert differ(1.0, 256, 1.0, 256) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+def test_equal_shares_differ_in_at_most_5_percent_of_pairs(share):
+    chance = random.Random(0)
+    draw = lambda: sum(chance.random() < share for _ in range(64)) / 64  # noqa: E731
+    found = sum(differ(draw(), 64, draw(), 64) < 0.05 for _ in range(RUNS))
+    assert found / RUNS <= BY_CHANCE
