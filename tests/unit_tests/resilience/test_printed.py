@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -56,7 +57,8 @@ def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_rewar
     shown += capsys.readouterr().out
     assert shown.count("x") == SHOWN
     assert "tools and environments printed" not in shown
-    assert "reward functions printed 5,000,001 characters here" in shown
+    # The last write, of the line end alone, may come after the call has returned.
+    assert re.search("reward functions printed 5,000,00[01] characters here", shown)
 
 
 def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
