@@ -21,12 +21,13 @@ class _Shard(NamedTuple):
     names: slice  # the k names' indices in HeldWeights.shapes
     weights: Tensor  # [k, rows of the shard], 0 for rows of other names
     first_column: int
+    scale: float  # of the engine's copy: an adapter's B is multiplied by alpha / rank there
 
 
 class HeldWeights:
     """Reads the shards directly and shares no code with the gathering of weights for the engine."""
 
-    def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
+    def __init__(self, model: Decoder, adapter: BaseStateDictAdapter, *, lora_scale: float = 1.0) -> None:
         self.shapes: dict[str, tuple[int, int]] = {}
         """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column."""
         self._shards: list[_Shard] = []
@@ -40,13 +41,15 @@ class HeldWeights:
                 offsets = parameter.__create_chunk_list__()[0].offsets if isinstance(parameter, DTensor) else ()
                 first_row, first_column = (*offsets, 0, 0)[:2]
                 weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
-                self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column))
+                scale = lora_scale if any(".lora_B." in name for name in exported) else 1.0
+                self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column, scale))
 
     def checksums(self, dtype: torch.dtype) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's."""
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for parameter, names, weights, first_column in self._shards:
-            sums[names] = checksums(local_shard(parameter), weights, first_column=first_column, dtype=dtype)
+        for parameter, names, weights, first_column, scale in self._shards:
+            held = local_shard(parameter) if scale == 1 else local_shard(parameter).to(dtype) * scale
+            sums[names] = checksums(held, weights, first_column=first_column, dtype=dtype)
         return sums
 
 

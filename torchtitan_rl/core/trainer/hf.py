@@ -1,6 +1,6 @@
 """Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -15,6 +15,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.lora import is_adapter
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_pat
 def hf_weights(
     model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (Hugging Face name, full tensor in `dtype`) for every weight. Tied weights come under both names.
+    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both names.
 
     Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors are held
     at a time.
@@ -54,7 +55,8 @@ def hf_weights(
         if prefix == "lm_head." and model.enable_weight_tying:
             continue  # comes with the embedding
         with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
-            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
+            base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
+            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in base}
             yield from to_hf(model, adapter, prefix, block, state)
 
 
@@ -67,16 +69,41 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
         block.reshard()
 
 
-def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
+@torch.no_grad()
+def adapter_weights(
+    adapters: Iterable[tuple[Tensor, dict[str, Tensor]]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields (peft's name without its prefix, full tensor in `dtype`) for the A and B of every adapter. Collective.
 
-    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    Args:
+        adapters: from `exported_rows`.
+    """
+    for parameter, exported in adapters:
+        whole = _gather(parameter, dtype)
+        yield from ((name, whole[rows.to(whole.device)]) for name, rows in exported.items())
+
+
+def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yields each parameter that is exported, with the rows of the parameter under each of its names.
+
+    A fused layer's A comes whole under the name of each of its parts; its B is split as the layer's weight is.
+
+    Examples: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+        (parameter, {"model.layers.0.self_attn.o_proj.lora_A.weight": tensor([0, 1, ...])})
     """
     for prefix, block in blocks_of(model):
         for name, parameter in block.named_parameters():
-            rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
-            exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-            yield parameter, {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
+            base, part = name.removesuffix(".weight"), ""
+            if is_adapter(name):
+                base, part = base[: -len(".lora_a")], f"lora_{base[-1].upper()}."
+            weight = block.get_parameter(f"{base}.weight") if part else parameter
+            rows = torch.arange(len(weight)).reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
+            full_name = canonical_fqn(prefix + (f"{base}.weight" if part else name))
+            exported = dict(to_hf(model, adapter, prefix, block, {full_name: rows}))
+            firsts = {name: (rows if rows.ndim == 1 else rows[:, 0]).clone() for name, rows in exported.items()}
+            if part == "lora_A.":
+                firsts = dict.fromkeys(firsts, torch.arange(len(parameter)))
+            yield parameter, {f"{name.removesuffix('weight')}{part}weight" if part else name: rows for name, rows in firsts.items()}
 
 
 def to_hf(

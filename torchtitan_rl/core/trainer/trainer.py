@@ -24,7 +24,8 @@ from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.hf import adapter_weights, exported_rows, hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig, adapters_off, start_adapters
 from torchtitan_rl.core.trainer.norms import update_and_weight_norm
 from torchtitan_rl.core.trainer.optimizer import AdamW, UpdateReport
 from torchtitan_rl.core.trainer.packing import (
@@ -73,6 +74,8 @@ class Trainer(Configurable):
         )
         """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
         (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
+
+        lora: LoraConfig = field(default_factory=LoraConfig)
 
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
 
@@ -146,10 +149,12 @@ class Trainer(Configurable):
         self.model = self._load_policy()
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
-        self.held_weights = HeldWeights(self.model, self.adapter)
+        self.held_weights = HeldWeights(self.model, self.adapter, lora_scale=config.lora.scale)
+        exported = exported_rows(self.model, self.adapter) if config.lora.rank else ()
+        self._adapters = [(parameter, rows) for parameter, rows in exported if parameter.requires_grad]
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
-            self.reference = self._load_policy().requires_grad_(False)
+            self.reference = self.model if config.lora.rank else self._load_policy().requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
@@ -173,15 +178,20 @@ class Trainer(Configurable):
             activation_checkpoint=config.activation_checkpoint,
             logprob_chunk_tokens=config.logprob_chunk_tokens,
             dump_folder=self._dump_folder,
+            lora=config.lora,
         )
         load_hf_weights(model, self.adapter, self._hf_assets_path)
+        start_adapters(model)
         return model
 
-    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields the current policy for the generator: see `trainer.hf.hf_weights`."""
+    def hf_weights(self, dtype: torch.dtype, *, adapters_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yields the current policy for the generator: see `trainer.hf.hf_weights` and `adapter_weights`."""
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
         # With one rank there is nothing to gather, and FSDP would copy each weight twice.
-        return hf_weights(self.model, self.adapter, dtype, whole_blocks=as_forward and self.parallel_dims.dp_shard > 1)
+        whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
+        if not adapters_only:
+            yield from hf_weights(self.model, self.adapter, dtype, whole_blocks=whole_blocks)
+        yield from adapter_weights(self._adapters, dtype)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
@@ -287,7 +297,8 @@ class Trainer(Configurable):
         """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
         atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
         for batch in self._pack(self._plan(atoms), groups):
-            logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
+            with adapters_off(self.reference):
+                logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
             ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
             for member, end in zip(batch.members, ends, strict=False):
                 first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
