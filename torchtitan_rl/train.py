@@ -221,6 +221,7 @@ def _build_policy_and_engine(
     from torchtitan.distributed import ParallelDims
 
     from torchtitan_rl.core.events import phase
+    from torchtitan_rl.library.lora.engine import engine_adapter
     from torchtitan_rl.observability.engine_stats import EngineStats
     from torchtitan_rl.setup.node import engine_start_note
 
@@ -243,6 +244,7 @@ def _build_policy_and_engine(
             seed=config.seed,
             environments=environments,
             stats=EngineStats(),
+            adapter=engine_adapter(config.trainer.lora),
         )
     return trainer, generator
 

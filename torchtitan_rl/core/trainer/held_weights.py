@@ -1,5 +1,7 @@
 """Checksums of the optimizer's own weight shards, to verify copies of them."""
 
+from collections.abc import Iterator
+from hashlib import sha256
 from typing import NamedTuple
 
 import torch
@@ -9,8 +11,9 @@ from torch.distributed.tensor import DTensor
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.checksum import checksums, place_weights
+from torchtitan_rl.core.checksum import checksums, moments, place_weights
 from torchtitan_rl.core.trainer.hf import exported_rows
+from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 
 
@@ -44,13 +47,34 @@ class HeldWeights:
                 scale = lora_scale if any(".lora_B." in name for name in exported) else 1.0
                 self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column, scale))
 
-    def checksums(self, dtype: torch.dtype) -> Tensor:
+    def checksums(self, dtype: torch.dtype, *, adapters_only: bool = False) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's."""
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for parameter, names, weights, first_column, scale in self._shards:
-            held = local_shard(parameter) if scale == 1 else local_shard(parameter).to(dtype) * scale
+        for held, names, weights, first_column in self._held(dtype, adapters_only):
             sums[names] = checksums(held, weights, first_column=first_column, dtype=dtype)
         return sums
+
+    def moments(self, dtype: torch.dtype) -> Tensor:
+        """Returns this rank's part of `checksum.moments` of the adapters, [names, 2] float64; 0 for the base."""
+        found = torch.zeros(len(self.shapes), 2, dtype=torch.float64, device=self.device)
+        for held, names, weights, first_column in self._held(dtype, adapters_only=True):
+            found[names] = moments(held.to(dtype), weights, first_column=first_column)
+        return found
+
+    def _held(self, dtype: torch.dtype, adapters_only: bool) -> Iterator[tuple[Tensor, slice, Tensor, int]]:
+        for parameter, names, weights, first_column, scale in self._shards:
+            if not adapters_only or parameter.requires_grad:
+                held = local_shard(parameter)
+                yield held if scale == 1 else held.to(dtype) * scale, names, weights, first_column
+
+    def base_digest(self) -> str:
+        """Returns a digest of the frozen weights, the same for every sharding; "" if none is frozen. Collective."""
+        if not any(map(is_adapter, self.shapes)):
+            return ""
+        sums = self.checksums(torch.float32)
+        dist.all_reduce(sums)
+        held = sorted((name, *self.shapes[name], total) for name, total in zip(self.shapes, sums.tolist(), strict=True))
+        return sha256(repr([one for one in held if not is_adapter(one[0])]).encode()).hexdigest()[:16]
 
 
 def _counts(parameter: Tensor) -> bool:

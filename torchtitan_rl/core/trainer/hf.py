@@ -103,7 +103,10 @@ def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tup
             firsts = {name: (rows if rows.ndim == 1 else rows[:, 0]).clone() for name, rows in exported.items()}
             if part == "lora_A.":
                 firsts = dict.fromkeys(firsts, torch.arange(len(parameter)))
-            yield parameter, {f"{name.removesuffix('weight')}{part}weight" if part else name: rows for name, rows in firsts.items()}
+            yield (
+                parameter,
+                {f"{name.removesuffix('weight')}{part}weight" if part else name: rows for name, rows in firsts.items()},
+            )
 
 
 def to_hf(

@@ -36,7 +36,9 @@ def build(folder):
         set_spmd_backend(parallelism.spmd_backend)
         settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
         made = Trainer.Config(
-            parallelism=parallelism, lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets)), **settings
+            parallelism=parallelism,
+            lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets)),
+            **settings,
         )
         made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 0
         return made.build(
@@ -69,7 +71,8 @@ def test_an_update_moves_the_adapters_alone(build):
     trainer = build()
     before = copies(trainer)
     report = updated(trainer)
-    assert report.optimizer_steps == 1 and report.grad_norm > 0
+    assert report.optimizer_steps == 1
+    assert report.grad_norm > 0
     moved = {name for name, old in copies(trainer).items() if not torch.equal(old, before[name])}
     assert moved == {name for name in before if ".lora_b." in name}  # A's gradient is 0 while B is
     updated(trainer)
@@ -122,7 +125,9 @@ def test_the_reference_is_the_base_and_takes_no_second_copy(build):
 
 
 def test_targets_choose_the_matrices(build):
-    names = {n.split(".")[-3] for n, _ in build(targets=("o_proj", "up_proj")).model.named_parameters() if is_adapter(n)}
+    names = {
+        n.split(".")[-3] for n, _ in build(targets=("o_proj", "up_proj")).model.named_parameters() if is_adapter(n)
+    }
     assert names == {"wo", "w3"}
 
 
