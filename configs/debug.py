@@ -60,6 +60,14 @@ def debug_bf16() -> RunConfig:
     return config
 
 
+def debug_lora() -> RunConfig:
+    """debug with LoRA: adapters of rank 16 are trained, pushed and proven; the base stays as it was loaded."""
+    config = debug()
+    config.trainer.lora.rank = 16
+    config.trainer.optimizer.lr = 1e-3  # ten times full fine-tuning's
+    return config
+
+
 def debug_fsdp2() -> RunConfig:
     """debug with the policy sharded over all processes (FSDP): NGPU=2 or more."""
     return debug()

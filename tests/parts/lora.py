@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
@@ -17,11 +17,12 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.weight_sync import WeightSync
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
-from torchtitan_rl.core.trainer.hf import adapter_weights, exported_rows, hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.lora import LoraConfig, start_adapters
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.lora.engine import engine_adapter
+from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.library.lora.policy import Lora
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 A, B = (f"model.layers.1.mlp.down_proj.lora_{one}.weight" for one in "AB")
@@ -32,7 +33,7 @@ class AdapterPair:
 
     def __init__(self, folder: Path, *, dtype: str = "float32", tp: int = 1, generator_tp: int = 1) -> None:
         """The folder must hold the tiny checkpoint. The other ranks are FSDP's, or engines of their own."""
-        spec, lora = tiny_spec(), LoraConfig(rank=6, alpha=9.0)  # vLLM pads it to 8
+        spec, lora = tiny_spec(), Lora(LoraConfig(rank=6, alpha=9.0))  # vLLM pads it to 8
         parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
         cpu.install()
@@ -49,9 +50,8 @@ class AdapterPair:
         )
         self.names = spec.state_dict_adapter(spec.model, None)
         load_hf_weights(self.model, self.names, str(folder))
-        start_adapters(self.model)
-        self.held = HeldWeights(self.model, self.names, lora_scale=lora.scale)
-        self.adapters = [(p, rows) for p, rows in exported_rows(self.model, self.names) if p.requires_grad]
+        lora.attach(self.model, self.names)
+        self.lora, self.held = lora, HeldWeights(self.model, self.names)
         self.generator = Generator.Config(
             dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp
         ).build(
@@ -59,7 +59,7 @@ class AdapterPair:
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=8),
             seed=0,
-            adapter=engine_adapter(lora),
+            adapter=EngineAdapter(lora, tp_size=generator_tp, dtype=TORCH_DTYPE_MAP[dtype]),
         )
         self.most_diff = 1e-4 if dtype == "float32" else 1.0
         self.begin_anew()
@@ -73,7 +73,7 @@ class AdapterPair:
         return dict(hf_weights(self.model, self.names, self.generator.dtype))
 
     def sent(self) -> dict[str, torch.Tensor]:
-        return {name: t.clone() for name, t in adapter_weights(self.adapters, self.generator.dtype)}
+        return {name: t.clone() for name, t in self.lora.weights(self.generator.dtype)}
 
     def logprobs(self, ids) -> np.ndarray:
         """The policy's log-probabilities of ids[1:] at temperature 1, [L - 1]."""

@@ -43,14 +43,3 @@ def place_weights(places: Tensor) -> Tensor:
     mixed = (places + 1) * -7046029254386353131  # 2^64 / golden ratio, as a signed integer
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) | 1
-
-
-def moments(matrix: Tensor, weights: Tensor, *, first_column: int = 0) -> Tensor:
-    """Returns (a projection on pseudo-random numbers, Σ x²) for each row of `weights`, [k, 2] float64. They add up over parts.
-
-    If every element is multiplied by c, the first is multiplied by c and the second by c². The arguments are `checksums`'.
-    """
-    values = matrix[:, None].flatten(1).double()  # [rows, columns]
-    columns = place_weights(-1 - torch.arange(first_column, first_column + values.shape[1], device=matrix.device))
-    projected = (weights.double() / 2**63) @ (values @ (columns.double() / 2**63))  # [k]
-    return torch.stack([projected, (weights != 0).double() @ values.square().sum(1)], dim=-1)

@@ -82,7 +82,7 @@ class Generator(Configurable):
             sampling: used if neither `generate` nor the prompt has a sampling config.
             environments: makes the environments that answer the policy; None if every completion is one turn.
             stats: records the engine's statistics; None records nothing.
-            adapter: with it, the base is loaded once and each push replaces the LoRA adapter of all requests.
+            adapter: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
         """
         from vllm import LLM
 
@@ -96,9 +96,8 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        self.adapter = adapter
+        self.adapter, self._lora_request = adapter, adapter.request() if adapter else None
         options = engine_options(config) | (adapter.engine_options() if adapter else {})
-        self._lora_request = adapter.request() if adapter else None
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
@@ -235,33 +234,30 @@ class Generator(Configurable):
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
-        """Free the engine's weights and KV cache for the trainer. A base that is not sent again is kept on the host. No effect
-        on a CPU."""
+        """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
         if self._sleeps and not self._asleep:
             self.llm.sleep(level=1 if self.adapter else 2)
             self._asleep = True
 
     @property
     def holds_base(self) -> bool:
-        """Whether only adapters need to be sent."""
+        """Whether only the adapter needs to be sent."""
         return self.adapter is not None and self.policy_version >= 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
 
-        With an adapter, the base is loaded at the first call alone. Adapters come after it.
-
-        The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
+        With an adapter, only the first call loads the base. The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
         """
         self._wake_weights()
-        adapters: dict[str, Tensor] = {}
-        base = ((name, t) for name, t in weights if ".lora_" not in name or adapters.update({name: t}))
+        adapter: dict[str, Tensor] = {}
+        base = (one for one in weights if ".lora_" not in one[0] or adapter.update([one]))  # keeps the others
         if self.holds_base:
             deque(base, maxlen=0)
         else:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
-        if self.adapter is not None:
-            self.llm.apply_model(partial(self.adapter.load, tensors=adapters))
+        if self.adapter:
+            self.adapter.load(self.llm, adapter)
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -280,8 +276,7 @@ class Generator(Configurable):
         """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
         self._wake_weights()
         degree = self.config.tensor_parallel_degree
-        proof = partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype, adapter=self.adapter)
-        return self.llm.apply_model(proof)[0]
+        return self.llm.apply_model(partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype))[0]
 
     def num_cached_blocks(self) -> int:
         """Returns the number of KV cache blocks that the prefix cache can reuse."""

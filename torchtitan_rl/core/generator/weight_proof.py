@@ -6,27 +6,22 @@ with unit vectors.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtitan_rl.core.checksum import checksums, moments, place_weights
+from torchtitan_rl.core.checksum import checksums, place_weights
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
-    from torchtitan_rl.library.lora.engine import EngineAdapter
 
 UNITS = 64
 """Number of columns of a packed matrix that one product reads back."""
 
 NOT_SENT = "was not sent"
 OTHER_VALUES = "arrived with other values than the policy holds"
-STALE = "is stale: it has the values of the push before"
-MISSING = "is missing: the engine has zeros or no place for it"
-SCALED = "arrived with the wrong scale: multiplied by"
 CHANGED = "is a constant of the engine that has changed since its start"
 
 
@@ -53,27 +48,20 @@ class _Part(NamedTuple):
 class WeightProof:
     """Compares the weights of this rank's engine with the policy's."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        held: "HeldWeights",
-        tp_size: int,
-        dtype: torch.dtype,
-        adapter: "EngineAdapter | None" = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, *, held: "HeldWeights", tp_size: int, dtype: torch.dtype) -> None:
         self._model, self._held, self._tp_size, self._dtype = model, held, tp_size, dtype
         self._replica, self._tp_rank = divmod(dist.get_rank(), tp_size)
         self._names = list(held.shapes)
         self._copies = torch.zeros(
             len(self._names), dtype=torch.int64, device=held.device
         )  # [names], copies in one engine
-        self._parts = [self._part(*found) for found in _parameters(model)]
-        adapters = adapter.parameters(model, held.shapes) if adapter else ()
-        self._adapters = [self._part(*found) for found in adapters]
-        self._before: Tensor | None = None  # the policy's checksums at the last push, [names]
+        self._parts = [self._part(*found) for found in self.parameters(model)]
         # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
+
+    def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
+        """Yields each parameter to compare: see `_parameters`."""
+        return _parameters(model)
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Derive this rank's share of each tensor from its local and its full size."""
@@ -90,68 +78,35 @@ class WeightProof:
         return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
 
     @torch.no_grad()
-    def faults(self, sent: Collection[str], *, in_full: bool, adapters_only: bool = False) -> list[str]:
-        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if anything is compared.
+    def faults(self, sent: Collection[str] | None, *, in_full: bool) -> list[str]:
+        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
 
         Args:
-            sent: names of the tensors that were sent.
-            in_full: also compare every value, and compare the engine's constants with their values at the start. Adapters are
-                compared at every push.
-            adapters_only: whether the base was sent by an earlier push.
+            sent: names of the tensors that were sent; None if an earlier push sent all.
+            in_full: also compare every value, and compare the engine's constants with their values at the start.
         """
         wrong = {}
-        if in_full or self._adapters:
-            wrong = self._differing(in_full)
         if in_full:
+            sums = self._sums(self._held.checksums(self._dtype))  # [policy and engines, names]
+            differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
+            wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other}
             constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
             wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
-        copies = list(zip(self._names, self._copies.tolist(), strict=True))
-        wrong |= {name: MISSING for name, number in copies if not number and ".lora_" in name}
-        due = (name for name, number in copies if number and not (adapters_only and ".lora_" not in name))
-        wrong |= {name: NOT_SENT for name in due if name not in sent}
+        copies = zip(self._names, self._copies.tolist(), strict=True)
+        if sent is not None:
+            wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}
         return [f"{name} {fault}" for name, fault in wrong.items()]
 
-    def _differing(self, in_full: bool) -> dict[str, str]:
-        """Returns the fault of each name for which any engine's values differ from the policy's, the same on all ranks."""
-        own = self._held.checksums(self._dtype, adapters_only=not in_full)
-        sums = self._summed(own, partial(checksums, dtype=self._dtype), self._parts * in_full + self._adapters)
-        expected, before, self._before = sums[0] * self._copies, self._before, sums[0]  # [names] each
-        differs = sums[1:] != expected  # [engines, names]
-        found = differs.any(0).nonzero()[:, 0].tolist()
-        factors = self._factors() if any(".lora_" in self._names[number] for number in found) else {}
-        wrong = {}
-        for number in found:
-            name, theirs = self._names[number], sums[1:, number][differs[:, number]]  # of the engines that differ
-            wrong[name] = OTHER_VALUES
-            if ".lora_" not in name:
-                continue
-            if not theirs.any():
-                wrong[name] = MISSING
-            elif before is not None and (theirs == before[number] * self._copies[number]).all():
-                wrong[name] = STALE
-            elif name in factors:
-                wrong[name] = f"{SCALED} {factors[name]:.4g}"
-        return wrong
-
-    def _summed(self, own: Tensor, measure: Callable[..., Tensor], parts: list[_Part]) -> Tensor:
-        """Sums a measure of the policy's shards and of each engine's parts over the ranks, [1 + engines, names, ...]."""
+    def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums) -> Tensor:
+        """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...]."""
         sums = own.new_zeros(1 + dist.get_world_size() // self._tp_size, *own.shape)
         sums[0] = own
-        for part in parts:
+        for part in self._parts:
             for matrix, first_column in part.matrices(self._dtype):
-                sums[1 + self._replica, part.names] += measure(matrix, part.weights, first_column=first_column)
+                of_part = measure(matrix.to(self._dtype), part.weights, first_column=first_column)
+                sums[1 + self._replica, part.names] += of_part
         dist.all_reduce(sums)
         return sums
-
-    def _factors(self) -> dict[str, float]:
-        """Returns the factor c of each adapter's tensor that is c times the policy's in an engine. Collective."""
-        sums = self._summed(self._held.moments(self._dtype), moments, self._adapters)  # [1 + engines, names, 2]
-        copies, found = self._copies[:, None], {}
-        for engine in sums[1:] / copies.clamp(min=1) / sums[0]:  # [names, 2], c and c² of each
-            c, square = engine.unbind(-1)
-            consistent = ((c - 1).abs() > 1e-4) & ((square / c.square() - 1).abs() < 1e-2)
-            found |= {self._names[number]: float(c[number]) for number in consistent.nonzero()[:, 0].tolist()}
-        return found
 
 
 def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
@@ -167,7 +122,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, in
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
     fused = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
-        path = path.removesuffix(".base_layer")  # inside a LoRA layer
+        path = path.removesuffix(".base_layer")  # of a LoRA layer
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]

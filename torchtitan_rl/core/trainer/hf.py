@@ -1,6 +1,6 @@
 """Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by block."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -56,7 +56,7 @@ def hf_weights(
             continue  # comes with the embedding
         with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
             base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
-            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in base}
+            state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
             yield from to_hf(model, adapter, prefix, block, state)
 
 
@@ -69,44 +69,24 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
         block.reshard()
 
 
-@torch.no_grad()
-def adapter_weights(
-    adapters: Iterable[tuple[Tensor, dict[str, Tensor]]], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields (peft's name without its prefix, full tensor in `dtype`) for the A and B of every adapter. Collective.
-
-    Args:
-        adapters: from `exported_rows`.
-    """
-    for parameter, exported in adapters:
-        whole = _gather(parameter, dtype)
-        yield from ((name, whole[rows.to(whole.device)]) for name, rows in exported.items())
-
-
 def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields each parameter that is exported, with the rows of the parameter under each of its names.
+    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
 
-    A fused layer's A comes whole under the name of each of its parts; its B is split as the layer's weight is.
-
-    Examples: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
-        (parameter, {"model.layers.0.self_attn.o_proj.lora_A.weight": tensor([0, 1, ...])})
+    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
     """
     for prefix, block in blocks_of(model):
         for name, parameter in block.named_parameters():
-            base, part = name.removesuffix(".weight"), ""
-            if is_adapter(name):
-                base, part = base[: -len(".lora_a")], f"lora_{base[-1].upper()}."
-            weight = block.get_parameter(f"{base}.weight") if part else parameter
-            rows = torch.arange(len(weight)).reshape(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
-            full_name = canonical_fqn(prefix + (f"{base}.weight" if part else name))
-            exported = dict(to_hf(model, adapter, prefix, block, {full_name: rows}))
-            firsts = {name: (rows if rows.ndim == 1 else rows[:, 0]).clone() for name, rows in exported.items()}
-            if part == "lora_A.":
-                firsts = dict.fromkeys(firsts, torch.arange(len(parameter)))
-            yield (
-                parameter,
-                {f"{name.removesuffix('weight')}{part}weight" if part else name: rows for name, rows in firsts.items()},
-            )
+            if not is_adapter(name):
+                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
+
+
+def rows_of(
+    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, name: str, parameter: Tensor
+) -> dict[str, Tensor]:
+    """Returns the rows of a block's parameter under each of its Hugging Face names."""
+    rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+    return {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
 
 
 def to_hf(
@@ -131,6 +111,7 @@ def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.", child
 
 
-def _gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the full tensor in `dtype` on every rank. Collective."""
     cast = parameter.detach().to(dtype)
     return cast.full_tensor() if isinstance(cast, DTensor) else cast

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import attention_config, attention_masks, describe_attention
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
-from torchtitan_rl.core.trainer.lora import LoraConfig, cast_base, with_adapters
 from torchtitan_rl.core.types import SequenceLayout
+
+if TYPE_CHECKING:
+    from torchtitan_rl.library.lora.policy import Lora
 
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -34,21 +37,21 @@ def build_policy(
     activation_checkpoint: str,
     logprob_chunk_tokens: int,
     dump_folder: str,
-    lora: LoraConfig | None = None,
+    lora: "Lora | None" = None,
 ) -> Decoder:
     """Returns the sharded model with random weights.
 
     Args:
         training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
         activation_checkpoint: a key of AC_CLASSES.
-        lora: its adapters are added; None or rank 0 adds none.
+        lora: adds adapters.
     """
     config = model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
-    if lora is not None and lora.rank:
-        config = with_adapters(config, lora)
+    config = lora.convert(config) if lora else config
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
-    cast_base(model, TORCH_DTYPE_MAP[training.mixed_precision_param])
+    if lora:
+        lora.cast_base(model, TORCH_DTYPE_MAP[training.mixed_precision_param])
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(

@@ -13,10 +13,11 @@ from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spe
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.hf import exported_rows
-from torchtitan_rl.core.trainer.lora import LoraConfig, adapters_off, is_adapter
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
+from torchtitan_rl.library.lora.policy import Lora, adapter_rows
 from torchtitan_rl.library.models import spec_from_folder
 
 
@@ -50,6 +51,7 @@ def build(folder):
             max_model_len=64,
             temperature=1.0,
             dump_folder="",
+            adapters=Lora(made.lora) if rank else None,
         )
 
     return trainer
@@ -107,7 +109,7 @@ def test_with_adapters_off_the_policy_is_its_start(build):
     start = trainer.token_logprobs(ids)
     updated(trainer)
     assert np.abs(trainer.token_logprobs(ids) - start).max() > 1e-3
-    with adapters_off(trainer.model):
+    with trainer.lora.off(trainer.model):
         np.testing.assert_array_equal(trainer.token_logprobs(ids), start)
     assert np.abs(trainer.token_logprobs(ids) - start).max() > 1e-3
 
@@ -140,7 +142,7 @@ def test_an_exported_adapter_is_the_change_of_the_exported_weight(build, tmp_pat
     plain, sent = {}, {}
     for name, tensor in trainer.hf_weights(torch.float32):
         (sent if is_adapter(name) else plain)[name] = tensor.clone()
-    scale = trainer.config.lora.scale
+    scale = trainer.lora.scale
     with torch.no_grad():
         for module in trainer.model.modules():
             if hasattr(module, "lora_a"):
@@ -157,5 +159,6 @@ def test_an_exported_adapter_is_the_change_of_the_exported_weight(build, tmp_pat
 
 def test_every_parameter_of_an_adapter_is_exported(build):
     trainer = build()
-    exported = {id(p) for p, names in exported_rows(trainer.model, trainer.adapter) if names}
+    both = (*exported_rows(trainer.model, trainer.adapter), *adapter_rows(trainer.model, trainer.adapter))
+    exported = {id(p) for p, names in both if names}
     assert exported == {id(p) for p in trainer.model.parameters()}
