@@ -68,6 +68,14 @@ class Lora:
             whole = gather(parameter.detach(), dtype)
             yield from ((name, whole[rows.to(whole.device)]) for name, rows in exported.items())
 
+    def base_digest(self, held: HeldWeights) -> str:
+        """Returns a digest of the frozen weights, the same for every sharding. Collective."""
+        sums = held.checksums(torch.float32)
+        dist.all_reduce(sums)
+        shapes = held.shapes.items()
+        named = sorted((name, *shape, total) for (name, shape), total in zip(shapes, sums.tolist(), strict=True))
+        return sha256(repr(named).encode()).hexdigest()[:16]
+
     @contextmanager
     def off(self, model: nn.Module) -> Iterator[None]:
         """Within this context the model computes with its base alone."""
@@ -150,13 +158,3 @@ class HeldAdapters(HeldWeights):
         for parameter, names, weights, first_column in self._shards:
             found[names] = moments(self.values(parameter, dtype), weights, first_column=first_column)
         return found
-
-
-def base_digest(held: HeldWeights) -> str:
-    """Returns a digest of the frozen weights, the same for every sharding. Collective."""
-    sums = held.checksums(torch.float32)
-    dist.all_reduce(sums)
-    named = sorted(
-        (name, *shape, total) for (name, shape), total in zip(held.shapes.items(), sums.tolist(), strict=True)
-    )
-    return sha256(repr(named).encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import exported_rows
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
@@ -19,6 +20,8 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.lora.policy import Lora, adapter_rows
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.resilience.safe_load import SafeReader
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +165,54 @@ def test_every_parameter_of_an_adapter_is_exported(build):
     both = (*exported_rows(trainer.model, trainer.adapter), *adapter_rows(trainer.model, trainer.adapter))
     exported = {id(p) for p, names in both if names}
     assert exported == {id(p) for p in trainer.model.parameters()}
+
+
+class Nothing:
+    """A state without content."""
+
+    def state_dict(self):
+        return {"nothing": 0}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def saver(trainer: Trainer, folder) -> Checkpointer:
+    return Checkpointer.Config(interval=1).build(
+        trainer=trainer, prompts=Nothing(), run_state=Nothing(), run_folder=folder
+    )
+
+
+def test_a_checkpoint_holds_the_adapters_and_is_resumed_bit_by_bit(build, tmp_path):
+    first = build()
+    updated(first)
+    checkpoints = saver(first, tmp_path)
+    checkpoints.save(1)
+    updated(first)
+    second = build()
+    saver(second, tmp_path).load(checkpoints.folder.steps()[1])
+    updated(second)
+    ours, theirs = copies(first), copies(second)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    stored = SafeReader(str(checkpoints.folder.steps()[1])).read_metadata().state_dict_metadata
+    weights = {name for name in ours if name in stored}
+    assert weights == {name for name in ours if is_adapter(name)}
+
+
+def test_an_adapter_is_not_resumed_on_another_base(build, folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    first = saver(build(), tmp_path / "run")
+    first.save(1)
+    save_tiny_checkpoint(tmp_path / "other", seed=1)
+    other = build(start=tmp_path / "other")
+    with pytest.raises(
+        UserError, match="hf_assets_path = 'a base with digest .*: expected the base of .*step-1, with dig"
+    ):
+        saver(other, tmp_path / "run").load(first.folder.steps()[1])
+
+
+def test_an_adapter_is_not_resumed_without_lora(build, tmp_path):
+    first = saver(build(), tmp_path)
+    first.save(1)
+    with pytest.raises(UserError, match="digest none: all weights are trained"):
+        saver(build(rank=0), tmp_path).load(first.folder.steps()[1])
