@@ -1,5 +1,7 @@
 """LoRA in the trainer: what is trained, what stays, and what the rest of the program sees of it."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
+from scripts import export_hf
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
@@ -216,3 +219,46 @@ def test_an_adapter_is_not_resumed_without_lora(build, tmp_path):
     first.save(1)
     with pytest.raises(UserError, match="digest none: all weights are trained"):
         saver(build(rank=0), tmp_path).load(first.folder.steps()[1])
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+def test_both_exports_compute_what_the_policy_computes(build, tmp_path, model_type):
+    from transformers import AutoModelForCausalLM
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    start, run = tmp_path / "start", tmp_path / "run"
+    for path in (start, run):
+        path.mkdir()
+    save_odd_checkpoint(start, model_type)
+    (run / "config.json").write_text(json.dumps({"hf_assets_path": str(start)}))
+    trainer = build(start=start)
+    updated(trainer)
+    checkpoints = saver(trainer, run)
+    config = trainer.config.lora
+    checkpoints.config_fields = {
+        "trainer.lora.rank": config.rank, "trainer.lora.alpha": config.alpha, "trainer.lora.targets": repr(config.targets)
+    }  # fmt: skip
+    checkpoints.save(1)
+
+    export_hf.export(run, tmp_path / "merged", None, "float32", merged=True)
+    ids = torch.arange(1, 30)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")(
+            ids[None]
+        ).logits
+    merged = logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(merged, trainer.token_logprobs(ids.numpy()), atol=2e-5)
+
+    export_hf.export(run, tmp_path / "adapter", None, "float32", merged=False)
+    helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
+    modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    adapter = LoRAModel.from_local_checkpoint(
+        str(tmp_path / "adapter"), modules, helper, lora_model_id=1, device="cpu", dtype=torch.float32
+    )
+    sent = dict(trainer.lora.weights(torch.float32))
+    assert {f"{name}.lora_A.weight" for name in adapter.loras} == {name for name in sent if ".lora_A." in name}
+    for name, layer in adapter.loras.items():
+        assert layer.scaling == trainer.lora.scale
+        assert torch.equal(layer.lora_a, sent[f"{name}.lora_A.weight"])
+        assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])
