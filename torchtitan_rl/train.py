@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.resilience.parent import fork_rank, say_done
+
+if __name__ == "__main__":
+    fork_rank()  # before torch is imported
+
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
     events,
@@ -24,9 +29,10 @@ from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams
+from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
-from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
+from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
+from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,7 +63,10 @@ def main(args: Sequence[str] | None = None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
-    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
+    status_file = StatusFile(int(os.environ["RANK"]))
+    status_file.update(phase=READING_CONFIG)
+    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
+    mask_output(masked)
     limit_streams()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
@@ -74,9 +83,12 @@ def main(args: Sequence[str] | None = None) -> None:
     except TrainingStopped as error:
         output.fail(f"stopped: {error}", STOPPED)
     except SystemExit:
+        say_done()
+        status_file.update(outcome="done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(_error_message(error), 1)
+    say_done()
     output.end(0)
 
 
@@ -112,9 +124,10 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core import comm
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.observability.evaluation_results import print_results_of
+    from torchtitan_rl.resilience.replicated import check_config
     from torchtitan_rl.setup.installation import check_environment
     from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
-    from torchtitan_rl.setup.resume import prepare_resume
+    from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
     from torchtitan_rl.setup.validation import check_model, validate
@@ -132,6 +145,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         events.progress(warning)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
+    start = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
+    check_config(config_fields(config) | start)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -269,6 +284,7 @@ def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", r
         rank=dist.get_rank(),
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
+        mask=masked,
         at_end=write_report,
     )
 
@@ -312,6 +328,7 @@ def _build_services(
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
+    from torchtitan_rl.resilience.replicated import check_replicated
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
 
@@ -319,10 +336,16 @@ def _build_services(
     return Services(
         prompts=prompts,
         observer=RunObserver(
-            recorder, algorithm=trainer.algorithm, prompts=prompts, footprint=footprint, run_folder=run_folder
+            recorder,
+            algorithm=trainer.algorithm,
+            prompts=prompts,
+            footprint=footprint,
+            run_folder=run_folder,
+            mask=masked,
         ),
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
+        check_replicated=check_replicated,
         run_folder=run_folder,
     )
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE, RankStatus, read_statuses
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
+from torchtitan_rl.resilience.rank_status import RankStatus, read_statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -144,18 +145,22 @@ def start(
     log: str = "run.log",
     launcher: Sequence[str] = (),
     prefix: Sequence[str] = (),
+    program: str = "torchtitan_rl.resilience.launch",
     **env: str,
 ) -> Run:
-    """Start a training run in `folder`/run on `ranks` ranks; `launcher`: torchrun's arguments, `prefix`: a command before."""
+    """Start a training run in `folder`/run on `ranks` ranks.
+
+    `launcher`: torchrun's arguments; `prefix`: a command before; `program`: what starts the ranks, "" for no torchrun at all.
+    """
     make_start()
     path = folder / log
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
         MARK: id_of(path), **env,
     }  # fmt: skip
-    command = [*prefix, sys.executable, "-m", "torchtitan_rl.resilience.launch"]
-    command += launcher or ["--standalone"]
-    command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.train", *QUICK]
+    command = [*prefix, sys.executable]
+    command += ["-m", program, *(launcher or ["--standalone"]), f"--nproc_per_node={ranks}"] if program else []
+    command += ["-m", "torchtitan_rl.train", *QUICK]
     if "--dump-folder" not in args:
         command += ["--dump-folder", str(folder / "run")]
     with path.open("w") as stream:

@@ -27,6 +27,12 @@ def main() -> None:
     stop = StopSignal(failure_marker=folder / "logs" / "failed")
     (folder / "logs" / "failed").unlink(missing_ok=True)
     bad = rank == int(os.environ["WORLD_SIZE"]) - 1 and FIRST
+    if act == "full disk":
+        status_file.moved("checkpoint/save" if rank else "start the vLLM engine")
+        (folder / "begun").touch()
+        time.sleep(2)
+        print("stopped: the disk is full", file=sys.stderr, flush=True)
+        os._exit(3)
     if act == "child":
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for step in range(1, 1000):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -31,6 +32,24 @@ def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(
     assert ended.code == code
     ended.says(message)
     assert steps_of(tmp_path / "run") == [1]
+
+
+@pytest.mark.parametrize("program", ["", "torch.distributed.run"])
+def test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success(tmp_path, program):
+    ended = train(tmp_path, *SHORT, *reward("vanishes", in_process=True), program=program)
+    assert ended.code == 1
+    ended.says("rank 0 ended with code 0 before the end of training: something called os._exit")
+    assert steps_of(tmp_path / "run") == [1]
+    whole = train(tmp_path, *SHORT, program=program, log="again.log")
+    assert whole.code == 0
+    assert steps_of(tmp_path / "run") == [3, 4]
+
+
+@pytest.mark.parametrize("program", ["", "torch.distributed.run", "torchtitan_rl.resilience.launch"])
+def test_an_alarm_that_a_reward_has_set_is_named(tmp_path, program):
+    ended = train(tmp_path, *SHORT, *reward("sets_an_alarm", in_process=True), program=program)
+    assert ended.code == (1 if program == "torch.distributed.run" else 128 + signal.SIGALRM)
+    ended.says(r"rank 0 .*was killed by signal 14 \(SIGALRM\)")
 
 
 def test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1(tmp_path):

@@ -90,6 +90,34 @@ def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
     assert job.left() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_before_the_first_step_does_not_hide_why_the_run_failed(tmp_path, number):
+    job = Job(tmp_path, "full disk", ranks=1)
+    while not (job.folder / "begun").exists():
+        time.sleep(0.05)
+    job.process.send_signal(number)
+    code, said = job.end()
+    assert code == 3
+    assert "stopped: the disk is full" in said
+    assert "nothing new is saved" not in said
+
+
+def test_a_stopped_agent_is_named_and_does_not_keep_a_run_that_is_over(tmp_path):
+    job = Job(tmp_path, "run")
+    job.wait_for_step_3()
+    (agent,) = job_processes.children(job.process.pid)[-1:]
+    os.kill(agent, signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while "torchrun's agent is stopped by a signal" not in job.log.read_text():
+        assert time.monotonic() < deadline, job.log.read_text()
+        time.sleep(0.2)
+    job.process.send_signal(signal.SIGUSR1)
+    code, said = job.end(40)
+    assert code == 75
+    assert f"kill -CONT {agent} lets it go on" in said
+    assert job.left() == []
+
+
 @pytest.mark.quick
 def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
     job = Job(tmp_path, "late")

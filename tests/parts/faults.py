@@ -39,6 +39,51 @@ a rank ends by itself, with code 0
   rank 1 (node3) in step 2: grade ended with code 0 before the end of training
   1 fault_injection/test_false_success.py::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1
 
+ranks have another config: a file, a variable or a random number that is not the same on every node
+  error: config: it differs between the ranks: seed is 0 on rank 0, 1 on rank 1. Start every node with the same command, ...
+  2 fault_injection/test_differing_ranks.py::test_ranks_that_differ_end_the_run_with_what_differs
+
+ranks come to other prompts, completions, rewards or advantages
+  stopped: step 1: the prompts differ between the ranks: they are not the same on ranks 0, 2 and on rank 1. Every rank must
+  compute the same from the config, the seed and the step alone. ...
+  3 fault_injection/test_differing_ranks.py::test_ranks_that_differ_end_the_run_with_what_differs
+
+a rank ends by itself with code 0, without the launcher
+  rank 0 ended with code 0 before the end of training: something called os._exit(0). The run is not done.
+  1 fault_injection/test_false_success.py::test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success
+
+an alarm that a reward function has set
+  rank 0 (node3) in step 2: grade was killed by signal 14 (SIGALRM).
+  142 fault_injection/test_false_success.py::test_an_alarm_that_a_reward_has_set_is_named
+
+torchrun's agent is stopped by a signal
+  watchdog: torchrun's agent is stopped by a signal: kill -CONT 712 lets it go on. It is ended when all ranks have ended
+  0 fault_injection/test_launcher.py::test_a_stopped_agent_is_named_and_does_not_keep_a_run_that_is_over
+
+importing the config never ends
+  watchdog: rank 0 (node3) in read the config for 31 s; the job is ended at 300 s, with its stack
+  1 fault_injection/test_stalls.py::test_a_config_that_never_ends_its_import_is_shown_with_its_stack
+
+importing the config calls sys.exit(0)
+  error: --config = 'mine.py': expected Python that can be imported, but it calls sys.exit(0).
+  2 unit_tests/test_train.py::test_a_config_that_exits_is_no_success
+
+the other nodes never come, or have another address
+  error: the 2 nodes did not meet (DistStoreError: ...). Start the same command on every node, with the same NNODES, ...
+  2 unit_tests/resilience/test_launch.py::test_nodes_that_do_not_meet_are_told_in_a_sentence
+
+the disk is full while an evaluation is written
+  evaluation/step-4.json is not written: [Errno 28] No space left on device; the run continues without it
+  0 unit_tests/observability/test_disk.py::test_an_evaluation_that_does_not_fit_the_disk_is_a_warning_and_leaves_no_file
+
+metrics.jsonl is deleted during the run
+  metrics.jsonl was deleted during the run: its steps before that are lost (said at once, and again at the end)
+  0 unit_tests/observability/test_disk.py::test_a_deleted_file_begins_anew
+
+a KL run is resumed with another start as its reference
+  ... reference 5f0c... -> 81ab... (the KL term pulls towards other weights). ... accept it with --resume-changed.
+  2 unit_tests/setup/test_resume.py::test_a_kl_run_does_not_go_on_with_another_reference
+
 a rank is stopped by a signal
   watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
   signal: kill -CONT 712

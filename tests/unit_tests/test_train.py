@@ -1,5 +1,6 @@
 """Which exit code a rank ends with, and what it says."""
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -45,6 +46,24 @@ def raising(error):
         raise error
 
     return training
+
+
+def test_known_secrets_are_hidden_on_the_terminal_and_in_the_log(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-12345678")
+
+    def training(name, config, output):
+        output.to_file(tmp_path / "run")
+        print("with sk-12345678")
+        logging.getLogger("torchtitan_rl").warning("by sk-12345678")
+        raise ValueError("no answer for sk-12345678")
+
+    code, said = run(training)
+    assert code == 1
+    for text in (said, (tmp_path / "run" / "logs" / "rank_0.log").read_text()):
+        assert "sk-1" not in text
+        assert "by ***" in text
+        assert "ValueError: no answer for ***" in text
+    assert "with ***" in said
 
 
 def test_a_finished_run_ends_with_0(run):
@@ -101,6 +120,14 @@ def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
     code, said = run(raising(SystemExit(request_)))
     assert code == 1
     assert f"something called sys.exit({request_}) in the middle of the run" in said
+
+
+@pytest.mark.parametrize("code", ["import sys\n\nsys.exit(0)\n", "import sys\n\n\ndef f():\n    sys.exit(0)\n"])
+def test_a_config_that_exits_is_no_success(run, tmp_path, code):
+    (tmp_path / "mine.py").write_text(code)
+    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    assert code == 2
+    assert "it calls sys.exit(0)" in said
 
 
 def test_an_exit_of_the_users_code_is_told_with_its_line(run, tmp_path):

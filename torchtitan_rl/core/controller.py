@@ -135,6 +135,7 @@ class Controller(Configurable):
         with timed("step"):
             groups = self._collect_episodes()
             services.stop.arm()
+            services.check_replicated(step, groups)
             with timed("train"):
                 update = self.trainer.update(groups)
             with timed("sync"):
@@ -173,6 +174,7 @@ class Controller(Configurable):
         prefix: str = "",
     ) -> list[Group[ScoredCompletion]]:
         """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
+        self.services.check_replicated(self.state.step, prompts)
         epoch = self.services.prompts.epoch(self.state.prompts_seen) or 0.0
         state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps, epoch=epoch)
         grading = self.grader.round(state)

@@ -88,4 +88,6 @@ class Services:
     observer: Observer
     checkpoints: Checkpoints
     stop: Stop
+    check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]
+    """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever. Collective."""
     run_folder: Path

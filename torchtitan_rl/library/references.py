@@ -68,12 +68,17 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
-    """Imports a file or a module. Raises UserError, naming `field`, for a syntax error or a failing import."""
+    """Imports a file or a module. Raises UserError, naming `field`, for a syntax error, a failing import or a sys.exit."""
     try:
         return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
     except (ImportError, SyntaxError) as error:  # other errors keep their traceback, which ends in the user's code
         raise UserError(
             f"{field} = {str(place)!r}: expected Python that can be imported, but: {error}. Correct it."
+        ) from error
+    except SystemExit as error:  # it would look like the end of the run
+        raise UserError(
+            f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r}). Put what is "
+            "for a script under if __name__ == '__main__'."
         ) from error
 
 

@@ -62,9 +62,15 @@ class Collection:
 class Collector:
     """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
 
-    def __init__(self, selection: Selection, leave_out_columns: Sequence[str] = ()) -> None:
-        """`leave_out_columns`: patterns of the columns that no table holds."""
+    def __init__(
+        self,
+        selection: Selection,
+        leave_out_columns: Sequence[str] = (),
+        mask: Callable[[Any], Any] = lambda rows: rows,
+    ) -> None:
+        """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
         self._selection = selection
+        self._mask = mask
         self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, one) for one in leave_out_columns))
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
@@ -157,11 +163,11 @@ class Collector:
                 self._reject(key, type(value).__name__, error)
 
     def _rows(self, value: Any) -> list[Row]:
-        """The rows with plain copies of their cells, so that what changes later does not change them."""
+        """The rows with plain copies of their cells, without known secrets, so that what changes later does not change them."""
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
-        rows = map(plain_row, rows)
+        rows = self._mask([plain_row(row) for row in rows])
         return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
 
     def _fold_rows(self, key: str, rows: list[Row]) -> None:

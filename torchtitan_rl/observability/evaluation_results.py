@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_rl.core import comm
+from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
@@ -42,17 +43,31 @@ def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]
 
 
 def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
-    """Writes `folder`/step-N.json and returns its path. Equal results give equal files."""
+    """Writes `folder`/step-N.json, all of it or nothing, and returns its path. Equal results give equal files."""
     file = folder / f"step-{step}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    return file
+    unfinished = file.with_suffix(".writing")
+    try:
+        unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    except OSError:
+        for rest in (unfinished, file):  # an earlier evaluation's file would pass for this one's
+            rest.unlink(missing_ok=True)
+        raise
+    return unfinished.replace(file)
 
 
 def print_results_of(run_folder: Path, step: int) -> None:
-    """Prints, on rank 0, the results that `write_results` wrote to the run folder for `step`."""
+    """Prints, on rank 0, the results that `write_results` wrote to the run folder for `step`.
+
+    Raises:
+        TrainingStopped: if they were not written, as on a full disk.
+    """
     if comm.is_rank_0():
         file = run_folder / "evaluation" / f"step-{step}.json"
+        if not file.exists():
+            raise TrainingStopped(
+                f"the evaluation's results could not be written to {file}. Make room and start it again."
+            )
         print_results(json.loads(file.read_text()))
         progress(f"results: {file}")
 

@@ -30,6 +30,7 @@ class LineFile:
         if whole < os.fstat(self._file).st_size:
             os.ftruncate(self._file, whole)
         self._end = end
+        self._lost_lines = False
         self.size = whole
         """Bytes in the file."""
 
@@ -55,7 +56,7 @@ class LineFile:
         """Creates the file again after it was deleted: writes to the old descriptor would be lost."""
         anew = self._open()
         os.close(self._file)
-        self._file, self.size = anew, 0
+        self._file, self.size, self._lost_lines = anew, 0, True
         logger.warning(f"{self._path.name} was deleted: a new file is started, without the earlier steps")
 
     def rewind(self, step: int) -> None:
@@ -73,8 +74,10 @@ class LineFile:
                 offset += len(line)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file. Says again if earlier lines are lost: the first warning may be hours old."""
         os.close(self._file)
+        if self._lost_lines:
+            logger.warning(f"{self._path.name} was deleted during the run: its steps before that are lost")
 
 
 def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """`RunObserver`: turns a run's steps and evaluations into metrics, sample tables and files."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.types import Episode, Group
@@ -10,7 +11,7 @@ from torchtitan_rl.observability.evaluation_results import results_of, write_res
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
-from torchtitan_rl.observability.recorder import Recorder
+from torchtitan_rl.observability.recorder import Mask, Recorder
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.services import Prompts
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
+
+logger = logging.getLogger(__name__)
 
 
 class RunObserver:
@@ -31,10 +34,12 @@ class RunObserver:
         prompts: "Prompts",
         footprint: Footprint,
         run_folder: Path,
+        mask: Mask = lambda value: value,
     ) -> None:
         self.recorder = recorder
         self._algorithm = algorithm
         self._prompts = prompts
+        self._mask = mask
         self._footprint = footprint
         self._folder = run_folder / "evaluation"
         self._idle_notice = IdleNotice()
@@ -53,8 +58,15 @@ class RunObserver:
             record_evaluation(groups, one, step=state.step)
         results = results_of({one.prefix: groups for one, groups in passes.items()})
         if comm.is_rank_0():
-            write_results(self._folder, state.step, results)
+            self._write_results(state.step, self._mask(results))
         return results["metrics"]
+
+    def _write_results(self, step: int, results: Mapping[str, Any]) -> None:
+        """Write the results' file. A disk that is full does not end the run: the metrics are also in the step's record."""
+        try:
+            write_results(self._folder, step, results)
+        except OSError as error:
+            logger.warning(f"evaluation/step-{step}.json is not written: {error}; the run continues without it")
 
     def flush(self, step: int) -> None:
         """See Observer."""

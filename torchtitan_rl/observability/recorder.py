@@ -43,6 +43,7 @@ CONSOLE_METRICS = (
 """About 35 numbers in a typical step, 40 with an evaluation. `slim` never removes them from the charts."""
 
 Gather = Callable[[object], list[object] | None]
+Mask = Callable[[Any], Any]
 
 
 class Recorder(Configurable):
@@ -118,6 +119,7 @@ class Recorder(Configurable):
         rank: int = 0,
         gather: Gather | None = None,
         decode: Decode | None = None,
+        mask: Mask = lambda value: value,
         at_end: Callable[[Path], None] = lambda run_folder: None,
     ) -> None:
         """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
@@ -126,6 +128,7 @@ class Recorder(Configurable):
             gather: takes this rank's object; returns all ranks' objects, in rank order, on rank 0 and None elsewhere.
                 Called exactly once per flush on every rank. None: there is only one process.
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
+            mask: takes and returns the rows of tables, for example without secrets.
             at_end: called on rank 0 with the run folder after the last write, if `report` is on.
 
         Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
@@ -143,7 +146,7 @@ class Recorder(Configurable):
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
-        self._collector = Collector(self._selection, config.leave_out_columns)
+        self._collector = Collector(self._selection, config.leave_out_columns, mask)
         self._schema = Schema(self._collector.warn)
         self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
         self._guards: dict[str, Guard] = {}

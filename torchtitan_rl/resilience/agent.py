@@ -6,15 +6,18 @@ import os
 import sys
 from pathlib import Path
 
-from torch.distributed import DistNetworkError
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import main as torchrun
 from torch.distributed.run import parse_args
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent
+
+MOST_PER_CORE = 8
+"""Ranks for each CPU core. Eight ranks on one core still start in minutes."""
 
 
 class _Failures(logging.Handler):
@@ -37,6 +40,10 @@ def check_processes(given: str) -> None:
     counts = given in ("auto", "cpu", "gpu", "xpu") or (given.isdecimal() and int(given) > 0)
     remedy = "Leave NGPU out for one a GPU, or one without a GPU."
     expect(counts, "--nproc_per_node (NGPU)", given, "a number of processes, 1 or more", remedy)
+    cores = len(os.sched_getaffinity(0))
+    fits = not given.isdecimal() or int(given) <= MOST_PER_CORE * cores
+    most = f"at most {MOST_PER_CORE} processes for each of this node's {cores} cores, as they would take hours to start"
+    expect(fits, "--nproc_per_node (NGPU)", given, most, remedy)
 
 
 def check_nodes(rank: int, nodes: str) -> None:
@@ -44,6 +51,17 @@ def check_nodes(rank: int, nodes: str) -> None:
     most = nodes.rpartition(":")[2]
     holds = not most.isdecimal() or rank < int(most)
     expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 to less than NNODES {most}", "Correct it.")
+
+
+def _no_meeting(error: Exception, nodes: str) -> str:
+    """Why the nodes of a job did not meet, and what to do."""
+    if "EADDRINUSE" in str(error):
+        return f"another program, perhaps an older run, uses the port. Pass another MASTER_PORT, on every node: {error}"
+    first = str(error).partition("\n")[0]
+    return (
+        f"the {nodes} nodes did not meet ({type(error).__name__}: {first}). Start the same command on every node, with the same "
+        "NNODES, MASTER_ADDR and MASTER_PORT, and with another NODE_RANK on each."
+    )
 
 
 def _refuse(message: str) -> int:
@@ -68,14 +86,8 @@ def main() -> None:
         torchrun()
     except UserError as error:
         sys.exit(_refuse(str(error)))
-    except DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        sys.exit(
-            _refuse(
-                f"another program, perhaps an older run, uses the port. Pass another MASTER_PORT, on every node: {error}"
-            )
-        )
+    except (DistError, RendezvousError) as error:
+        sys.exit(_refuse(_no_meeting(error, given.nnodes)))
     except ChildFailedError as error:
         with open(failures_file(os.environ[WATCH_VARIABLE]), "w") as file:
             for failure in error.failures.values():

@@ -5,6 +5,10 @@ import os
 import signal
 from pathlib import Path
 
+WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
+"""The environment variable that names the folder of the ranks' statuses, if a launcher watches. All processes of a job on this node
+have it, so it also marks them."""
+
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to save and end."""

@@ -24,8 +24,9 @@ from types import FrameType
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import death, job_processes
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.rank_status import WATCH_VARIABLE, RankStatus, name_ranks, read_statuses
+from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses
 from torchtitan_rl.resilience.watchdog import Watchdog
 
 REQUEUE = 75
@@ -49,6 +50,7 @@ class Launcher:
         self._stop_requested_at = 0.0
         self.hung_reason = ""
         """Why the watchdog ended the job."""
+        self._agent_is_stopped = self._ended_agent = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
         self._next_wait_notice_s = FIRST_WAIT_NOTICE_S
@@ -76,6 +78,7 @@ class Launcher:
             if now - watched > WATCH_EVERY_S:
                 watched = now
                 self._report_waiting(now - began)
+                self._check_agent(now)
                 if (reason := self.watchdog.check(now)) and not self.hung_reason:
                     self._kill_hung_job(reason)
             time.sleep(POLL_EVERY_S)
@@ -137,6 +140,21 @@ class Launcher:
             )
             say(waits + unknown_address(self._args))
 
+    def _check_agent(self, now: float) -> None:
+        """Say that a signal has stopped torchrun's agent. End it after all ranks have ended: it would never notice."""
+        if not job_processes.is_stopped(self.agent.pid):
+            self._agent_is_stopped = False
+            return
+        if not self._agent_is_stopped:
+            self._agent_is_stopped = True
+            lets_go_on = f"kill -CONT {self.agent.pid} lets it go on"
+            say(
+                f"watchdog: torchrun's agent is stopped by a signal: {lets_go_on}. It is ended when all ranks have ended"
+            )
+        if self._last_status and all(now - self._died_at.get(pid, now) > GRACE_S for pid in self._last_status):
+            self._ended_agent = True
+            self.agent.kill()
+
     def _exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks by process id, negative for a signal, as the agent reports them."""
         file = self.folder / "failures.jsonl"
@@ -166,11 +184,13 @@ class Launcher:
         outcomes = {status.outcome for status in self._last_status.values()}
         if self.hung_reason:
             return 1, ""
-        if agent_code == 0 and "" not in outcomes:
+        if (agent_code == 0 or self._ended_agent) and "" not in outcomes:
             return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
-        if self.stop_signal and outcomes <= {""}:
+        if self.stop_signal and outcomes <= {""} and self._was_only_stopped():
             name = signal.Signals(self.stop_signal).name
             return 128 + self.stop_signal, f"{name} before the first step: nothing new is saved"
+        if self._ended_agent:
+            return 1, "the ranks ended before the end of training, while torchrun's agent was stopped by a signal"
         if agent_code < 0:
             why = self.oom_detector.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
@@ -181,6 +201,12 @@ class Launcher:
             return code, ""
         resume = _how_to_resume(self._last_status[pid].run_folder)
         return 128 - code if code else 1, f"{self._describe(pid, code)} {resume}"
+
+    def _was_only_stopped(self) -> bool:
+        """Whether the signal came before the first step and ended the ranks, and not an error that a rank has printed."""
+        codes = set(self._exit_codes().values())
+        failed = codes & {2, 3} or (1 in codes and -self.stop_signal not in codes)
+        return not failed and not any(status.phase.startswith("step ") for status in self._last_status.values())
 
     def _first_death(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end as planned.

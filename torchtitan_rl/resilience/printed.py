@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -19,6 +19,15 @@ SHOWN, KEPT, KEPT_OF_RUN = 4_000, 1_000_000, 100_000_000
 
 OVERDUE = "other threads, such as those of calls that timed out,"
 _OWN_THREADS = ("MainThread", "heartbeat", "sink ")
+
+
+_mask: Callable[[str], str] = str
+
+
+def mask_output(mask: Callable[[str], str]) -> None:
+    """Show what is printed from now on as `mask` returns it, for example without secrets."""
+    global _mask
+    _mask = mask
 
 
 def limit_streams() -> list["_LimitedStream"]:
@@ -106,7 +115,7 @@ class _LimitedStream(io.TextIOBase):
     def _show(self, text: str) -> None:
         """Write to the stream. If that fails, as after `| head` or on a full disk, the text is lost and training continues."""
         try:
-            self._stream.write(text)
+            self._stream.write(_mask(text))
         except (OSError, ValueError) as error:
             if not self._refused:
                 self._refused = True

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +25,10 @@ class RankOutput:
     the libraries' errors.
     """
 
-    def __init__(self, *, rank: int, shown_rank: str) -> None:
+    def __init__(self, *, rank: int, shown_rank: str, mask: Callable[[str], str] = str) -> None:
+        """`mask`: takes and returns every text that is written, for example without secrets."""
         self.rank = rank
+        self._mask = mask
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: an ASCII terminal shows \xe9
@@ -33,7 +36,7 @@ class RankOutput:
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
         handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(_Masked("%(levelname)s: %(message)s", self._mask))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
@@ -57,7 +60,7 @@ class RankOutput:
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = LogFile(path)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_Masked("%(asctime)s %(levelname)s %(name)s: %(message)s", self._mask))
         logging.getLogger().addHandler(handler)
         if not self.shown:
             self._redirect(path)
@@ -88,9 +91,9 @@ class RankOutput:
                 pass
         elif self.rank != 0:
             time.sleep(5)
-        prefix = f"rank {self.rank}: " if self.rank else ""
+        text = self._mask(f"rank {self.rank}: {message}" if self.rank else message)
         with suppress(OSError):  # nobody reads it
-            os.write(self._terminal, f"{prefix}{message.rstrip()}\n".encode(errors="backslashreplace"))
+            os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
 
     @staticmethod
@@ -100,6 +103,17 @@ class RankOutput:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class _Masked(logging.Formatter):
+    """Passes whole records, with their tracebacks, through `mask`."""
+
+    def __init__(self, layout: str, mask: Callable[[str], str]) -> None:
+        super().__init__(layout)
+        self._mask = mask
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._mask(super().format(record))
 
 
 class LogFile(logging.FileHandler):

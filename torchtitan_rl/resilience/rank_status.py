@@ -17,12 +17,13 @@ from pathlib import Path
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import Listener
 from torchtitan_rl.resilience import job_processes
-
-WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
-"""The environment variable that names the folder. Every process of a job on this node has it, so it also marks them."""
+from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 
 SHOW_STACKS = signal.SIGRTMIN + 3
 """Makes a rank write the stacks of its threads, even if it hangs: the handler is C code and does not need Python's lock."""
+
+READING_CONFIG = "read the config"
+"""The first phase: the user's config is imported, and so are the modules that it imports."""
 
 CHANGES_PER_STEP = 10_000
 _HOST = socket.gethostname()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.rank_status import (
+    READING_CONFIG,
     SHOW_STACKS,
     RankStatus,
     describe_stragglers,
@@ -29,6 +30,9 @@ from torchtitan_rl.resilience.rank_status import (
 
 STARTING_NOTICE_S, STARTING_LIMIT_S = 600.0, 7200.0
 """Least notice and limit for phases before the first step. A warm start or a download may take long and shows its own progress."""
+
+READING_NOTICE_S, READING_LIMIT_S = 30.0, 300.0
+"""The notice and the limit while the config is read: an import that loops or waits must not take a night."""
 
 SLOWER = 3.0
 """A phase is late after this many times its longest duration so far, but never before the notice."""
@@ -85,7 +89,8 @@ class Watchdog:
         slow = stragglers(running)
         waited = now - max(status.since for status in slow)
         if waited > _limit(slow[0]):
-            return f"{describe_stragglers(running, now)}: longer than watchdog.limit_seconds ({_limit(slow[0]):.0f} s)"
+            name = "watchdog.limit_seconds" if _in_a_step(slow[0]) else "the limit of this phase"
+            return f"{describe_stragglers(running, now)}: longer than {name} ({_limit(slow[0]):.0f} s)"
         key = (slow[0].rank, slow[0].changes)
         if waited > max(self._deadline(slow[0]), 2 * self._reported.get(key, 0.0)):
             self._reported[key] = waited
@@ -94,6 +99,8 @@ class Watchdog:
 
     def _deadline(self, first: RankStatus) -> float:
         """Seconds after which a rank is late in its phase."""
+        if first.phase == READING_CONFIG:
+            return READING_NOTICE_S
         notice = first.notice_s if _in_a_step(first) else max(first.notice_s, STARTING_NOTICE_S)
         return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
 
@@ -174,6 +181,8 @@ def _in_a_step(status: RankStatus) -> bool:
 
 def _limit(status: RankStatus) -> float:
     """Seconds that a rank may stay in its phase until the job is ended."""
+    if status.phase == READING_CONFIG:
+        return READING_LIMIT_S
     return status.limit_s if _in_a_step(status) else max(status.limit_s, STARTING_LIMIT_S)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function
 from torchtitan_rl.resilience.checkpoint_folder import is_choice
 from torchtitan_rl.setup.hub import is_hub_name
@@ -67,7 +67,12 @@ def load_config(name: str) -> "RunConfig":
         if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
-    config = function()
+    try:
+        config = function()
+    except SystemExit as error:  # parse_args exits for --help: this would look like a success
+        raise UserError(
+            f"--config = {name!r}: it calls sys.exit({error.code!r}). A config function returns."
+        ) from error
     expected = "a function that returns a RunConfig"
     expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r}.")
     return config

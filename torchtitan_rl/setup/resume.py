@@ -1,5 +1,6 @@
 """Chooses the checkpoint that a run continues from, and compares its config with the run's."""
 
+import functools
 import hashlib
 import os
 import re
@@ -31,9 +32,13 @@ BINDING = {
     "trainer.num_minibatches": "optimizer steps and schedule count other updates",
     "trainer.lora": "the checkpoint holds other adapters, or none",
     "trainer.optimizer": "the optimizer's state is of another kind",
+    "reference": "the KL term pulls towards other weights",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
 """Fields whose change would make a resumed run silently wrong, and why. `trainer.optimizer` means only its type."""
+
+DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
+"""The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
 
 _OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 
@@ -45,7 +50,10 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     _describe("", config, found)
-    found["tokenizer"] = _tokenizer_digest(Path(config.hf_assets_path))
+    folder, algorithm = Path(config.hf_assets_path), config.algorithm
+    found["tokenizer"] = _tokenizer_digest(folder)
+    needed = algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference
+    found["reference"] = weights_digest(folder) if needed else "none"
     return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 
 
@@ -58,6 +66,7 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
     else:
+        value = sorted(value) if isinstance(value, (set, frozenset)) else value
         plain = value is None or isinstance(value, (bool, int, float, str))
         found[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
@@ -65,6 +74,23 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
 def _tokenizer_digest(folder: Path) -> str:
     files = sorted(folder.glob("tokenizer*"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()[:16]
+
+
+@functools.cache
+def weights_digest(folder: Path) -> str:
+    """A digest of a checkpoint's weights: of 64 MiB of each file, evenly spread, which takes about 0.1 s a file.
+
+    Any further training of a model changes nearly all its weights.
+    """
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            for begin in range(0, size, max(DIGESTED_BYTES, size // DIGESTED_BLOCKS)):
+                file.seek(begin)
+                found.update(file.read(DIGESTED_BYTES))
+    return found.hexdigest()[:16]
 
 
 def examine(checkpoint: Path) -> str:

@@ -41,7 +41,25 @@ def _names_one(name: str, value: Any) -> bool:
 
 
 def _without(text: str) -> str:
-    for name, secret in os.environ.items():
-        if len(secret) >= _SHORTEST and _NAME.search(name):
-            text = text.replace(secret, HIDDEN)
+    text = masked(text)
     return _IN_ADDRESS.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
+
+
+def masked(value: Any) -> Any:
+    """The value with *** in place of known secrets in its texts, also inside lists and dicts.
+
+    Known secrets are the values of environment variables such as OPENAI_API_KEY, HF_TOKEN or MY_SECRET.
+    """
+    secrets = {v for name, v in os.environ.items() if len(v) >= _SHORTEST and _NAME.search(name)}
+    if not secrets:
+        return value
+    pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
+    return _replaced(value, pattern)
+
+
+def _replaced(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(HIDDEN, value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, pattern) for key, item in value.items()}
+    return [_replaced(item, pattern) for item in value] if isinstance(value, (list, tuple)) else value

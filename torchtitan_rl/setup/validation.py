@@ -68,6 +68,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
+    _check_limits(config)
     cpu.mode()
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
@@ -82,6 +83,19 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
+
+
+def _check_limits(config: "RunConfig") -> None:
+    """Check the order of the watchdog's limits: it must speak before it ends a job, and end it before a collective gives up."""
+    limits, timeout = config.watchdog, config.comm.init_timeout_seconds
+    expect(
+        limits.notice_seconds < limits.limit_seconds, "watchdog.notice_seconds", limits.notice_seconds,
+        f"less than watchdog.limit_seconds {limits.limit_seconds:g}, at which the job is ended", "Lower it, or raise the other.",
+    )  # fmt: skip
+    expect(
+        timeout is None or limits.limit_seconds < timeout, "watchdog.limit_seconds", limits.limit_seconds,
+        f"less than comm.init_timeout_seconds {timeout}, whose error names no rank", "Lower it, or raise the other.",
+    )  # fmt: skip
 
 
 def _check_cpu(config: "RunConfig") -> None:

@@ -23,7 +23,16 @@ def recorder(tmp_path):
     """Makes recorders of a run folder, and closes them when the test ends."""
     made = []
 
-    def make(sinks=("jsonl",), folder=tmp_path, total_steps=10, rank=0, gather=None, run_config=None, **config):
+    def make(
+        sinks=("jsonl",),
+        folder=tmp_path,
+        total_steps=10,
+        rank=0,
+        gather=None,
+        run_config=None,
+        mask=lambda value: value,
+        **config,
+    ):
         made.append(
             Recorder(
                 Recorder.Config(sinks=list(sinks), **config),
@@ -33,6 +42,7 @@ def recorder(tmp_path):
                 total_steps=total_steps,
                 rank=rank,
                 gather=gather,
+                mask=mask,
             )
         )
         return made[-1]

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability import record_metric
+from torchtitan_rl.observability.evaluation_results import print_results_of
 from torchtitan_rl.observability.line_file import LineFile, read_lines
+from torchtitan_rl.observability.observer import RunObserver
 from torchtitan_rl.resilience.rank_output import LogFile
 from torchtitan_rl.setup.run_folder import RunFolder
+from torchtitan_rl.setup.secrets import masked
 
 
 @contextmanager
@@ -87,6 +91,24 @@ def test_a_deleted_file_begins_anew(tmp_path, caplog):
     file.close()
     assert steps_of(tmp_path) == [2]
     assert "metrics.jsonl was deleted: a new file is started, without the earlier steps" in caplog.text
+    assert caplog.messages[-1] == "metrics.jsonl was deleted during the run: its steps before that are lost"
+
+
+def test_an_evaluation_that_does_not_fit_the_disk_is_a_warning_and_leaves_no_file(tmp_path, caplog):
+    observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
+    observer._write_results(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
+    with no_space_over(10):
+        observer._write_results(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
+    assert "evaluation/step-4.json is not written: [Errno 27] File too large; the run continues" in caplog.text
+    assert list((tmp_path / "evaluation").iterdir()) == []
+
+
+def test_an_evaluation_alone_whose_results_are_not_there_ends_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(comm, "is_rank_0", lambda: True)
+    with pytest.raises(
+        TrainingStopped, match="results could not be written to .*step-4.json. Make room and start it again"
+    ):
+        print_results_of(tmp_path, 4)
 
 
 def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):
@@ -113,3 +135,20 @@ def test_a_full_disk_at_the_start_is_wrong_input(tmp_path):
             RunFolder.claim(str(tmp_path / "run"), "debug")
     finally:
         dist.destroy_process_group()
+
+
+def test_known_secrets_are_hidden_in_everything_that_sinks_write(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-12345678")
+    run = recorder(sinks=["jsonl:per_rank_no_reduce", "tensorboard"], mask=masked)
+    row = {
+        "score": 1.0,
+        "text": "key sk-12345678",
+        "messages": [{"content": "key sk-12345678"}],
+        "error/f": "sk-12345678",
+    }
+    record_metric("samples", [row], "table")
+    run.flush(1)
+    run.close()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"key ***" in path.read_bytes()]
+    assert [path for path in files if b"sk-12345678" in path.read_bytes()] == []

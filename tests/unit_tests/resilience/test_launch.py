@@ -5,7 +5,12 @@ import shutil
 import subprocess
 import sys
 
-from torchtitan_rl.resilience import launch
+import pytest
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.resilience import agent, launch
 from torchtitan_rl.resilience.launch import unknown_address
 
 
@@ -29,3 +34,26 @@ def test_programs_of_the_environment_are_found_behind_the_users(monkeypatch, tmp
     launch.find_installed_programs()
     assert shutil.which("own-ninja") == str(tmp_path / "own-ninja")
     assert os.environ["PATH"] == f"/usr/bin:{tmp_path}"
+
+
+def test_more_ranks_than_the_cores_can_start_are_refused(monkeypatch):
+    monkeypatch.setattr(agent.os, "sched_getaffinity", lambda _: {0, 1})
+    agent.check_processes("16")
+    with pytest.raises(UserError, match="NGPU.* = '17': expected at most 8 processes for each of this node's 2 cores"):
+        agent.check_processes("17")
+
+
+@pytest.mark.parametrize("error", [DistStoreError("timed out after 900 s"), RendezvousTimeoutError("no other node")])
+def test_nodes_that_do_not_meet_are_told_in_a_sentence(monkeypatch, capsys, error):
+    def torchrun():
+        raise error
+
+    monkeypatch.setattr(agent, "torchrun", torchrun)
+    monkeypatch.setattr(agent, "die_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["agent", "--nnodes=2", "--node_rank=1", "--nproc_per_node=1", "-m", "x"])
+    with pytest.raises(SystemExit) as ended:
+        agent.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the 2 nodes did not meet (")
+    assert said.endswith("another NODE_RANK on each.\n")

@@ -10,6 +10,7 @@ import pytest
 
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.rank_status import (
+    READING_CONFIG,
     WATCH_VARIABLE,
     RankStatus,
     StatusFile,
@@ -103,6 +104,19 @@ def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tm
     )
     write(tmp_path, replace(status(0), outcome="done"))
     assert watchdog.check(10_000) == ""
+
+
+def test_a_config_that_is_read_without_end_is_shown_soon_and_ends_the_job(watchdog, tmp_path):
+    write(tmp_path, status(0, READING_CONFIG, changes=0))
+    assert watchdog.check(100.0 + 29) == ""
+    assert not watchdog.said
+    assert watchdog.check(100.0 + 31) == ""
+    assert watchdog.said[0].startswith(
+        "watchdog: rank 0 (node0) in read the config for 31 s; the job is ended at 300 s"
+    )
+    assert watchdog.check(100.0 + 301).endswith(
+        "read the config for 301 s: longer than the limit of this phase (300 s)"
+    )
 
 
 def test_setting_the_clock_ends_no_job(watchdog, tmp_path, monkeypatch):

@@ -1,12 +1,14 @@
 """Which changes of a config a resumed run may not make in silence."""
 
+import shutil
+
 import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.resume import BINDING, _accept, config_fields, examine, was_restarted
+from torchtitan_rl.setup.resume import BINDING, _accept, config_fields, examine, was_restarted, weights_digest
 
 
 @pytest.fixture
@@ -21,12 +23,18 @@ def config(tmp_path):
 @pytest.fixture
 def accept(config, tmp_path):
     """Resumes from a checkpoint of `config` as it was, with `config` as it is."""
-    folder = CheckpointFolder(tmp_path)
+    return accept_from(config, tmp_path)
+
+
+def accept_from(config, run):
+    """Makes checkpoints of `config` as it is in the folder `run`. Returns what resumes from them."""
+    run.mkdir(exist_ok=True)
+    folder = CheckpointFolder(run)
     for step in (10, 20):
         unfinished = folder.begin(step)
         (unfinished / ".metadata").write_text("index")
         folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
-    return lambda: _accept(find_resume(config.resume, tmp_path, examine), config, tmp_path)
+    return lambda: _accept(find_resume(config.resume, run, examine), config, run)
 
 
 def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config):
@@ -65,6 +73,36 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
     config.resume_changed = True
     accept()
     assert "seed 0 -> 4" in capsys.readouterr().out
+
+
+def test_a_kl_run_does_not_go_on_with_another_reference(accept, config, tmp_path):
+    start = tmp_path / "start"
+    (start / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    config.algorithm.kl.coef = 0.1
+    tries = accept_from(config, tmp_path / "run")
+    tries()
+    other = tmp_path / "other"
+    shutil.copytree(start, other)
+    (other / "model.safetensors").write_bytes(bytes(2 * 2**20) + b"1" + bytes(2**20 - 1))
+    config.hf_assets_path = str(other)
+    with pytest.raises(UserError, match="reference .* -> .* \\(the KL term pulls towards other weights\\)"):
+        tries()
+    config.algorithm.kl.coef = 0.0  # without a reference the start may be another: the weights are the checkpoint's
+    accept_from(config, tmp_path / "plain")()
+
+
+def test_of_a_large_file_blocks_from_its_begin_to_its_end_are_digested(tmp_path):
+    digests = set()
+    for number, place in enumerate((None, 0, 100 * 2**20)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with open(folder / "model.safetensors", "wb") as file:
+            file.truncate(200 * 2**20)
+            if place is not None:
+                file.seek(place)
+                file.write(b"1")
+        digests.add(weights_digest(folder))
+    assert len(digests) == 3
 
 
 def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, config):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.secrets import without_secrets
+from torchtitan_rl.setup.secrets import masked, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,30 @@ def test_the_value_of_a_secret_variable_is_hidden_wherever_it_stands(monkeypatch
 def test_an_ordinary_config_is_written_as_it_is():
     described = json.loads(json.dumps(load_config("debug").to_dict(), default=repr))
     assert without_secrets(described) == described
+
+
+SECRET = "sk-12345678"
+
+
+@pytest.fixture(params=["OPENAI_API_KEY", "HF_TOKEN", "MY_SECRET", "db_password"])
+def secret(request, monkeypatch):
+    monkeypatch.setenv(request.param, SECRET)
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+
+
+def test_secrets_are_hidden_inside_lists_and_dicts_and_nothing_else_is(secret):
+    cell = {"said": [f"Bearer {SECRET}!", ("abc", 3)], "n": 1.5}
+    assert masked(cell) == {"said": ["Bearer ***!", ["abc", 3]], "n": 1.5}
+
+
+def test_of_two_secrets_the_longer_one_is_hidden_whole(secret, monkeypatch):
+    monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-and-more")
+    assert masked(f"{SECRET}-and-more {SECRET}") == "*** ***"
+
+
+def test_a_value_of_a_few_characters_is_no_secret(monkeypatch):
+    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+    row = {"text": SECRET}
+    assert masked(row) == row

@@ -22,6 +22,24 @@ def test_evaluation_may_truncate(args):
     assert check(f"--evaluation.sampling.{args[0]}", args[1]) is None
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            ["notice-seconds", "2000"],
+            "watchdog.notice_seconds = 2000.0: expected less than watchdog.limit_seconds 1500",
+        ),
+        (
+            ["limit-seconds", "1800"],
+            "watchdog.limit_seconds = 1800.0: expected less than comm.init_timeout_seconds 1800",
+        ),
+    ],
+)
+def test_limits_of_the_watchdog_in_the_wrong_order_are_refused(args, says):
+    with pytest.raises(UserError, match=says):
+        check(f"--watchdog.{args[0]}", args[1])
+
+
 def test_what_the_config_function_must_set_is_named():
     config = load_config("debug")
     config.task = None

@@ -120,8 +120,13 @@ class PackedSDPA(VarlenAttention):
             # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
             return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
 
+        q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [S, N or Nkv, W, H]
+        if (
+            enable_gqa and q.is_cuda
+        ):  # no fused float32 kernel takes grouped heads; the other one keeps [S, N, W, W] scores
+            k, v, enable_gqa = *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)), False
         out = F.scaled_dot_product_attention(
-            *(to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH)), is_causal=True, scale=scale, enable_gqa=enable_gqa
+            q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa
         )  # [S, N, W, H]
         cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [S*W, N*H]
         return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import from_caller
@@ -25,6 +25,9 @@ Row = dict[str, Any]
 
 _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 FORMATS = (*_TEXT_FORMATS, ".parquet")
+MOST_LINE_BYTES = 64 * 2**20
+"""A longer line, as in a file without line ends, would be read for a long time and fill the memory."""
+LONG_LINE = f"a line longer than {MOST_LINE_BYTES // 2**20} MiB; write one row on each line"
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -201,12 +204,17 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 )
             return
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        number = 0
+        while line := file.readline(MOST_LINE_BYTES):
+            number += 1
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError:
                 yield number, "", "not UTF-8; save the file as UTF-8"
             else:
+                if len(line) == MOST_LINE_BYTES:
+                    yield number, "", LONG_LINE
+                    return
                 if text:
                     yield number, text, ""
 
@@ -217,7 +225,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
     number = 0
     delimiter = "\t" if path.suffix == ".tsv" else ","
     with path.open("rb") as file:
-        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
+        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(_lines(file)))
         try:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True)
             names = list(rows.fieldnames or ())
@@ -227,8 +235,18 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
             yield number + 1, "", "not UTF-8; save the file as UTF-8"
+        except RowError as error:
+            yield number + 1, "", str(error)
         except csv.Error as error:
             yield number + 1, "", f"not valid CSV ({error})"
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields a file's lines. Raises RowError for one that is too long."""
+    while line := file.readline(MOST_LINE_BYTES):
+        if len(line) == MOST_LINE_BYTES:
+            raise RowError(LONG_LINE)
+        yield line
 
 
 def _main() -> None:

@@ -315,7 +315,11 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, 
     generator.environments = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
     graded = build_grader(Grader.Config(workers=1, in_process=["here"]), TaskOf(away, here))
     run = SimpleNamespace(
-        generator=generator, grader=graded, state=SimpleNamespace(step=1), config=SimpleNamespace(num_steps=1)
+        generator=generator,
+        grader=graded,
+        state=SimpleNamespace(step=1, prompts_seen=0),
+        config=SimpleNamespace(num_steps=1),
+        services=SimpleNamespace(prompts=SimpleNamespace(epoch=lambda seen: None), check_replicated=lambda *_: None),
     )
     first, _ = Controller._sample(run, prompts(made, 2))
     graded.close()

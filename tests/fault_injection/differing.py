@@ -1,0 +1,59 @@
+"""Configs that are not the same on every rank, though each of their parts alone is in order."""
+
+import os
+import random
+from dataclasses import dataclass
+
+from configs.debug import debug, debug_tp2
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.library.task import Example
+from torchtitan_rl.library.tasks import SumDigits
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class OwnData(SumDigits):
+    """Every rank draws other examples, as a task that forgets the seed does."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        pass
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """As debug's, by the rank."""
+        return super().train_example(index + 1000 * rank(), seed=seed)
+
+
+class RandomAdvantage(GroupMean):
+    """Adds noise that every rank draws for itself."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupMean.Config):
+        pass
+
+    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
+        """As debug's, with noise."""
+        return [value + random.random() for value in super().of_group(rewards, step_rewards)]
+
+
+def other_seed():
+    """debug whose seed follows the rank."""
+    config = debug()
+    config.seed = rank()
+    return config
+
+
+def other_data():
+    """debug_tp2 whose prompts follow the rank: its engine would wait without an end."""
+    config = debug_tp2()
+    config.task = OwnData.Config(max_integers=2, instruction="")
+    return config
+
+
+def other_advantages():
+    """debug whose advantages follow each process's random numbers."""
+    config = debug()
+    config.algorithm = Algorithm.Config(advantage=RandomAdvantage.Config())
+    return config

@@ -1,0 +1,77 @@
+"""Without the launcher a rank has a parent process, which lets no run look finished that is not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+BEGIN = "import os, signal, sys, time; from torchtitan_rl.resilience.parent import fork_rank, say_done; fork_rank(); "
+
+
+def start(code, **env):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}  # no test runs under the launcher
+    command = [sys.executable, "-c", BEGIN + code]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def end(code, **env):
+    """(exit code, stderr) of a process that does `code` after the fork."""
+    process = start(code, **env)
+    _, said = process.communicate(timeout=30)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("code", [0, 2, 75])
+def test_a_rank_that_is_done_ends_with_its_own_code(code):
+    assert end(f"say_done(); os._exit({code})") == (code, "")
+
+
+def test_a_rank_that_exits_with_0_too_early_is_no_success():
+    code, said = end("os._exit(0)", RANK="3")
+    assert code == 1
+    assert said.startswith("rank 3 ended with code 0 before the end of training: something called os._exit(0).")
+
+
+@pytest.mark.parametrize("act", ["signal.alarm(1); time.sleep(10)", "os.kill(os.getpid(), 9)"])
+def test_a_rank_that_a_signal_kills_is_named_with_the_signal(act):
+    code, said = end(act)
+    number = 14 if "alarm" in act else 9
+    assert code == -number
+    assert said.startswith(f"rank 0 was killed by signal {number} (SIG")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_reach_the_rank_and_its_end_by_one_is_no_news(number):
+    process = start(f"signal.signal({number}, signal.SIG_DFL); print('begun', flush=True); time.sleep(20)")
+    process.stdout.readline()
+    process.send_signal(number)
+    assert (process.wait(10), process.stderr.read()) == (-number, "")
+
+
+def test_a_rank_that_handles_a_signal_ends_as_it_wants():
+    process = start(
+        "signal.signal(15, lambda *_: (say_done(), os._exit(0))); print('begun', flush=True); time.sleep(20)"
+    )
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_the_rank_ends_with_its_parent():
+    process = start("print(os.getpid(), flush=True); time.sleep(60)")
+    rank = int(process.stdout.readline())
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{rank}/stat").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{rank}/stat").exists()
+
+
+def test_under_the_launcher_there_is_no_parent(tmp_path):
+    assert end("print(os.getppid()); os._exit(0)", TORCHTITAN_RL_WATCH=str(tmp_path)) == (0, "")
