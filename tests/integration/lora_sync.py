@@ -37,7 +37,12 @@ def sabotages(pair: AdapterPair, old: Adapter) -> Iterator[tuple[str, str, Calla
         f"policy's: {A} {STALE}; {B} {STALE}",
         lambda new: new | {n: old[n].clone() for n in (A, B)},
     )
-    yield "scale x 1.01", f"policy's: {B} {SCALED} 1.01", lambda new: new | {B: new[B] * 1.01}
+    exact = pair.generator.dtype == torch.float32  # rounding to 16 bits may hide the factor
+    yield (
+        "scale x 1.01",
+        f"policy's: {B} {f'{SCALED} 1.01' if exact else 'arrived with'}",
+        lambda new: new | {B: new[B] * 1.01},
+    )
     yield "A with another layer's B", f"{B} {OTHER_VALUES}", lambda new: new | {B: new[other], other: new[B]}
     yield "dropped", f"{A} {NOT_SENT}", lambda new: {name: t for name, t in new.items() if name != A}
     yield "zeros", f"policy's: {A} {MISSING}", lambda new: new | {A: torch.zeros_like(new[A])}
