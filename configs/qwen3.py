@@ -74,6 +74,16 @@ def qwen3() -> RunConfig:
     return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 
 
+def qwen3_lora() -> RunConfig:
+    """qwen3 with LoRA of rank 32: by computed memory up to 4B on one 24 GB GPU, and up to 14B on one 80 GB GPU.
+
+    docs/lora.md has the memory table. No GPU has run this config. The learning rate is ten times qwen3's.
+    """
+    config = _qwen3(None, folder="", lr=1e-5, prompts=32, max_tokens=512)
+    config.trainer.lora.rank = 32
+    return config
+
+
 def qwen3_0_6b() -> RunConfig:
     """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). On one: 41 GiB awake, 34 in an update. Needs the checkpoint folder.
 

@@ -1,12 +1,15 @@
 """Export a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
 .venv/bin/python scripts/export_hf.py --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+
+A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
 """
 
 import argparse
 import json
 import shutil
 import sys
+from ast import literal_eval
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,9 +20,15 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 # isort: split
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from torchtitan.components.checkpointer.utils import canonical_fqn  # noqa: E402
+from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 
 from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter  # noqa: E402
+from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # noqa: E402
+from torchtitan_rl.library.lora.policy import Lora, adapter_rows  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
@@ -35,15 +44,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
     args = parser.parse_args()
     try:
-        export(args.run, args.output, args.step, args.dtype)
+        export(args.run, args.output, args.step, args.dtype, merged=args.merged)
     except UserError as error:
         parser.error(str(error))
 
 
-def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
+def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> None:
     """Writes checkpoint `step` (None: the last) of `run` to `output`.
+
+    Args:
+        merged: with LoRA, write the merged model and not an adapter folder.
 
     Raises:
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
@@ -58,13 +71,40 @@ def export(run: Path, output: Path, step: int | None, dtype: str) -> None:
     )
     expect(not output.exists() or not any(output.iterdir()), "--output", str(output), "a new folder", "Name another.")
     checkpoint = find_checkpoint(run, step)
-    spec = spec_from_folder(start)
+    spec, lora = spec_from_folder(start), lora_of(checkpoint)
     model = meta_model(spec)
+    if lora and not merged:
+        write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, described["hf_assets_path"], output)
+        print(f"{output}: adapter {checkpoint.name} of {run}")
+        return
     output.mkdir(parents=True, exist_ok=True)
-    weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
+    if lora:
+        weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
+    else:
+        weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+
+
+def lora_of(checkpoint: Path) -> Lora | None:
+    """Returns the LoRA that a checkpoint holds the adapters of; None if it holds all weights."""
+    fields = manifest.read(checkpoint).get("config", {})
+    if not fields.get("trainer.lora.rank"):
+        return None
+    targets = literal_eval(fields["trainer.lora.targets"])
+    return Lora(LoraConfig(rank=fields["trainer.lora.rank"], alpha=fields["trainer.lora.alpha"], targets=targets))
+
+
+def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Returns the adapters of a checkpoint by peft's names without their prefix, in float32."""
+    model = meta_model(spec, lora)
+    names = {id(p): canonical_fqn(name) for name, p in model.named_parameters() if is_adapter(name)}
+    shapes = {names[id(p)]: p.shape for p in model.parameters() if id(p) in names}
+    state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    safe_load.load(state, checkpoint, no_dist=True)
+    rows = adapter_rows(model, spec.state_dict_adapter(spec.model, None))
+    return {name: state[names[id(p)]][own] for p, exported in rows for name, own in exported.items()}
 
 
 def find_checkpoint(run: Path, step: int | None) -> Path:

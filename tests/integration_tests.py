@@ -140,6 +140,14 @@ def build_test_list() -> list[OverrideDefinitions]:
             "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
         ),
         OverrideDefinitions(
+            [["--generator-tp", "2"], ["--tp", "2"], ["--dtype", "bfloat16"]],
+            "LoRA: three pushes, then each fault of an adapter caught by name", "lora_sync", 2, [], "tests.integration.lora_sync",
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.70, 0.98)],
+        ),
+        OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
             "tests.integration.parity",
         ),

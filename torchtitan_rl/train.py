@@ -276,12 +276,16 @@ def _build_policy_and_engine(
     run_folder: Path,
 ) -> "tuple[Trainer, Generator]":
     import torch.distributed as dist
+    from torchtitan.config import TORCH_DTYPE_MAP
     from torchtitan.distributed import ParallelDims
 
     from torchtitan_rl.core.events import phase
+    from torchtitan_rl.library.lora.engine import EngineAdapter
+    from torchtitan_rl.library.lora.policy import Lora
     from torchtitan_rl.observability.engine_stats import EngineStats
     from torchtitan_rl.setup.node import engine_start_note
 
+    lora = Lora(config.trainer.lora) if config.trainer.lora.rank else None
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = config.trainer.build(
             model_spec=config.model_spec,
@@ -292,7 +296,10 @@ def _build_policy_and_engine(
             max_model_len=config.generator.max_model_len,
             temperature=config.sampling.temperature,
             dump_folder=str(run_folder),
+            adapters=lora,
         )
+    engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
+    adapter = EngineAdapter(lora, **engine) if lora else None
     with phase("start the vLLM engine" + engine_start_note()):
         generator = config.generator.build(
             hf_assets_path=config.hf_assets_path,
@@ -301,6 +308,7 @@ def _build_policy_and_engine(
             seed=config.seed,
             environments=environments,
             stats=EngineStats(),
+            adapter=adapter,
         )
     return trainer, generator
 

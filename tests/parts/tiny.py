@@ -7,6 +7,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from scripts.make_random_checkpoint import small_model
+from torchtitan_rl.core.trainer.lora import is_adapter
+from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.library.lora.policy import own_part
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 
 DIMENSIONS = {
@@ -84,3 +87,11 @@ def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True) -> N
             if name.endswith(("bias", "norm.weight")):
                 p.add_(0.3 * torch.randn_like(p))
     model.save_pretrained(folder)
+
+
+def change_adapters(model: nn.Module, version: int) -> None:
+    """Give every adapter random values of its own, the same for a version in every sharding."""
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if is_adapter(name):
+            random = torch.Generator().manual_seed(1000 * version + number)
+            local_shard(parameter).copy_(own_part(torch.randn(parameter.shape, generator=random) / 8, parameter))

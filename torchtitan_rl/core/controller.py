@@ -194,7 +194,7 @@ class Controller(Configurable):
     def sync_weights(self) -> None:
         """Push the policy into the engine and verify the weights there."""
         num_bytes = self.weight_sync.push(
-            self.trainer.hf_weights(self.generator.dtype),
+            self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
             self.generator,
             held=self.trainer.held_weights,
             policy_version=self.state.step,

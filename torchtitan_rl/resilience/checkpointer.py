@@ -28,7 +28,7 @@ ROOM = 1.02
 
 
 class PolicyState:
-    """The model's parameters as a checkpoint's state: the sharded tensors themselves, so that saving and loading copy nothing.
+    """The model's trained parameters as a checkpoint's state: the sharded tensors themselves, so that saving and loading copy nothing.
 
     torchtitan's own wrapper keeps its first state dict. A hook gathers and splits the fused query, key and value weights in it,
     so each rank would hold a whole float32 copy of them (5.5 GiB for 14B). Here they stay fused, like their optimizer state.
@@ -38,8 +38,9 @@ class PolicyState:
         self.model = model
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every parameter by its plain name; tied ones once."""
-        return {canonical_fqn(name): p.detach() for name, p in self.model.named_parameters()}
+        """Every trained parameter by its plain name; tied ones once. A frozen base is not stored."""
+        trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        return {canonical_fqn(name): p.detach() for name, p in trained}
 
 
 class Checkpointer(Configurable):
@@ -83,6 +84,7 @@ class Checkpointer(Configurable):
             "lr_scheduler": trainer.scheduler,
             "train_state": run_state,
         }
+        self._base = trainer.lora.base_digest(trainer.held_weights) if trainer.lora else ""
         self._best = self.folder.best()
         self._overdue_since: int | None = None
 
@@ -98,8 +100,14 @@ class Checkpointer(Configurable):
         """Restore everything from a verified checkpoint folder. Collective.
 
         Raises:
-            UserError: if its tensors are not this run's.
+            UserError: if its tensors are not this run's, or its adapter belongs to another base.
         """
+        base = manifest.read(checkpoint).get("base", "")
+        expect(
+            base == self._base, "hf_assets_path", f"a base with digest {self._base or 'none: all weights are trained'}",
+            f"the base of {checkpoint}, with digest {base or 'none: it stores all weights'}",
+            "Its adapter was trained on that one: start from the same folder, or begin a new run.",
+        )  # fmt: skip
         with _explained(f"{checkpoint} cannot be loaded", UserError):
             safe_load.load(self._state(), checkpoint)
 
@@ -147,7 +155,12 @@ class Checkpointer(Configurable):
                 dcp.save(state, checkpoint_id=str(unfinished))
             described = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
             files = {name: entry for of_rank in described for name, entry in of_rank.items()}
-            about = {"step": step, "world_size": dist.get_world_size(), "config": self.config_fields}
+            about = {
+                "step": step,
+                "world_size": dist.get_world_size(),
+                "config": self.config_fields,
+                "base": self._base,
+            }
             self._on_rank_0(lambda: self._finish(step, files, about))
         except CannotSaveError:
             self._on_rank_0(lambda: shutil.rmtree(unfinished, ignore_errors=True))

@@ -12,7 +12,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
+from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
+from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 
@@ -66,20 +68,26 @@ def gpu_memory_bytes() -> int | None:
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
-def meta_model(model_spec: ModelSpec) -> Decoder:
-    """Returns the model without weights, in one process on no device, for its names, shapes and modules."""
+def meta_model(model_spec: ModelSpec, lora: Lora | None = None) -> Decoder:
+    """Returns the model without weights, in one process on no device, for its names, shapes and modules.
+
+    Args:
+        lora: adds adapters.
+    """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
+    config = model_config(model_spec, parallelism, training, 1, False)
     with torch.device("meta"):
-        return model_config(model_spec, parallelism, training, 1, False).build()
+        return (lora.convert(config) if lora else config).build()
 
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
     """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
-    bytes during an update. A reference policy adds 4. The engine has its configured share of the GPU.
+    bytes during an update. A reference policy adds 4. The engine has its configured share of the GPU. With LoRA all this is
+    of the adapters alone, the base has the forward's dtype, and the reference is the base.
     """
     shape, trainer = _Shape.of(config.model_spec), config.trainer
     p = trainer.parallelism
@@ -91,10 +99,14 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     reference = (
         4 * state if config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference else 0
     )
+    frozen, trained = 0.0, state
+    if trainer.lora.rank:
+        frozen, reference = state * width, 0
+        trained = _adapter_parameters(config) / (max(shards, 1) * tp)
     engine = config.generator.gpu_memory_utilization * gpu_bytes
     largest = max(shape.embedding, shape.layer)
     awake = {
-        "weights and moments": 12 * state + reference,
+        "weights and moments": 12 * trained + frozen + reference,
         "engine": engine,
         "weight sync": _sync_bytes(largest, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
         "CUDA": CONTEXT_BYTES,
@@ -110,7 +122,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if p.fsdp_reshard_after_forward == "never":
         gathered = shape.parameters, shape.parameters
     updating = {
-        STATE: 16 * state + reference,
+        STATE: 16 * trained + frozen + reference,
         "gathered weights": gathered[0] * width / tp,
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
         "activations": tokens * (kept + shape.layer_activations) * width / tp,
@@ -120,6 +132,11 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
+
+
+def _adapter_parameters(config: "RunConfig") -> int:
+    adapted = meta_model(config.model_spec, Lora(config.trainer.lora)).named_parameters()
+    return sum(p.numel() for name, p in adapted if is_adapter(name))
 
 
 def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
@@ -152,7 +169,7 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
     if state > gpu_bytes:
         raise UserError(
             f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot fit: "
-            f"its {STATE} in float32 take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
+            f"its {STATE} take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
         )
 
 

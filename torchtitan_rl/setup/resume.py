@@ -30,6 +30,7 @@ BINDING = {
     "sampling.n": "steps, schedule and metrics count other batches",
     "trainer.num_epochs": "optimizer steps and schedule count other updates",
     "trainer.num_minibatches": "optimizer steps and schedule count other updates",
+    "trainer.lora": "the checkpoint holds other adapters, or none",
     "trainer.optimizer": "the optimizer's state is of another kind",
     "reference": "the KL term pulls towards other weights",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",

@@ -212,6 +212,12 @@ def _check_sampling(config: "RunConfig") -> None:
 def _check_training(config: "RunConfig") -> None:
     """Check that the trainer can process the configured sequences and steps."""
     trainer, sequence = config.trainer, config.prompts.max_prompt_tokens + config.sampling.max_tokens
+    if trainer.lora.rank:
+        expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
+        expect(
+            ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
+            "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32", "Set it.",
+        )  # fmt: skip
     expect(
         trainer.max_tokens_per_microbatch >= sequence, "trainer.max_tokens_per_microbatch", trainer.max_tokens_per_microbatch,
         f"at least the longest sequence, prompts.max_prompt_tokens + sampling.max_tokens = {sequence}", "Use 8192 or more.",

@@ -39,7 +39,7 @@ class Counter:
 def checkpointer(folder, value=0, **config):
     model = torch.nn.Linear(64, 64)
     torch.nn.init.constant_(model.weight, value)
-    parts = SimpleNamespace(model=model, optimizer=Counter(value), scheduler=Counter(value))
+    parts = SimpleNamespace(model=model, optimizer=Counter(value), scheduler=Counter(value), lora=None)
     config = Checkpointer.Config(**{"interval": 2, **config})
     return config.build(
         trainer=parts, prompts=Counter(value), run_state=Counter(value), run_folder=folder, config_fields={"seed": 3}

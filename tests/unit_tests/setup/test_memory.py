@@ -8,6 +8,7 @@ import torch
 
 import configs.qwen3 as shipped
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import GIB, check_memory, gpu_memory_bytes, memory_need, memory_warning
 
@@ -75,6 +76,23 @@ def test_states_are_16_bytes_a_parameter_over_the_ranks_that_share_them():
     config.trainer.parallelism.data_parallel_replicate_degree = 2  # HSDP: each replica holds all
     config.trainer.parallelism.data_parallel_shard_degree = 1
     assert memory_need(config, world_size=2, gpu_bytes=H100).updating[key] == one.updating[key]
+
+
+@pytest.mark.parametrize(("size", "gpu_bytes"), [("0.6B", 24), ("1.7B", 24), ("4B", 24), ("8B", 79), ("14B", 79)])
+def test_lora_fits_one_gpu_where_its_config_says(size, gpu_bytes):
+    config = shipped.qwen3_lora()
+    config.model_spec = qwen3(size)
+    gpu_bytes = int((gpu_bytes - 0.5) * GIB)
+    check_memory(config, world_size=1, gpu_bytes=gpu_bytes)
+    assert not memory_warning(config, world_size=1, gpu_bytes=gpu_bytes)
+
+
+def test_loras_states_are_16_bytes_an_adapters_parameter_and_the_base():
+    config = shipped.qwen3_lora()
+    config.model_spec = qwen3("0.6B")
+    need = memory_need(config, world_size=1, gpu_bytes=H100)
+    layer = (1024 + 4096) + (2048 + 1024) + 3 * (1024 + 3072)  # in + out of qkv, o, gate, up and down
+    assert need.updating["weights, moments and gradients"] == 16 * 32 * 28 * layer + 2 * 596_049_920
 
 
 def test_an_engine_that_does_not_sleep_counts_during_the_update_too():

@@ -1,6 +1,7 @@
 """The colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.trainer.held_weights import HeldWeights
+    from torchtitan_rl.library.lora.engine import EngineAdapter
     from torchtitan_rl.observability.engine_stats import EngineStats
 
 
@@ -71,6 +73,7 @@ class Generator(Configurable):
         seed: int,
         environments: EnvironmentFactory | None = None,
         stats: "EngineStats | None" = None,
+        adapter: "EngineAdapter | None" = None,
     ) -> None:
         """Start the engine with empty weights. `WeightSync.push` must fill them before `generate`.
 
@@ -79,6 +82,7 @@ class Generator(Configurable):
             sampling: used if neither `generate` nor the prompt has a sampling config.
             environments: makes the environments that answer the policy; None if every completion is one turn.
             stats: records the engine's statistics; None records nothing.
+            adapter: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
         """
         from vllm import LLM
 
@@ -92,7 +96,8 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        options = engine_options(config)
+        self.adapter, self._lora_request = adapter, adapter.request() if adapter else None
+        options = engine_options(config) | (adapter.engine_options() if adapter else {})
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
@@ -168,6 +173,7 @@ class Generator(Configurable):
         engine = TurnEngine(
             self.llm, self.tokenizer, self.end_token_ids,
             seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
+            lora_request=self._lora_request,
         )  # fmt: skip
         if self.stats is not None:
             self.stats.begin()
@@ -223,22 +229,35 @@ class Generator(Configurable):
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = self.llm.generate([{"prompt_token_ids": token_ids.tolist()}], params, use_tqdm=False)[0]
+        tokens = {"prompt_token_ids": token_ids.tolist()}
+        output = self.llm.generate([tokens], params, use_tqdm=False, lora_request=self._lora_request)[0]
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
-        """Free the engine's weights and KV cache for the trainer. No effect on a CPU."""
+        """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
         if self._sleeps and not self._asleep:
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=1 if self.adapter else 2)
             self._asleep = True
+
+    @property
+    def holds_base(self) -> bool:
+        """Whether only the adapter needs to be sent."""
+        return self.adapter is not None and self.policy_version >= 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
 
-        The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
+        With an adapter, only the first call loads the base. The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
         """
         self._wake_weights()
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        adapter: dict[str, Tensor] = {}
+        base = (one for one in weights if ".lora_" not in one[0] or adapter.update([one]))  # keeps the others
+        if self.holds_base:
+            deque(base, maxlen=0)
+        else:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
+        if self.adapter:
+            self.adapter.load(self.llm, adapter)
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False

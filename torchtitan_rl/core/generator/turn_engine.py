@@ -8,6 +8,7 @@ from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
+    from vllm.lora.request import LoRARequest
 
 
 class TurnEngine:
@@ -20,15 +21,17 @@ class TurnEngine:
         end_token_ids: list[int],
         *,
         seed: Callable[[Conversation], int],
+        lora_request: "LoRARequest | None" = None,
     ) -> None:
         """
         Args:
             seed: returns the seed of a conversation's next turn.
+            lora_request: names the adapter of every turn.
         """
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
-        self._seed = seed
+        self._seed, self._lora_request = seed, lora_request
         self._under_way: set[str] = set()
         self.outputs: list[RequestOutput] = []
         """vLLM's outputs of all turns that have ended, for the engine's statistics."""
@@ -60,7 +63,9 @@ class TurnEngine:
             skip_clone=True,
         )
         self._under_way.add(str(place))
-        self._engine.add_request(str(place), tokens_input(conversation.context), params)
+        self._engine.add_request(
+            str(place), tokens_input(conversation.context), params, lora_request=self._lora_request
+        )
 
     def step(self) -> list[Sampled]:
         """Sample a token of every turn in the batch. Returns the turns that ended."""

@@ -5,7 +5,7 @@ A GPU engine computes with its parameters. A CPU engine computes with packed cop
 with unit vectors.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -55,9 +55,13 @@ class WeightProof:
         self._copies = torch.zeros(
             len(self._names), dtype=torch.int64, device=held.device
         )  # [names], copies in one engine
-        self._parts = [self._part(*found) for found in _parameters(model)]
+        self._parts = [self._part(*found) for found in self.parameters(model)]
         # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
+
+    def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
+        """Yields each parameter to compare: see `_parameters`."""
+        return _parameters(model)
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Derive this rank's share of each tensor from its local and its full size."""
@@ -74,33 +78,35 @@ class WeightProof:
         return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
 
     @torch.no_grad()
-    def faults(self, sent: Collection[str], *, in_full: bool) -> list[str]:
+    def faults(self, sent: Collection[str] | None, *, in_full: bool) -> list[str]:
         """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
 
         Args:
-            sent: names of the tensors that were sent.
+            sent: names of the tensors that were sent; None if an earlier push sent all.
             in_full: also compare every value, and compare the engine's constants with their values at the start.
         """
         wrong = {}
         if in_full:
-            wrong = {name: OTHER_VALUES for name, other in zip(self._names, self._differs(), strict=True) if other}
+            sums = self._sums(self._held.checksums(self._dtype))  # [policy and engines, names]
+            differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
+            wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other}
             constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
             wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
         copies = zip(self._names, self._copies.tolist(), strict=True)
-        wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}
+        if sent is not None:
+            wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}
         return [f"{name} {fault}" for name, fault in wrong.items()]
 
-    def _differs(self) -> list[bool]:
-        """Returns for each name whether any engine's values differ from the policy's, the same on all ranks."""
-        num_engines = dist.get_world_size() // self._tp_size
-        sums = self._copies.new_zeros(1 + num_engines, len(self._names))  # [policy and engines, names]
-        sums[0] = self._held.checksums(self._dtype)
+    def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums) -> Tensor:
+        """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...]."""
+        sums = own.new_zeros(1 + dist.get_world_size() // self._tp_size, *own.shape)
+        sums[0] = own
         for part in self._parts:
             for matrix, first_column in part.matrices(self._dtype):
-                of_part = checksums(matrix, part.weights, first_column=first_column, dtype=self._dtype)
+                of_part = measure(matrix.to(self._dtype), part.weights, first_column=first_column)
                 sums[1 + self._replica, part.names] += of_part
         dist.all_reduce(sums)
-        return (sums[1:] != sums[0] * self._copies).any(0).tolist()
+        return sums
 
 
 def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
@@ -116,6 +122,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, in
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
     fused = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
+        path = path.removesuffix(".base_layer")  # of a LoRA layer
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]

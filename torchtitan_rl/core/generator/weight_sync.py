@@ -80,7 +80,7 @@ class WeightSync(Configurable):
 
         Args:
             weights: (Hugging Face name, full tensor in the generator's dtype) for every weight, tied ones under both names.
-                It is consumed lazily, so it can gather one block at a time.
+                It is consumed lazily, so it can gather one block at a time. Only the adapter if `generator.holds_base`.
             held: reads the policy's own shards; the same object at every push.
             policy_version: recorded on every completion sampled after this push.
             probe: token ids [L] that both sides score when a probe is due.
@@ -92,17 +92,18 @@ class WeightSync(Configurable):
         """
         if self._proof is None:
             self._proof = generator.weight_proof(held)
-        sizes: dict[str, int] = {}  # bytes of each sent tensor
+        sizes, base_is_due = {}, not generator.holds_base  # bytes of each sent tensor
         generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
-        self._check_arrival(generator, sizes)
+        self._check_arrival(generator, sizes, base_is_due)
         interval = self.config.check_interval
         if self._num_pushes == 0 or (interval and self._num_pushes % interval == 0):
             self._check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
         self._num_pushes += 1
         return sum(sizes.values())
 
-    def _check_arrival(self, generator: Generator, sent: Collection[str]) -> None:
-        faults = self._proof.faults(sent, in_full=self._num_pushes % PROVE_EVERY == 0)
+    def _check_arrival(self, generator: Generator, sent: Collection[str], base_is_due: bool) -> None:
+        faults = self._proof.faults(sent if base_is_due else None, in_full=self._num_pushes % PROVE_EVERY == 0)
+        faults += generator.adapter.faults(sent) if generator.adapter else []
         if cached := generator.num_cached_blocks():
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
         if not comm.largest(len(faults)):

@@ -1,5 +1,6 @@
 """Checksums of the optimizer's own weight shards, to verify copies of them."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class HeldWeights:
         self.shapes: dict[str, tuple[int, int]] = {}
         """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column."""
         self._shards: list[_Shard] = []
-        for parameter, exported in exported_rows(model, adapter):
+        for parameter, exported in self.exported(model, adapter):
             self.device = parameter.device
             begin, weights = len(self.shapes), torch.zeros(len(exported), len(parameter), dtype=torch.int64)
             for number, (name, rows) in enumerate(exported.items()):
@@ -42,11 +43,19 @@ class HeldWeights:
                 weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
                 self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column))
 
+    def exported(self, model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yields the parameters to sum: see `exported_rows`."""
+        return exported_rows(model, adapter)
+
+    def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns this rank's shard as the engine has it, before it is cast to `dtype`."""
+        return local_shard(parameter)
+
     def checksums(self, dtype: torch.dtype) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's."""
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
         for parameter, names, weights, first_column in self._shards:
-            sums[names] = checksums(local_shard(parameter), weights, first_column=first_column, dtype=dtype)
+            sums[names] = checksums(self.values(parameter, dtype), weights, first_column=first_column, dtype=dtype)
         return sums
 
 

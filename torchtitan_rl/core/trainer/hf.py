@@ -15,6 +15,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.lora import is_adapter
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_pat
 def hf_weights(
     model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (Hugging Face name, full tensor in `dtype`) for every weight. Tied weights come under both names.
+    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both names.
 
     Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors are held
     at a time.
@@ -54,7 +55,8 @@ def hf_weights(
         if prefix == "lm_head." and model.enable_weight_tying:
             continue  # comes with the embedding
         with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
-            state = {canonical_fqn(prefix + name): _gather(p, dtype) for name, p in block.named_parameters()}
+            base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
+            state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
             yield from to_hf(model, adapter, prefix, block, state)
 
 
@@ -74,9 +76,17 @@ def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tup
     """
     for prefix, block in blocks_of(model):
         for name, parameter in block.named_parameters():
-            rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
-            exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-            yield parameter, {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
+            if not is_adapter(name):
+                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
+
+
+def rows_of(
+    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, name: str, parameter: Tensor
+) -> dict[str, Tensor]:
+    """Returns the rows of a block's parameter under each of its Hugging Face names."""
+    rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+    return {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
 
 
 def to_hf(
@@ -101,6 +111,7 @@ def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.", child
 
 
-def _gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the full tensor in `dtype` on every rank. Collective."""
     cast = parameter.detach().to(dtype)
     return cast.full_tensor() if isinstance(cast, DTensor) else cast

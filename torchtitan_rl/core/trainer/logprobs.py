@@ -162,7 +162,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             per_token += [t[:, None] for t in (entropy, g_entropy)]
         sharpness, operand = LOG2_E / constants.temperature, _wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
-        grad_weight = torch.empty_like(weight)  # [Vs, D]
+        learns = ctx.needs_input_grad[1]  # a frozen head's weight has no gradient
+        grad_weight = torch.empty_like(weight) if learns else None  # [Vs, D]
         for rows in _blocks(len(weight), constants.rows):
             block = _wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
@@ -172,8 +173,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 dz.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
                 dz = dz.to(hidden.dtype)
                 grad_hidden[tokens] += _partial(dz, weight[rows])  # [C, D]
-                grad_block += _partial(dz.T, hidden[tokens])  # [R, D]
-            grad_weight[rows] = grad_block.div_(constants.temperature)
+                if learns:
+                    grad_block += _partial(dz.T, hidden[tokens])  # [R, D]
+            if learns:
+                grad_weight[rows] = grad_block.div_(constants.temperature)
         return grad_hidden.div_(constants.temperature).to(hidden.dtype), grad_weight, None, None
 
 

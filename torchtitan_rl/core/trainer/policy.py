@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from torchtitan_rl.core.trainer.attention import attention_config, attention_mas
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
 
+if TYPE_CHECKING:
+    from torchtitan_rl.library.lora.policy import Lora
+
 AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
 
 
@@ -33,16 +37,21 @@ def build_policy(
     activation_checkpoint: str,
     logprob_chunk_tokens: int,
     dump_folder: str,
+    lora: "Lora | None" = None,
 ) -> Decoder:
     """Returns the sharded model with random weights.
 
     Args:
         training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
         activation_checkpoint: a key of AC_CLASSES.
+        lora: adds adapters.
     """
     config = model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
+    config = lora.convert(config) if lora else config
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
+    if lora:
+        lora.cast_base(model, TORCH_DTYPE_MAP[training.mixed_precision_param])
     if (
         compile_config.enable
     ):  # KL, silent batches and selective checkpointing alone make 7 variants of a block; torch allows 8

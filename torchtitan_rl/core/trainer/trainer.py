@@ -1,8 +1,9 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
 from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.norms import update_and_weight_norm
 from torchtitan_rl.core.trainer.optimizer import AdamW, UpdateReport
 from torchtitan_rl.core.trainer.packing import (
@@ -48,6 +50,9 @@ from torchtitan_rl.core.types import (
     TrainBatch,
     flat,
 )
+
+if TYPE_CHECKING:
+    from torchtitan_rl.library.lora.policy import Lora
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
@@ -73,6 +78,8 @@ class Trainer(Configurable):
         )
         """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
         (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
+
+        lora: LoraConfig = field(default_factory=LoraConfig)
 
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
 
@@ -125,13 +132,17 @@ class Trainer(Configurable):
         max_model_len: int,
         temperature: float,
         dump_folder: str,
+        adapters: "Lora | None" = None,
     ) -> None:
         """Build the policy and load `hf_assets_path` into it.
 
         Args:
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
+            adapters: those of `config.lora`; None for rank 0.
         """
+        assert (adapters is not None) == (config.lora.rank > 0)
+        self.lora = adapters
         self.config = config
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
@@ -143,13 +154,15 @@ class Trainer(Configurable):
         self._hf_assets_path = hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
-        self.model = self._load_policy()
+        self.model = self._load_policy(adapters)
+        if adapters:
+            adapters.attach(self.model, self.adapter)
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
-            self.reference = self._load_policy().requires_grad_(False)
+            self.reference = self.model if adapters else self._load_policy(None).requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
@@ -162,7 +175,7 @@ class Trainer(Configurable):
         self._warned_of_size = False
         self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def _load_policy(self) -> Decoder:
+    def _load_policy(self, lora: "Lora | None") -> Decoder:
         config = self.config
         model = build_policy(
             self._model_spec,
@@ -173,15 +186,20 @@ class Trainer(Configurable):
             activation_checkpoint=config.activation_checkpoint,
             logprob_chunk_tokens=config.logprob_chunk_tokens,
             dump_folder=self._dump_folder,
+            lora=lora,
         )
         load_hf_weights(model, self.adapter, self._hf_assets_path)
         return model
 
-    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields the current policy for the generator: see `trainer.hf.hf_weights`."""
+    def hf_weights(self, dtype: torch.dtype, *, adapters_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yields the current policy for the generator: see `trainer.hf.hf_weights`. Adapters come last."""
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
         # With one rank there is nothing to gather, and FSDP would copy each weight twice.
-        return hf_weights(self.model, self.adapter, dtype, whole_blocks=as_forward and self.parallel_dims.dp_shard > 1)
+        if not adapters_only:
+            whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
+            yield from hf_weights(self.model, self.adapter, dtype, whole_blocks=whole_blocks)
+        if self.lora:
+            yield from self.lora.weights(dtype)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
@@ -287,7 +305,8 @@ class Trainer(Configurable):
         """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
         atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
         for batch in self._pack(self._plan(atoms), groups):
-            logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
+            with self.lora.off(self.model) if self.lora else nullcontext():
+                logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
             ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
             for member, end in zip(batch.members, ends, strict=False):
                 first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token

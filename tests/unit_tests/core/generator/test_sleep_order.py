@@ -35,7 +35,7 @@ class RecordingEngine:
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
-    made._sleeps, made._asleep, made.policy_version = sleeps, False, -1
+    made._sleeps, made._asleep, made.policy_version, made.adapter = sleeps, False, -1, None
     return made
 
 
@@ -63,6 +63,26 @@ def test_a_step_gives_the_gpu_to_the_trainer_and_back_in_order():
         "reset prefix cache",
     ]
     assert made.policy_version == 3
+
+
+class RecordingAdapter:
+    """The part of EngineAdapter that a sync calls."""
+
+    def load(self, llm, tensors):
+        llm.calls.append(f"adapter {' '.join(tensors)}")
+
+
+def test_with_an_adapter_the_base_is_loaded_once_and_kept_on_the_host():
+    made = generator()
+    made.adapter = RecordingAdapter()
+    made.sleep()
+    made.load_weights(weights(made, "base", "q.lora_A.weight"), policy_version=0)
+    made.sleep()
+    made.load_weights(weights(made, "q.lora_A.weight"), policy_version=1)
+    loaded = ["wake weights", "gather base", "reload_weights base", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
+    awake = ["wake kv_cache", "reset prefix cache"]
+    again = ["wake weights", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
+    assert made.llm.calls == ["sleep 1", *loaded, *awake, "sleep 1", *again, *awake]
 
 
 def test_the_first_sync_finds_the_engine_awake():

@@ -1,0 +1,108 @@
+"""Adapters in trainer and engine, on any layout: equal after three pushes, and every wrong adapter is named at the first push.
+
+python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=2 -m tests.integration.lora_sync --generator-tp 2
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torchtitan_rl.core import device  # noqa: F401
+
+# isort: split
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig  # noqa: E402
+
+from tests.integration.parity import BOUNDS  # noqa: E402
+from tests.parts.lora import A, AdapterPair, B  # noqa: E402
+from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl.core.generator.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.core.generator.weight_sync import WeightSyncError  # noqa: E402
+from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE  # noqa: E402
+
+Adapter = dict[str, torch.Tensor]
+BASE = "model.layers.1.mlp.down_proj.weight"
+
+
+def sabotages(pair: AdapterPair, old: Adapter) -> Iterator[tuple[str, str, Callable[[Adapter], Adapter]]]:
+    """(what is wrong, what the error says, how it comes about). `old` is the adapter of the push before."""
+    other = B.replace("layers.1", "layers.0")
+    yield "stale", f"q_proj.lora_A.weight {STALE}", lambda new: {name: t.clone() for name, t in old.items()}
+    yield (
+        "one layer stale",
+        f"policy's: {A} {STALE}; {B} {STALE}",
+        lambda new: new | {n: old[n].clone() for n in (A, B)},
+    )
+    exact = pair.generator.dtype == torch.float32  # rounding to 16 bits may hide the factor
+    yield (
+        "scale x 1.01",
+        f"policy's: {B} {f'{SCALED} 1.01' if exact else 'arrived with'}",
+        lambda new: new | {B: new[B] * 1.01},
+    )
+    yield "A with another layer's B", f"{B} {OTHER_VALUES}", lambda new: new | {B: new[other], other: new[B]}
+    yield "dropped", f"{A} {NOT_SENT}", lambda new: {name: t for name, t in new.items() if name != A}
+    yield "zeros", f"policy's: {A} {MISSING}", lambda new: new | {A: torch.zeros_like(new[A])}
+    yield "base changed underneath", f"policy's: {BASE} {OTHER_VALUES}", changed_base(pair)
+
+
+def changed_base(pair: AdapterPair) -> Callable[[Adapter], Adapter]:
+    """Change one element of the engine's base between two pushes: the parameter, or on a CPU the packed copy's source."""
+
+    def sabotaged(new: Adapter) -> Adapter:
+        base = pair.base()
+        base[BASE] = base[BASE].clone()
+        base[BASE][3, 5] += 0.5
+        pair.generator.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(base.items())})
+        return new
+
+    return sabotaged
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument("--dtype", choices=list(BOUNDS), default="float32")
+    args = parser.parse_args()
+    comm.init_process_group(CommConfig(trace_buf_size=0))
+    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+    if dist.get_rank() == 0:
+        save_tiny_checkpoint(Path(folder))
+    dist.barrier()
+    pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp)
+    most, rows = 1e-5 if args.dtype == "float32" else BOUNDS[args.dtype][1], []
+    for version in range(1, 4):
+        change_adapters(pair.model, version)
+        pair.push()
+        diff = pair.worst_diff(version)
+        rows.append((diff < most, f"engine = policy after push {version}", f"{diff:.1e}"))
+    old = {name: t.clone() for name, t in pair.sent().items()}
+    for what, says, how in sabotages(pair, old):
+        pair.begin_anew()
+        change_adapters(pair.model, 3)
+        pair.push()
+        change_adapters(pair.model, 4)
+        try:
+            pair.weight_sync._num_pushes = 0  # proven in full, by a proof that knows the push before
+            pair.push(how(pair.sent()))
+            said = "nothing"
+        except WeightSyncError as error:
+            said = str(error)
+        rows.append((says in said, what, said[:200]))
+    if dist.get_rank() == 0:
+        layout = f"{dist.get_world_size()} ranks, trainer TP {args.tp}, engine TP {args.generator_tp}, {args.dtype}"
+        print(layout)
+        for holds, what, said in rows:
+            print(f"{'ok    ' if holds else 'FAILED'}  {what:32} {said}")
+    comm.barrier()
+    pair.generator.close()
+    comm.close_process_group()
+    sys.exit(not all(holds for holds, *_ in rows))
+
+
+if __name__ == "__main__":
+    main()

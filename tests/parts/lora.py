@@ -1,0 +1,101 @@
+"""A policy with adapters and an engine in one process, for tests of the push."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
+from tests.parts.tiny import tiny_spec
+from torchtitan_rl import cpu
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.weight_sync import WeightSync
+from torchtitan_rl.core.trainer.held_weights import HeldWeights
+from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
+from torchtitan_rl.core.trainer.policy import build_policy, score
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.library.lora.policy import Lora
+
+PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+A, B = (f"model.layers.1.mlp.down_proj.lora_{one}.weight" for one in "AB")
+
+
+class AdapterPair:
+    """A policy with adapters and an engine in one process."""
+
+    def __init__(self, folder: Path, *, dtype: str = "float32", tp: int = 1, generator_tp: int = 1) -> None:
+        """The folder must hold the tiny checkpoint. The other ranks are FSDP's, or engines of their own."""
+        spec, lora = tiny_spec(), Lora(LoraConfig(rank=6, alpha=9.0))  # vLLM pads it to 8
+        parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        cpu.install()
+        self.model = build_policy(
+            spec,
+            parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+            parallelism=parallelism,
+            training=TrainingConfig(seq_len=384, mixed_precision_param=dtype),
+            compile_config=CompileConfig(),
+            activation_checkpoint="none",
+            logprob_chunk_tokens=64,
+            dump_folder="",
+            lora=lora,
+        )
+        self.names = spec.state_dict_adapter(spec.model, None)
+        load_hf_weights(self.model, self.names, str(folder))
+        lora.attach(self.model, self.names)
+        self.lora, self.held = lora, HeldWeights(self.model, self.names)
+        self.generator = Generator.Config(
+            dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp
+        ).build(
+            hf_assets_path=str(folder),
+            tokenizer=TokenizerStandIn(),
+            sampling=SamplingConfig(n=2, max_tokens=8),
+            seed=0,
+            adapter=EngineAdapter(lora, tp_size=generator_tp, dtype=TORCH_DTYPE_MAP[dtype]),
+        )
+        self.most_diff = 1e-4 if dtype == "float32" else 1.0
+        self.begin_anew()
+        self.push({**self.base(), **self.sent()})
+
+    def begin_anew(self) -> None:
+        """Let the next push be a run's first, which is proven in full."""
+        self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build()
+
+    def base(self) -> dict[str, torch.Tensor]:
+        return dict(hf_weights(self.model, self.names, self.generator.dtype))
+
+    def sent(self) -> dict[str, torch.Tensor]:
+        return {name: t.clone() for name, t in self.lora.weights(self.generator.dtype)}
+
+    def logprobs(self, ids) -> np.ndarray:
+        """The policy's log-probabilities of ids[1:] at temperature 1, [L - 1]."""
+        tokens, layout, labels, _ = packed([list(ids)], 8)
+        with torch.no_grad():
+            return score(self.model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().float().numpy()
+
+    def worst_diff(self, step: int) -> float:
+        """Largest difference in log-probability of engine and policy, over prompts and this rank's engine's samples."""
+        diffs = [self.generator.prompt_logprobs(np.array(s)) - self.logprobs(s) for s in SEQUENCES]
+        for group in comm.all_gather_lists(self.generator.generate(PROMPTS, step=step)):
+            for completion in group.samples:
+                whole = np.concatenate([group.prompt.token_ids, completion.token_ids])
+                diffs.append(self.logprobs(whole)[len(group.prompt.token_ids) - 1 :] - completion.logprobs)
+        return float(np.abs(np.concatenate(diffs)).max())
+
+    def push(self, weights: dict[str, torch.Tensor] | None = None) -> int:
+        return self.weight_sync.push(
+            (self.sent() if weights is None else weights).items(),
+            self.generator,
+            held=self.held,
+            policy_version=1,
+            probe=np.array(SEQUENCES[0]),
+            trainer_logprobs=self.logprobs,
+        )

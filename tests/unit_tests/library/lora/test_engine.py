@@ -1,0 +1,117 @@
+"""The push of an adapter to a real engine: what arrives, and how each wrong adapter is named."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.integration.parity import SEQUENCES
+from tests.parts.lora import A, AdapterPair, B
+from tests.parts.tiny import change_adapters, save_tiny_checkpoint
+from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.generator.weight_proof import NOT_SENT, OTHER_VALUES
+from torchtitan_rl.core.generator.weight_sync import WeightSyncError
+from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE
+
+pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(folder)
+    made = AdapterPair(folder)
+    yield made
+    made.generator.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _clean(pair):
+    change_adapters(pair.model, 0)
+    pair.begin_anew()
+    pair.push()
+    change_adapters(pair.model, 1)
+
+
+def test_three_pushes_keep_engine_and_policy_within_1e_5(pair):
+    for version in range(1, 4):
+        change_adapters(pair.model, version)
+        assert pair.push() == sum(t.nbytes for t in pair.sent().values())  # adapters alone
+        assert pair.worst_diff(version) < 1e-5
+
+
+def test_the_adapter_changes_what_is_computed(pair):
+    before = pair.generator.prompt_logprobs(np.array(SEQUENCES[0]))
+    pair.push()
+    assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - before).max() > 1e-2
+
+
+def test_a_stale_adapter_is_named(pair):
+    change_adapters(pair.model, 0)
+    old = pair.sent()
+    change_adapters(pair.model, 1)
+    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {STALE}; .* and .* more"):
+        pair.push(old)
+
+
+def test_one_stale_layer_is_named(pair):
+    old = {name: pair.sent()[name] for name in (A, B)}
+    pair.push()
+    change_adapters(pair.model, 2)
+    with pytest.raises(WeightSyncError, match=f"policy's: {A} {STALE}; {B} {STALE}. Nothing"):
+        pair.push(pair.sent() | old)
+
+
+@pytest.mark.parametrize("name", [A, B, "model.layers.0.self_attn.k_proj.lora_B.weight"])
+def test_a_wrong_scale_is_named(pair, name):
+    sent = pair.sent()
+    sent[name] *= 1.01
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} {SCALED} 1.01. Nothing"):
+        pair.push(sent)
+
+
+def test_an_a_with_the_b_of_another_layer_is_named(pair):
+    sent, other = pair.sent(), B.replace("layers.1", "layers.0")
+    sent[B], sent[other] = sent[other], sent[B]
+    with pytest.raises(WeightSyncError, match=f"policy's: {other} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing"):
+        pair.push(sent)
+
+
+def test_a_dropped_tensor_is_named(pair):
+    sent = pair.sent()
+    del sent[A]
+    with pytest.raises(WeightSyncError, match=f"{A} {NOT_SENT}"):
+        pair.push(sent)
+
+
+def test_a_dropped_adapter_is_named(pair):
+    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {NOT_SENT}"):
+        pair.push({})
+
+
+def test_zeros_in_the_engine_are_named(pair):
+    sent = pair.sent()
+    sent[A] = torch.zeros_like(sent[A])
+    with pytest.raises(WeightSyncError, match=f"policy's: {A} {MISSING}. Nothing"):
+        pair.push(sent)
+
+
+def test_a_base_that_changed_underneath_is_named(pair):
+    name = "model.layers.1.mlp.down_proj.weight"
+    parameter = dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"]
+    with torch.no_grad():
+        local_shard(parameter)[3, 5] += 0.5  # the policy's; to the proof it is the same as a change of the engine's
+    pair.begin_anew()
+    try:
+        with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
+            pair.push()
+    finally:
+        with torch.no_grad():
+            local_shard(parameter)[3, 5] -= 0.5

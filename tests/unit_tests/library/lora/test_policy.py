@@ -1,0 +1,264 @@
+"""LoRA in the trainer: what is trained, what stays, and what the rest of the program sees of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from scripts import export_hf
+from tests.integration.invariance import MAX_TOKENS, scored_step
+from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.algorithm import KL, Algorithm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.hf import exported_rows
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
+from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import flat
+from torchtitan_rl.library.lora.policy import Lora, adapter_rows
+from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.resilience.safe_load import SafeReader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield path
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def build(folder):
+    def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, **config) -> Trainer:
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        set_spmd_backend(parallelism.spmd_backend)
+        settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
+        made = Trainer.Config(
+            parallelism=parallelism,
+            lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets)),
+            **settings,
+        )
+        made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 0
+        return made.build(
+            model_spec=spec_from_folder(start) if start else tiny_spec(),
+            hf_assets_path=str(start or folder),
+            parallel_dims=ParallelDims.from_config(parallelism, 1),
+            algorithm=(algorithm or Algorithm.Config()).build(max_completion_tokens=MAX_TOKENS),
+            num_steps=10,
+            max_model_len=64,
+            temperature=1.0,
+            dump_folder="",
+            adapters=Lora(made.lora) if rank else None,
+        )
+
+    return trainer
+
+
+def updated(trainer: Trainer):
+    groups = draft_episodes(scored_step())
+    if trainer.reference is not None:
+        trainer.score_reference(groups)
+    trainer.algorithm.assign_credit(groups)
+    return trainer.update(groups)
+
+
+def copies(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: local_shard(p).clone() for name, p in trainer.model.named_parameters()}
+
+
+def test_an_update_moves_the_adapters_alone(build):
+    trainer = build()
+    before = copies(trainer)
+    report = updated(trainer)
+    assert report.optimizer_steps == 1
+    assert report.grad_norm > 0
+    moved = {name for name, old in copies(trainer).items() if not torch.equal(old, before[name])}
+    assert moved == {name for name in before if ".lora_b." in name}  # A's gradient is 0 while B is
+    updated(trainer)
+    moved = {name for name, old in copies(trainer).items() if not torch.equal(old, before[name])}
+    assert moved == {name for name in before if is_adapter(name)}
+
+
+def test_the_optimizer_holds_the_adapters_alone(build):
+    trainer = build()
+    updated(trainer)
+    held = {id(p) for group in trainer._param_groups() for p in group["params"]}
+    assert held == {id(p) for name, p in trainer.model.named_parameters() if is_adapter(name)}
+    assert all(p.grad is None for p in trainer.model.parameters())
+
+
+def test_the_base_has_the_forwards_dtype_and_the_adapters_are_float32(build):
+    trainer = build(mixed_precision_param="bfloat16")
+    dtypes = {(is_adapter(name), p.dtype) for name, p in trainer.model.named_parameters()}
+    assert dtypes == {(False, torch.bfloat16), (True, torch.float32)}
+    assert updated(trainer).optimizer_steps == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_start_computes_what_full_fine_tuning_starts_from(build, dtype):
+    ids = np.arange(1, 30)
+    logprobs = [build(rank, mixed_precision_param=dtype).token_logprobs(ids) for rank in (0, 8)]
+    np.testing.assert_array_equal(*logprobs)
+
+
+def test_with_adapters_off_the_policy_is_its_start(build):
+    trainer, ids = build(), np.arange(1, 30)
+    start = trainer.token_logprobs(ids)
+    updated(trainer)
+    assert np.abs(trainer.token_logprobs(ids) - start).max() > 1e-3
+    with trainer.lora.off(trainer.model):
+        np.testing.assert_array_equal(trainer.token_logprobs(ids), start)
+    assert np.abs(trainer.token_logprobs(ids) - start).max() > 1e-3
+
+
+def test_the_reference_is_the_base_and_takes_no_second_copy(build):
+    kl = Algorithm.Config(kl=KL.Config(coef=0.1))
+    lora, full = build(8, kl), build(0, kl)
+    updated(lora)
+    assert lora.reference is lora.model
+    groups = [draft_episodes(scored_step()) for _ in range(2)]
+    for trainer, step in zip((lora, full), groups, strict=True):
+        trainer.score_reference(step)
+    for ours, theirs in zip(*map(flat, groups), strict=True):
+        np.testing.assert_allclose(ours.reference_logprobs, theirs.reference_logprobs, atol=1e-6)
+
+
+def test_targets_choose_the_matrices(build):
+    names = {
+        n.split(".")[-3] for n, _ in build(targets=("o_proj", "up_proj")).model.named_parameters() if is_adapter(n)
+    }
+    assert names == {"wo", "w3"}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+def test_an_exported_adapter_is_the_change_of_the_exported_weight(build, tmp_path, model_type):
+    """B and A by Hugging Face's names make the difference of the merged and the plain weight, in each architecture's order of rows."""
+    save_odd_checkpoint(tmp_path, model_type)
+    trainer = build(start=tmp_path)
+    updated(trainer)
+    plain, sent = {}, {}
+    for name, tensor in trainer.hf_weights(torch.float32):
+        (sent if is_adapter(name) else plain)[name] = tensor.clone()
+    scale = trainer.lora.scale
+    with torch.no_grad():
+        for module in trainer.model.modules():
+            if hasattr(module, "lora_a"):
+                a, b = local_shard(module.lora_a.weight), local_shard(module.lora_b.weight)
+                local_shard(module.weight).add_(scale * b @ a)
+    merged = {n: t for n, t in trainer.hf_weights(torch.float32) if not is_adapter(n)}
+    changed = {name for name in plain if not torch.equal(plain[name], merged[name])}
+    assert changed == {name.replace(".lora_A", "") for name in sent if ".lora_A." in name}
+    assert len(changed) == 7 * len(trainer.model.layers)
+    for name in changed:
+        a, b = (sent[name.replace(".weight", f".lora_{one}.weight")] for one in "AB")
+        torch.testing.assert_close(merged[name] - plain[name], scale * b @ a, atol=1e-6, rtol=1e-4)
+
+
+def test_every_parameter_of_an_adapter_is_exported(build):
+    trainer = build()
+    both = (*exported_rows(trainer.model, trainer.adapter), *adapter_rows(trainer.model, trainer.adapter))
+    exported = {id(p) for p, names in both if names}
+    assert exported == {id(p) for p in trainer.model.parameters()}
+
+
+class Nothing:
+    """A state without content."""
+
+    def state_dict(self):
+        return {"nothing": 0}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def saver(trainer: Trainer, folder) -> Checkpointer:
+    return Checkpointer.Config(interval=1).build(
+        trainer=trainer, prompts=Nothing(), run_state=Nothing(), run_folder=folder
+    )
+
+
+def test_a_checkpoint_holds_the_adapters_and_is_resumed_bit_by_bit(build, tmp_path):
+    first = build()
+    updated(first)
+    checkpoints = saver(first, tmp_path)
+    checkpoints.save(1)
+    updated(first)
+    second = build()
+    saver(second, tmp_path).load(checkpoints.folder.steps()[1])
+    updated(second)
+    ours, theirs = copies(first), copies(second)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    stored = SafeReader(str(checkpoints.folder.steps()[1])).read_metadata().state_dict_metadata
+    weights = {name for name in ours if name in stored}
+    assert weights == {name for name in ours if is_adapter(name)}
+
+
+def test_an_adapter_is_not_resumed_on_another_base(build, folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    first = saver(build(), tmp_path / "run")
+    first.save(1)
+    save_tiny_checkpoint(tmp_path / "other", seed=1)
+    other = build(start=tmp_path / "other")
+    with pytest.raises(
+        UserError, match="hf_assets_path = 'a base with digest .*: expected the base of .*step-1, with dig"
+    ):
+        saver(other, tmp_path / "run").load(first.folder.steps()[1])
+
+
+def test_an_adapter_is_not_resumed_without_lora(build, tmp_path):
+    first = saver(build(), tmp_path)
+    first.save(1)
+    with pytest.raises(UserError, match="digest none: all weights are trained"):
+        saver(build(rank=0), tmp_path).load(first.folder.steps()[1])
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+def test_both_exports_compute_what_the_policy_computes(build, tmp_path, model_type):
+    from transformers import AutoModelForCausalLM
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    start, run = tmp_path / "start", tmp_path / "run"
+    for path in (start, run):
+        path.mkdir()
+    save_odd_checkpoint(start, model_type)
+    (run / "config.json").write_text(json.dumps({"hf_assets_path": str(start)}))
+    trainer = build(start=start)
+    updated(trainer)
+    checkpoints = saver(trainer, run)
+    config = trainer.config.lora
+    checkpoints.config_fields = {
+        "trainer.lora.rank": config.rank, "trainer.lora.alpha": config.alpha, "trainer.lora.targets": repr(config.targets)
+    }  # fmt: skip
+    checkpoints.save(1)
+
+    export_hf.export(run, tmp_path / "merged", None, "float32", merged=True)
+    ids = torch.arange(1, 30)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")(
+            ids[None]
+        ).logits
+    merged = logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(merged, trainer.token_logprobs(ids.numpy()), atol=2e-5)
+
+    export_hf.export(run, tmp_path / "adapter", None, "float32", merged=False)
+    helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
+    modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    adapter = LoRAModel.from_local_checkpoint(
+        str(tmp_path / "adapter"), modules, helper, lora_model_id=1, device="cpu", dtype=torch.float32
+    )
+    sent = dict(trainer.lora.weights(torch.float32))
+    assert {f"{name}.lora_A.weight" for name in adapter.loras} == {name for name in sent if ".lora_A." in name}
+    for name, layer in adapter.loras.items():
+        assert layer.scaling == trainer.lora.scale
+        assert torch.equal(layer.lora_a, sent[f"{name}.lora_A.weight"])
+        assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])

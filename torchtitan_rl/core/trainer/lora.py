@@ -1,0 +1,27 @@
+"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. library/lora does the work."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtitan_rl.core.config import number
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    """Which adapters are trained. The base keeps the start's values and is never merged with them."""
+
+    rank: int = number(0, least=0, most=512, remedy="Use 32; 0 trains all weights.")
+    """Rows of A and columns of B. 0: no adapters, all weights are trained."""
+
+    alpha: float = number(32.0, above=0, remedy="Use 32.")
+    """The adapter's output is multiplied by alpha / rank."""
+
+    targets: tuple[Literal["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...] = (
+        "qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    """The matrices of each layer that have an adapter. Query, key and value are one matrix and share one A."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter's name, in torchtitan's or Hugging Face's form, is one of an adapter."""
+    return ".lora_" in name

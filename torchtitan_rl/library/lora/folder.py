@@ -1,0 +1,60 @@
+"""Adapter folders as peft and vLLM read them, and the base merged with an adapter."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torchtitan_rl.core.trainer.lora import LoraConfig
+
+PREFIX = "base_model.model."
+"""What peft puts before transformers' names."""
+
+
+def write_adapter(tensors: dict[str, Tensor], config: LoraConfig, base: str, output: Path) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        tensors: by `Lora.weights`' names. B is not multiplied by the scale.
+        base: the folder or hub name of the base.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        "target_modules": sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    (output / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
+    named = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, output / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def merged_weights(
+    start: Path, tensors: dict[str, Tensor], scale: float, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the start's weights by name, with scale · B A added in float32 before the cast to `dtype`.
+
+    bfloat16 has 8 bits of precision, so the cast may lose changes that the adapter holds.
+    """
+    left = {name.rpartition(".lora_")[0] for name in tensors}
+    for file in sorted(start.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118  (a handle, not a dict)
+                weight, layer = stored.get_tensor(name), name.removesuffix(".weight")
+                if layer in left:
+                    left.remove(layer)
+                    a, b = (tensors[f"{layer}.lora_{one}.weight"].float() for one in "AB")
+                    weight = weight.float() + scale * b @ a
+                yield name, weight.to(dtype)
+    if left:
+        raise KeyError(f"{start} has no weight of {min(left)}, which the adapter changes")
