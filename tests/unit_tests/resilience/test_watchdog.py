@@ -96,7 +96,7 @@ def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tm
     assert (watchdog.check(200), watchdog.said) == ("", [])
     watchdog.check(7_299)
     assert watchdog.check(7_301).startswith(
-        "rank 0 (node0) in start the vLLM engine for 7201 s: longer than watchdog.limit"
+        "rank 0 (node0) in start the vLLM engine for 7201 s: longer than the limit of this phase"
     )
     write(tmp_path, status(0, limit_s=200.0))
     assert watchdog.check(301).startswith(

@@ -9,30 +9,35 @@ import time
 
 import pytest
 
-from configs.debug import debug
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.library.models import new_hf_model, small_qwen3
+from torchtitan_rl.library.models import new_hf_model
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.observability import read_samples
 from torchtitan_rl.setup import notebook
 
+OWN_CONFIG = f"""
+from configs.debug import debug
+from torchtitan_rl.library.models import small_qwen3
+
 
 def tiny():
-    """A config of one step with a tiny model, as a file of a user's own would hold it."""
     config = debug()
-    config.model_spec = small_qwen3(**DIMENSIONS | {"vocab_size": 320})
+    config.model_spec = small_qwen3(**{DIMENSIONS | {"vocab_size": 320}})
     config.num_steps, config.num_prompts_per_step, config.sampling.n = 1, 2, 2
     config.sampling.max_tokens = config.evaluation.sampling.max_tokens = 8
     config.evaluation.every = 0
     config.checkpoint.interval = 1000
     return config
+"""
+"""A user's own file: a config of one step with a tiny model."""
 
 
 def test_a_run_is_a_call_that_returns_its_folder(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     start = tmp_path / "my start"
-    name = f"{__file__}:tiny"
+    (tmp_path / "own.py").write_text(OWN_CONFIG)
+    name = f"{tmp_path / 'own.py'}:tiny"
     config = notebook.load_config(name)
     new_hf_model(config.model_spec).save_pretrained(start)
     make_small_tokenizer(["What is 12 + 34?\n[ANSWER] 46"] * 4, vocab_size=320).save_pretrained(start)
