@@ -1,6 +1,5 @@
 """Imported before any test: the device's adaptations must precede torchtitan and vLLM; events are heard as in a run."""
 
-from torchtitan_rl import cpu
 from torchtitan_rl.core import device  # noqa: F401
 
 # isort: split
@@ -10,4 +9,3 @@ from torchtitan_rl.resilience.printed import BoundedOutput
 
 events.listen(Terminal())
 events.listen(BoundedOutput())
-cpu.install()

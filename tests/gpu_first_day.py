@@ -25,7 +25,7 @@ from tests.integration_tests import OverrideDefinitions, build_test_list, launch
 PARTS = ("correctness", "figures", "trl")
 CORRECTNESS = {
     "parity_1": 130, "debug": 220, "parity_bf16": 110, "sabotage": 240, "debug_bf16": 150, "conversations": 300,
-    "invariance_stock": 90, "resume": 200, "nan": 300, "data_trl_rewards": 130,
+    "invariance_1": 90, "resume": 200, "nan": 300, "data_trl_rewards": 130,
 }  # fmt: skip
 """Tests of one rank, with the seconds that each may take: an engine's first start of a shape takes 90."""
 RANDOM = ROOT / "outputs/random"

@@ -54,8 +54,6 @@ TRL = {
     "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
-STOCK = {"TORCHTITAN_RL_CPU": "stock"}
-"""On a CPU the code that a GPU runs, without what docs/cpu.md lists."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
@@ -180,30 +178,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             "tests.integration.invariance",
         ),
         OverrideDefinitions(
+            [["--save", "{dir}/one.pt"], ["--max-tokens", "64", "--compare", "{dir}/one.pt"]],
+            "the same in one micro-batch and in many, on one rank", "invariance_1", 1, [], "tests.integration.invariance",
+        ),
+        OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy,
              evaluation_is_reproduced], quick=True,
-        ),
-        OverrideDefinitions(
-            [parity()], "parity in stock mode", "parity_stock", 1, [parity_holds], "tests.integration.parity",
-            environment=STOCK, quick=True,
-        ),
-        OverrideDefinitions(
-            [parity("--dtype", "bfloat16")], "bfloat16 parity in stock mode", "parity_bf16_stock", 1, [parity_holds],
-            "tests.integration.parity", environment=STOCK,
-        ),
-        OverrideDefinitions(
-            [["--save", "{dir}/one.pt"], ["--max-tokens", "64", "--compare", "{dir}/one.pt"]],
-            "invariance under micro-batches in stock mode", "invariance_stock", 1, [], "tests.integration.invariance",
-            environment=STOCK, quick=True,
-        ),
-        OverrideDefinitions(
-            [["--dtype", dtype] for dtype in ("float32", "bfloat16")], "weights that did not arrive, in stock mode",
-            "sabotage_stock", 1, [], "tests.integration.sabotage", environment=STOCK,
-        ),
-        OverrideDefinitions(
-            [run("--config", "debug")], "the README's run in stock mode: accuracy rises", "debug_stock", 1,
-            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90)], environment=STOCK, quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug_bf16", *SHORT, "--num-steps", "4")], "training in bfloat16", "debug_bf16", 1,

@@ -219,15 +219,15 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan.distributed.utils import set_spmd_backend
     from transformers import AutoTokenizer
 
-    from torchtitan_rl import cpu
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.core.generator.sampling import end_token_ids
     from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.proof.held_weights import HeldWeights
+    from torchtitan_rl.proof.weight_proof import WeightProof
     from torchtitan_rl.setup.build_grader import build_grader
     from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
-    cpu.install()
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     task = config.task.build()
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
@@ -249,6 +249,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     recorder = _build_recorder(config, tokenizer, run_folder)
     state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation)
     checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
+    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.adapter))
     generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
@@ -264,6 +265,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         evaluation=evaluation,
         state=state,
         held_out=held_out,
+        weight_proof=proof,
         services=_build_services(config, trainer, prompts, recorder, checkpointer, run_folder),
     )
 

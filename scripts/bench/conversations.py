@@ -25,7 +25,6 @@ import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
-from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
@@ -104,7 +103,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="each with 8 conversations")
     parser.add_argument("--most-seconds", type=float, default=2.0, help="of the tool")
     args = parser.parse_args()
-    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     with tempfile.TemporaryDirectory() as folder:
         generator, tokenizer = make_generator(Path(folder))

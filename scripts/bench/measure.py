@@ -25,7 +25,6 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl import cpu
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -89,7 +88,6 @@ def _status_bytes(field: str) -> int:
 
 def start(threads: int) -> None:
     """A run's adaptations to this device, a process group (of this process alone unless torchrun started it) and its threads."""
-    cpu.install()
     torch.set_num_threads(threads)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)

@@ -22,15 +22,15 @@ from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, Trai
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 
 SIZES = {
     "debug": lambda: small_qwen3(vocab_size=320),
@@ -46,7 +46,6 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=61)
     args = parser.parse_args()
-    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     spec = SIZES[args.size]()
     folder = comm.broadcast(tempfile.mkdtemp())
@@ -79,7 +78,7 @@ def main() -> None:
 def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats: int) -> None:
     """Time the three in turns and print them on rank 0."""
     held = HeldWeights(model, adapter)
-    proof = generator.weight_proof(held)
+    proof = WeightProof.of(generator, held)
     weights = lambda: hf_weights(model, adapter, generator.dtype)  # noqa: E731
     all_weights = [tensor for _, tensor in weights()]
     copies = [tensor.clone() for tensor in all_weights]

@@ -29,6 +29,7 @@ from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
 from torchtitan_rl.setup.run_config import RunConfig
@@ -123,7 +124,7 @@ def _run(config: RunConfig, layout: Layout, device: Device, record: Rehearsal, g
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
         assert tensor.device.type == "cuda", name
-    trainer.held_weights.checksums(torch.bfloat16)
+    HeldWeights(trainer.model, trainer.adapter).checksums(torch.bfloat16)
     phase("sync")
     states = [PolicyState(trainer.model).state_dict(), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]

@@ -25,7 +25,6 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
-from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
@@ -151,7 +150,6 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--compare", type=Path)
     args = parser.parse_args()
-    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     parallelism = ParallelismConfig(
         tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"

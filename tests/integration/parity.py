@@ -28,18 +28,18 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy  # noqa: E402
-from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.generator.weight_sync import WeightSync  # noqa: E402
-from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
 BOUNDS = {"float32": (1e-5, 1e-4, 1e-4), "bfloat16": (0.1, 0.3, 0.2)}
@@ -154,7 +154,8 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     found = []
     most_diff = BOUNDS[generator.config.dtype][1]
     growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
-    sync, held = WeightSync.Config(check_interval=1, max_diff=most_diff).build(), HeldWeights(model, adapter)
+    proof = WeightProof.of(generator, HeldWeights(model, adapter))
+    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build(proof=proof)
 
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
         tokens, layout, labels, _ = packed([list(ids)], multiple)
@@ -171,7 +172,6 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         sync.push(
             weights,
             generator,
-            held=held,
             policy_version=version,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=trainer_logprobs,
@@ -216,7 +216,6 @@ def main() -> None:
     )
     parser.add_argument("--output", help="write the differences here as JSON")
     args = parser.parse_args()
-    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     parallelism = ParallelismConfig(
         tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"

@@ -25,16 +25,15 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
 from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
-from torchtitan_rl import cpu  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.generator.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES  # noqa: E402
 from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError  # noqa: E402
-from torchtitan_rl.core.trainer.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
+from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -81,10 +80,9 @@ class Pair:
 
     def push(self, weights: Weights) -> None:
         """Push as a run does at first: proven in full."""
-        WeightSync.Config(check_interval=0, max_diff=1.0).build().push(
+        WeightSync.Config(check_interval=0, max_diff=1.0).build(proof=WeightProof.of(self.generator, self.held)).push(
             weights,
             self.generator,
-            held=self.held,
             policy_version=1,
             probe=self.probe,
             trainer_logprobs=self.trainer_logprobs,
@@ -235,7 +233,6 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
-    cpu.install()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:

@@ -11,18 +11,18 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
 from tests.parts.tiny import tiny_spec
-from torchtitan_rl import cpu
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.weight_sync import WeightSync
-from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.weight_proof import WeightProof
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 A, B = (f"model.layers.1.mlp.down_proj.lora_{one}.weight" for one in "AB")
@@ -36,7 +36,6 @@ class AdapterPair:
         spec, lora = tiny_spec(), Lora(LoraConfig(rank=6, alpha=9.0))  # vLLM pads it to 8
         parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
-        cpu.install()
         self.model = build_policy(
             spec,
             parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
@@ -67,7 +66,9 @@ class AdapterPair:
 
     def begin_anew(self) -> None:
         """Let the next push be a run's first, which is proven in full."""
-        self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build()
+        self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build(
+            proof=WeightProof.of(self.generator, self.held)
+        )
 
     def base(self) -> dict[str, torch.Tensor]:
         return dict(hf_weights(self.model, self.names, self.generator.dtype))
@@ -94,7 +95,6 @@ class AdapterPair:
         return self.weight_sync.push(
             (self.sent() if weights is None else weights).items(),
             self.generator,
-            held=self.held,
             policy_version=1,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,

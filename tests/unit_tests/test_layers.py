@@ -9,11 +9,11 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
 RINGS = {
     "core": set(),
-    "cpu": {"core"},
-    "library": {"core"},
+    "proof": {"core"},
+    "library": {"core", "proof"},
     "observability": {"core"},
     "resilience": {"core"},
-    "setup": {"core", "cpu", "library", "observability", "resilience"},
+    "setup": {"core", "library", "observability", "proof", "resilience"},
     "report": set(),
 }
 """Ring: the rings that it may import besides itself. `train.py` alone may import all of them."""

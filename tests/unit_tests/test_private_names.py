@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchtitan_rl"
 PAGE = ROOT / "docs" / "private_names.md"
-MAY_REPLACE = ("cpu/", "core/device.py")
+MAY_REPLACE = ("core/device.py",)
 
 
 class Private(NamedTuple):
@@ -24,15 +23,12 @@ class Private(NamedTuple):
     reason: str
     replaces: bool = False
     """Whether the package puts something of its own in its place."""
-    only_cpu: bool = False
 
 
-SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
-SHARED = "cpu/shared_prompts.py"
 NAMES = [
     Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
-    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "core/trainer/held_weights.py", "where a shard begins"),
+    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "proof/held_weights.py", "where a shard begins"),
     Private("torch.distributed.checkpoint._nested_dict:set_element", "resilience/safe_load.py", "puts a loaded value into its place"),
     Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
@@ -42,11 +38,6 @@ NAMES = [
     Private(f"{ENGINE}#output_processor", "core/device.py", "gets the run's tokenizer", True),
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
-    Private("torch:ops.mkldnn._linear_pointwise", "cpu/products.py", "oneDNN's float32 product", only_cpu=True),
-    Private(f"{SCHEDULER}._handle_blocked_waiting_request", SHARED, "completions wait for their prompt's first one", True),
-    Private(f"{SCHEDULER}._get_local_prefix_cache_hit", SHARED, "a prompt is copied from its first completion", True),
-    Private(f"{SCHEDULER}._free_request", SHARED, "forgets a finished completion", True),
-    Private("vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager", SHARED, "sharing is right for full attention alone"),
 ]  # fmt: skip
 
 
@@ -89,8 +80,6 @@ def imported() -> set[str]:
 
 @pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
 def test_the_installed_versions_have_it(private: Private):
-    if private.only_cpu and torch.cuda.is_available():
-        pytest.skip("a GPU build has no such kernel")
     assert is_there(private), (
         f"{private.name} is not where it was: the installed version has moved it. torchtitan_rl/{private.files} uses it "
         f"({private.reason})."
@@ -114,12 +103,12 @@ def test_every_private_import_is_listed():
     assert imported() <= {private.name for private in NAMES}
 
 
-def test_behaviour_is_replaced_in_two_places_alone():
+def test_behaviour_is_replaced_in_one_place_alone():
     others = [p.name for p in NAMES if p.replaces and not all(f.startswith(MAY_REPLACE) for f in p.files.split(", "))]
     assert others == []
 
 
 def test_a_name_that_moved_is_missed():
-    assert not is_there(Private(f"{SCHEDULER}._gone", SHARED, ""))
-    assert not is_there(Private(f"{SCHEDULER}#_gone", SHARED, ""))
-    assert not is_there(Private("torch.gone:_name", SHARED, ""))
+    assert not is_there(Private(f"{ENGINE}._gone", "", ""))
+    assert not is_there(Private(f"{ENGINE}#_gone", "", ""))
+    assert not is_there(Private("torch.gone:_name", "", ""))

@@ -17,7 +17,7 @@ from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
-from torchtitan_rl.core.generator.weight_sync import WeightSync
+from torchtitan_rl.core.generator.weight_sync import Proof, WeightSync
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
@@ -60,12 +60,14 @@ class Controller(Configurable):
         evaluation: Evaluation,
         state: RunState,
         held_out: list[Prompt],
+        weight_proof: Proof,
         services: Services,
     ) -> None:
         """
         Args:
             state: the progress of the run, new or from a checkpoint.
             held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
+            weight_proof: compares the engine's weights with the policy's after a push.
         """
         self.config = config
         self.trainer = trainer
@@ -76,7 +78,7 @@ class Controller(Configurable):
         self.state = state
         self.held_out = held_out
         self.services = services
-        self.weight_sync = config.weight_sync.build()
+        self.weight_sync = config.weight_sync.build(proof=weight_proof)
         self._saved = False
 
     def run(self) -> int:
@@ -196,7 +198,6 @@ class Controller(Configurable):
         num_bytes = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
             self.generator,
-            held=self.trainer.held_weights,
             policy_version=self.state.step,
             probe=self.held_out[0].token_ids,
             trainer_logprobs=self.trainer.token_logprobs,

@@ -7,8 +7,8 @@ environment. This module therefore acts at import. No other module does.
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,23 +48,15 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of PyTorch's GPU allocator. The first one that is set wins."""
 
 
-@dataclass(frozen=True)
-class DeviceHooks:
-    """Changes to the engine on one kind of device. The defaults change nothing."""
+def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
+    """Remove the name of the memory that this rank of a CPU engine shares with its other `ranks`. Mappings stay valid.
 
-    engine_options: Callable[[], dict[str, Any]] = dict
-    """Returns more keyword arguments of `vllm.LLM`. They override the core's."""
-    unlink_shared_memory: Callable[[Sequence[int], int], None] = lambda ranks, rank_in_replica: None
-    """Called before and after an engine starts, with the ranks that share it and this rank's place among them."""
-
-
-hooks = DeviceHooks()
-
-
-def install_hooks(new: DeviceHooks) -> None:
-    """Use `new` for every engine built from now on."""
-    global hooks
-    hooks = new
+    vLLM derives the name from the ranks alone and fails if it exists, so a killed run would block every later one.
+    """
+    ending = f"-[{'-'.join(map(str, ranks))}]-cpushm_{rank_in_replica}"
+    for path in Path("/dev/shm").glob("*-cpushm_*"):
+        if path.name.endswith(ending):
+            path.unlink(missing_ok=True)
 
 
 def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:

@@ -84,7 +84,7 @@ class Checkpointer(Configurable):
             "lr_scheduler": trainer.scheduler,
             "train_state": run_state,
         }
-        self._base = trainer.lora.base_digest(trainer.held_weights) if trainer.lora else ""
+        self._base = trainer.lora.base_digest() if trainer.lora else ""
         self._best = self.folder.best()
         self._overdue_since: int | None = None
 

@@ -27,7 +27,7 @@ CONTEXT_BYTES = 2 * GIB
 """CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
 
 CHECKSUM_BLOCK = 2**24
-"""Elements of a block of core/checksum.py on a GPU. Each takes its own width, and 8 bytes for its product."""
+"""Elements of a block of proof/checksum.py on a GPU. Each takes its own width, and 8 bytes for its product."""
 
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchtitan_rl import cpu
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
@@ -69,7 +68,6 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
     _check_limits(config)
-    cpu.mode()
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
     config.evaluation.build()

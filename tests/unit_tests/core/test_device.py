@@ -1,5 +1,7 @@
 """Every branch that only a GPU takes, on a simulated `torch.cuda` surface."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -29,14 +31,9 @@ def test_growing_segments_are_found_where_pytorch_reads_them(monkeypatch, settin
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
-OF_A_CPU = {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
+OF_A_CPU = {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False, "block_size": 32}
 OF_A_GPU = {"enforce_eager": False, "enable_sleep_mode": True, "gpu_memory_utilization": 0.4}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
-
-
-@pytest.fixture
-def without_hooks(monkeypatch):
-    monkeypatch.setattr(device, "hooks", device.DeviceHooks())
 
 
 @pytest.mark.parametrize(
@@ -52,15 +49,10 @@ def without_hooks(monkeypatch):
         (False, True, "float32", 2, OF_A_GPU | TRITON | NO_CUSTOM),
     ],
 )
-def test_what_the_engine_is_told(monkeypatch, without_hooks, on_cpu, growing, dtype, degree, expected):
+def test_what_the_engine_is_told(monkeypatch, on_cpu, growing, dtype, degree, expected):
     monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
     monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
     assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
-
-
-def test_a_device_s_options_win_over_the_core_s(monkeypatch, without_hooks):
-    device.install_hooks(device.DeviceHooks(engine_options=lambda: {"hf_overrides": {"head_dtype": "auto"}}))
-    assert engine_options(Generator.Config(dtype="bfloat16"))["hf_overrides"] == {"head_dtype": "auto"}
 
 
 def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():
@@ -87,3 +79,17 @@ def test_a_cpu_needs_no_compiler():
     import torch._dynamo
 
     assert torch._dynamo.config.disable
+
+
+@pytest.mark.skipif(not device.ON_CPU, reason="a GPU engine shares no such memory")
+def test_what_a_killed_run_left_is_taken_away_and_nothing_else():
+    names = {which: Path(f"/dev/shm/-tp:0-[{ranks}]-cpushm_{which[0]}") for which, ranks in
+             {"1 mine": "90002-90003", "0 my sibling's": "90002-90003", "1 another replica's": "90000-90001"}.items()}  # fmt: skip
+    for path in names.values():
+        path.touch()
+    try:
+        device.unlink_shared_memory(range(90002, 90004), 1)
+        assert {which for which, path in names.items() if path.exists()} == {"0 my sibling's", "1 another replica's"}
+    finally:
+        for path in names.values():
+            path.unlink(missing_ok=True)

@@ -5,32 +5,33 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
-from torchtitan_rl.core import device
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import ON_CPU, expandable_segments
+from torchtitan_rl.core.device import ON_CPU, expandable_segments, replace_engine_parts, unlink_shared_memory
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
-from torchtitan_rl.core.generator.weight_proof import WeightProof
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.core.trainer.held_weights import HeldWeights
     from torchtitan_rl.library.lora.engine import EngineAdapter
     from torchtitan_rl.observability.engine_stats import EngineStats
+
+T = TypeVar("T")
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of a CPU engine's KV cache. vLLM's 128 let shorter prompts share nothing, and are no faster."""
 
 
 class Generator(Configurable):
@@ -101,7 +102,7 @@ class Generator(Configurable):
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
-        device.hooks.unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
+        unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
         self.llm = LLM(
             model=hf_assets_path,
             load_format="dummy",
@@ -117,9 +118,9 @@ class Generator(Configurable):
             seed=seed,
             **options,
         )
-        device.hooks.unlink_shared_memory(siblings, self.rank_in_replica)
+        unlink_shared_memory(siblings, self.rank_in_replica)
         self.stats = stats
-        device.replace_engine_parts(self.llm, tokenizer, stats)
+        replace_engine_parts(self.llm, tokenizer, stats)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -272,11 +273,10 @@ class Generator(Configurable):
         if self._asleep:
             self.llm.wake_up(tags=["weights"])
 
-    def weight_proof(self, held: "HeldWeights") -> WeightProof:
-        """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
+    def inspect(self, function: Callable[[nn.Module], T]) -> T:
+        """Returns `function`'s result for this rank's part of the engine's model. It wakes a sleeping engine's weights."""
         self._wake_weights()
-        degree = self.config.tensor_parallel_degree
-        return self.llm.apply_model(partial(WeightProof, held=held, tp_size=degree, dtype=self.dtype))[0]
+        return self.llm.apply_model(function)[0]
 
     def num_cached_blocks(self) -> int:
         """Returns the number of KV cache blocks that the prefix cache can reuse."""
@@ -300,7 +300,7 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
     options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
     if ON_CPU:
         options |= {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
-        return options | device.hooks.engine_options()
+        return options | {"block_size": CPU_BLOCK_TOKENS}
     options |= {
         "enforce_eager": config.enforce_eager,
         "enable_sleep_mode": config.sleep,
@@ -310,7 +310,7 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
         options["attention_config"] = {"backend": "TRITON_ATTN"}
     if config.tensor_parallel_degree > 1 and expandable_segments():
         options["disable_custom_all_reduce"] = True
-    return options | device.hooks.engine_options()
+    return options
 
 
 def _stable_seed(*parts: int) -> int:

@@ -4,7 +4,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,11 +16,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_proof import WeightProof
 from torchtitan_rl.core.types import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.trainer.held_weights import HeldWeights
 
 Weights = Iterable[tuple[str, Tensor]]
 
@@ -40,8 +36,20 @@ class WeightSyncError(TrainingStopped):
     """After a sync, the engine's weights differ from the policy's, or it computes different log-probabilities with them."""
 
 
+class Proof(Protocol):
+    """Compares the engine's weights with the policy's, as `proof.weight_proof.WeightProof` does."""
+
+    def faults(self, sent: Collection[str] | None, *, in_full: bool) -> list[str]:
+        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
+
+        Args:
+            sent: names of the tensors that were sent; None if an earlier push sent all.
+            in_full: compare every value.
+        """
+
+
 class WeightSync(Configurable):
-    """Pushes weights, proves that they arrived (see weight_proof.py), and probes regularly that both sides compute the same.
+    """Pushes weights, proves that they arrived, and probes regularly that both sides compute the same.
 
     The proof covers every tensor exactly. The probe covers what the proof cannot see: a different model, a different prefix
     of the vocabulary, a different rotary base. Three silent errors are avoided:
@@ -60,10 +68,10 @@ class WeightSync(Configurable):
         """Largest allowed difference of a probed token's log-probability. None means 1e-4 for a float32 engine and 0.5 for a
         bfloat16 engine. After the third probe, 20 times the median of the run's own probes applies if that is less."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, proof: Proof) -> None:
         self.config = config
         self._num_pushes = 0
-        self._proof: WeightProof | None = None
+        self._proof = proof
         self._probes: deque[float] = deque(maxlen=20)
 
     def push(
@@ -71,7 +79,6 @@ class WeightSync(Configurable):
         weights: Weights,
         generator: Generator,
         *,
-        held: "HeldWeights",
         policy_version: int,
         probe: IntArray,
         trainer_logprobs: Callable[[IntArray], FloatArray],
@@ -81,7 +88,6 @@ class WeightSync(Configurable):
         Args:
             weights: (Hugging Face name, full tensor in the generator's dtype) for every weight, tied ones under both names.
                 It is consumed lazily, so it can gather one block at a time. Only the adapter if `generator.holds_base`.
-            held: reads the policy's own shards; the same object at every push.
             policy_version: recorded on every completion sampled after this push.
             probe: token ids [L] that both sides score when a probe is due.
             trainer_logprobs: computes the policy's log-probabilities of probe[1:], [L - 1].
@@ -90,8 +96,6 @@ class WeightSync(Configurable):
             WeightSyncError: on every rank, naming the tensors, if the engine's weights differ from the policy's; or if the
                 probe's log-probabilities differ.
         """
-        if self._proof is None:
-            self._proof = generator.weight_proof(held)
         sizes, base_is_due = {}, not generator.holds_base  # bytes of each sent tensor
         generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
         self._check_arrival(generator, sizes, base_is_due)

@@ -24,7 +24,6 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
-from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.norms import update_and_weight_norm
@@ -159,7 +158,6 @@ class Trainer(Configurable):
             adapters.attach(self.model, self.adapter)
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
-        self.held_weights = HeldWeights(self.model, self.adapter)
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
             self.reference = self.model if adapters else self._load_policy(None).requires_grad_(False)

@@ -15,10 +15,10 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import blocks_of, gather, rows_of
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.proof.held_weights import HeldWeights
 
 MATRICES = {
     "qkv_proj": {"wqkv", "wq", "wk", "wv"},
@@ -57,6 +57,7 @@ class Lora:
         """Start the adapters of the loaded model, and remember their exported names."""
         start_adapters(model)
         self._exported = list(adapter_rows(model, adapter))
+        self._base = HeldWeights(model, adapter)
         self.held = HeldAdapters(model, adapter, scale=self.scale)
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -68,11 +69,11 @@ class Lora:
             whole = gather(parameter.detach(), dtype)
             yield from ((name, whole[rows.to(whole.device)]) for name, rows in exported.items())
 
-    def base_digest(self, held: HeldWeights) -> str:
+    def base_digest(self) -> str:
         """Returns a digest of the frozen weights, the same for every sharding. Collective."""
-        sums = held.checksums(torch.float32)
+        sums = self._base.checksums(torch.float32)
         dist.all_reduce(sums)
-        shapes = held.shapes.items()
+        shapes = self._base.shapes.items()
         named = sorted((name, *shape, total) for (name, shape), total in zip(shapes, sums.tolist(), strict=True))
         return sha256(repr(named).encode()).hexdigest()[:16]
 

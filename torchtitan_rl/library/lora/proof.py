@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.core.checksum import place_weights
-from torchtitan_rl.core.generator.weight_proof import NOT_SENT, OTHER_VALUES, WeightProof
+from torchtitan_rl.proof.checksum import place_weights
+from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES, WeightProof
 
 STALE = "is stale: it has the values of the push before"
 MISSING = "is missing: the engine has zeros or no place for it"

@@ -95,7 +95,7 @@ def test_the_proof_of_a_sleeping_engine_reads_its_buffers_when_they_are_mapped()
     made = generator()
     made.config = Generator.Config()
     made.sleep()
-    made.weight_proof(held=None)
+    made.inspect(lambda model: None)
     made.load_weights(weights(made), policy_version=0)
     assert made.llm.calls[:3] == ["sleep 2", "wake weights", "apply_model"]
     assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]

@@ -16,13 +16,13 @@ from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_proof import CHANGED, OTHER_VALUES, share_of
 from torchtitan_rl.core.generator.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
-from torchtitan_rl.core.trainer.held_weights import HeldWeights
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
+from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -48,8 +48,6 @@ class Pair:
         self.adapter = spec.state_dict_adapter(spec.model, None)
         self.folder = str(folder)
         self.restore()
-        self.weight_sync = WeightSync.Config(check_interval=1).build()
-        self.held = HeldWeights(self.model, self.adapter)
         self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
             stats=EngineStats(),
             hf_assets_path=self.folder,
@@ -57,6 +55,8 @@ class Pair:
             sampling=SamplingConfig(n=4, max_tokens=8),
             seed=0,
         )
+        self.proof = WeightProof.of(self.generator, HeldWeights(self.model, self.adapter))
+        self.weight_sync = WeightSync.Config(check_interval=1).build(proof=self.proof)
         self.sync()
 
     def restore(self) -> None:
@@ -84,7 +84,6 @@ class Pair:
         self.weight_sync.push(
             self.weights() if weights is None else weights,
             self.generator,
-            held=self.held,
             policy_version=1,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,
@@ -119,7 +118,7 @@ def test_a_changed_policy_arrives_whole(pair):
 
 def begin_anew(pair) -> None:
     """Let the next push be a run's first, which is proven in full."""
-    pair.weight_sync = WeightSync.Config(check_interval=1).build()
+    pair.weight_sync = WeightSync.Config(check_interval=1).build(proof=pair.proof)
 
 
 def module(pair, name: str) -> torch.nn.Module:
@@ -230,7 +229,7 @@ def test_a_rotary_cache_that_changes_is_named(pair):
 
 
 def test_a_probe_far_over_the_runs_own_noise_is_an_error():
-    sync = WeightSync.Config(max_diff=0.5).build()
+    sync = WeightSync.Config(max_diff=0.5).build(proof=None)
     zeros = np.zeros(4, np.float32)
     for _ in range(3):
         sync._check_probe(zeros, zeros + 0.001, torch.bfloat16)

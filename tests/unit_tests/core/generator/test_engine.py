@@ -1,4 +1,4 @@
-"""What a CPU engine does in another way than vLLM, on a real one: the same completions, or the same distribution."""
+"""A real engine: crowded, waiting and interrupted sequences give the same completions."""
 
 import os
 
@@ -8,27 +8,22 @@ from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import save_tiny_checkpoint
-from torchtitan_rl import cpu
-from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.generator import CPU_BLOCK_TOKENS, Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
-from torchtitan_rl.cpu import BLOCK_TOKENS
 from torchtitan_rl.observability.engine_stats import EngineStats
 
-pytestmark = pytest.mark.skipif(not ON_CPU, reason="a GPU's engine is vLLM's own")
+pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
-LONG = SamplingConfig(n=3, max_tokens=BLOCK_TOKENS + 9, stop_token_ids=[7])
+LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
 """Into a second block of the cache, with some that end before."""
 
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as given:
-        given.setenv(cpu.SWITCH, "fast")
-        cpu.install()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     folder = tmp_path_factory.mktemp("tiny")
@@ -51,19 +46,6 @@ def scheduler(generator):
 
 def said(completions: list[Completion]) -> list[tuple]:
     return [(c.token_ids.tolist(), c.logprobs.tolist(), c.finish_reason) for c in completions]
-
-
-def test_a_prompt_is_computed_once_for_its_completions(generator, scheduler, monkeypatch) -> None:
-    def completions() -> list[Completion]:
-        generator.llm.reset_prefix_cache()
-        return flat(generator.generate(PROMPTS, seeded=True))
-
-    shared, computed = completions(), generator.stats.metrics([])["generator/prefix_cache_hit_rate"]
-    assert computed.value * computed.weight == pytest.approx((LONG.n - 1) * sum(len(one) - 1 for one in SEQUENCES))
-    monkeypatch.setattr(scheduler, "_twin", lambda request: None)
-    for one, alone in zip(shared, completions(), strict=True):
-        assert one.token_ids.tolist() == alone.token_ids.tolist()
-        assert one.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
 def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, scheduler) -> None:
@@ -97,6 +79,5 @@ def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler,
     monkeypatch.setattr(TurnEngine, "step", five_steps)
     with pytest.raises(InterruptedError):
         generator.generate(PROMPTS)
-    assert not scheduler._by_prompt
     monkeypatch.undo()
     assert said(flat(generator.generate(PROMPTS))) == expected

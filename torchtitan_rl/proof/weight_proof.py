@@ -6,16 +6,18 @@ with unit vectors.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtitan_rl.core.checksum import checksums, place_weights
+from torchtitan_rl.proof.checksum import checksums, place_weights
 
 if TYPE_CHECKING:
-    from torchtitan_rl.core.trainer.held_weights import HeldWeights
+    from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.proof.held_weights import HeldWeights
 
 UNITS = 64
 """Number of columns of a packed matrix that one product reads back."""
@@ -58,6 +60,12 @@ class WeightProof:
         self._parts = [self._part(*found) for found in self.parameters(model)]
         # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
+
+    @classmethod
+    def of(cls, generator: "Generator", held: "HeldWeights") -> "WeightProof":
+        """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
+        degree = generator.config.tensor_parallel_degree
+        return generator.inspect(partial(cls, held=held, tp_size=degree, dtype=generator.dtype))
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
         """Yields each parameter to compare: see `_parameters`."""

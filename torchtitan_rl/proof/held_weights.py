@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.checksum import checksums, place_weights
 from torchtitan_rl.core.trainer.hf import exported_rows
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.proof.checksum import checksums, place_weights
 
 
 class _Shard(NamedTuple):
