@@ -201,7 +201,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             1,
             [steps_are(4), sampler_agrees()],
             exit_codes=[0, 3, 0],
-            quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),

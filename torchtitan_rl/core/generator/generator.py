@@ -156,24 +156,20 @@ class Generator(Configurable):
         mine = prompts[self.replica :: self.num_replicas]
         if not mine:
             return []
+
+        def seed_of(*parts: int) -> int:
+            return _stable_seed(self.seed, step, round, *parts)
+
         # vLLM's CPU engine samples from torch's RNG; its GPU engine seeds each request from numpy's. All ranks of a replica
         # must draw the same numbers.
-        seed = _stable_seed(self.seed, step, round, self.replica)
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        samplings = [sampling_config or prompt.sampling or self.sampling for prompt in mine]
-        groups = [
-            [
-                self._conversation(prompt, i, sampling, _stable_seed(self.seed, step, round, prompt.prompt_idx, i))
-                for i in range(sampling.n)
-            ]
-            for prompt, sampling in zip(mine, samplings, strict=True)
-        ]
+        torch.manual_seed(seed_of(self.replica))
+        np.random.seed(seed_of(self.replica) % 2**32)
+        groups = [self._begin(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
         conversations = [one for group in groups for one in group]
         whole: dict[int, Group[Completion]] = {}
         engine = TurnEngine(
             self.llm, self.tokenizer, self.end_token_ids,
-            seed=lambda one: _stable_seed(self.seed, step, round, one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
+            seed=lambda one: seed_of(one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
             lora_request=self._lora_request,
         )  # fmt: skip
         if self.stats is not None:
@@ -206,16 +202,20 @@ class Generator(Configurable):
                 prompt = max((one.prompt for one in groups[place]), key=lambda prompt: len(prompt.token_ids))
                 yield place, Group(prompt=prompt, samples=samples)
 
-    def _conversation(self, prompt: Prompt, sample_idx: int, sampling: SamplingConfig, seed: int) -> Conversation:
+    def _begin(self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]) -> list[Conversation]:
+        """Returns the prompt's conversations, each without a turn."""
         longest_turn = self.environments.max_turn_tokens if self.environments else None
-        return Conversation(
-            prompt=prompt,
-            sample_idx=sample_idx,
-            sampling=sampling,
-            most_in_turn=longest_turn or sampling.max_tokens,
-            most_tokens=self.config.max_model_len,
-            seed=seed,
-        )
+        return [
+            Conversation(
+                prompt=prompt,
+                sample_idx=sample_idx,
+                sampling=sampling,
+                most_in_turn=longest_turn or sampling.max_tokens,
+                most_tokens=self.config.max_model_len,
+                seed=seed_of(prompt.prompt_idx, sample_idx),
+            )
+            for sample_idx in range(sampling.n)
+        ]
 
     def _share(self, value: Any) -> Any:
         """Returns the value of this replica's first rank on all of its ranks."""
