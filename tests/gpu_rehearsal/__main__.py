@@ -113,13 +113,12 @@ def documented(name: str) -> Layout:
 
 def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
     """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks."""
-    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names]
+    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or config_functions()]
     if not names:
-        jobs = [(_whole, name, documented(name)) for name in config_functions()]
         jobs += [(_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for (_, name, layout), faults in zip(jobs, pool.imap(_job, jobs), strict=True):
             verdicts[f"{name} on {layout}"] = faults
             print(f"{name} on {layout}: {'; '.join(faults) or 'ok'}", flush=True)
