@@ -317,7 +317,7 @@ def _differences(config: object, made: object, growing: bool) -> list[str]:
     ours, parallel = config.generator, made.parallel_config
     pairs = {
         "asynchronous": (made.scheduler_config.async_scheduling, True),
-        "sleep": (made.model_config.enable_sleep_mode, ours.sleep),
+        "sleep": (made.model_config.enable_sleep_mode, bool(ours.sleep)),
         "dtype": (made.model_config.dtype, getattr(torch, ours.dtype)),
         "eager": (made.model_config.enforce_eager, ours.enforce_eager),
         "share": (made.cache_config.gpu_memory_utilization, ours.gpu_memory_utilization),
@@ -332,13 +332,13 @@ def _differences(config: object, made: object, growing: bool) -> list[str]:
 def rehearse_missing_option(at: str) -> None:
     """Fails: an option that vLLM lacks."""
     asked = generator_module.engine_options(Generator.Config()) | {"no_such_option": True}
-    with mock.patch.object(generator_module, "engine_options", lambda _: asked):
+    with mock.patch.object(generator_module, "engine_options", return_value=asked):
         _generator(at)
 
 
 def rehearse_unmapped_proof(at: str) -> None:
     """Fails: the proof reads the buffers of a sleeping engine, as it once did."""
-    with mock.patch.object(Generator, "_wake_weights", lambda _: None):
+    with mock.patch.object(Generator, "_wake_weights"):
         rehearse_steps(at, steps=1)
 
 

@@ -54,7 +54,7 @@ class Generator(Configurable):
         """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer state
         stay in memory beside it. No effect on a CPU."""
 
-        sleep: bool | Literal["auto"] = "auto"
+        sleep: Literal[True, False, "auto"] = "auto"
         """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on a CPU."""
 
         enforce_eager: bool = False
