@@ -64,6 +64,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
+from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import generator as generator_module  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
@@ -356,7 +357,7 @@ def _main(*report: str) -> int:
                 found[part.__name__] = part(f"{at}/{part.__name__}")
             except Exception:
                 found[part.__name__] = [traceback.format_exc()]
-            dist.destroy_process_group()
+            comm.close_process_group()
     for path in report:
         Path(path).write_text(json.dumps(found))
     print(json.dumps(found, indent=1))

@@ -79,7 +79,9 @@ def test_an_option_that_vllm_lacks_is_seen(reports):
 
 
 def test_a_proof_that_reads_a_sleeping_engine_is_seen(reports):
-    assert "clone uses memory that the sleeping engine has given back" in reports["engine"]["rehearse_unmapped_proof"][0]
+    assert (
+        "clone uses memory that the sleeping engine has given back" in reports["engine"]["rehearse_unmapped_proof"][0]
+    )
 
 
 def test_without_gpp_the_reason_to_skip_names_it(monkeypatch):
