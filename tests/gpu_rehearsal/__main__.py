@@ -38,6 +38,8 @@ def _set(path: str, value: Any) -> Callable[[RunConfig], None]:
     return lambda config: setattr(reduce(getattr, owner.split("."), config), name, value)
 
 
+FULL_DEPTH = ("qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b")
+"""Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
 OPTIONS = {
     "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
@@ -115,10 +117,11 @@ def documented(name: str) -> Layout:
 
 
 def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks."""
+    """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks. One process at a time."""
     jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or config_functions()]
     if not names:
         jobs += [(_whole, "qwen3_8b", Layout(8)), (_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
+        jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
@@ -134,7 +137,7 @@ def _job(job: tuple) -> tuple[list[str], str]:
     begin = time.monotonic()
     record = function(name, layout)
     if isinstance(record, str):
-        return [record], "failed"
+        return [record[-1500:]], "failed"
     sizes = [f"{p} {record.peaks[p] / GIB:.1f} of {record.predicted[p] / GIB:.1f} GiB" for p in ("sync", "update")]
     counts = [f"{sum(record.operators[p].values()):,} kernels" for p in ("update", "sync")]
     waits, forwards = record.syncs.total(), record.forwards
@@ -150,6 +153,8 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(load_config(name), layout)
     config.model_spec = config.model_spec or models.qwen3("1.7B")
+    if name not in FULL_DEPTH:
+        config.model_spec.model.layers = config.model_spec.model.layers[:4]
     choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.

@@ -62,6 +62,9 @@ class Stream:
     def synchronize(self) -> None:
         host_waits()
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 _stack = [Stream()]
 
