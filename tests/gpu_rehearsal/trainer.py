@@ -100,7 +100,7 @@ def rehearse(
     need = memory_need(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
         "sync": sum(need.awake.values()) - need.awake["engine"] - CONTEXT_BYTES,
-        "update": sum(need.updating.values()) - CONTEXT_BYTES,
+        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - CONTEXT_BYTES,
     }
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record):
