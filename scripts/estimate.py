@@ -19,7 +19,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 # isort: split
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
 from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
-from torchtitan_rl.setup.memory import footprint_of, memory_need, meta_model  # noqa: E402
+from torchtitan_rl.setup.memory import choose_by_memory, footprint_of, memory_need, meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30
@@ -64,9 +64,10 @@ def main() -> None:
     total = sum(bound / shares[name] for name, bound in bounds.items())
     print(f"step    {total:8.2f} s expected, {sequences * completion / total:,.0f} new tokens a second")
     if gib is not None:
+        print(choose_by_memory(config, world_size=args.gpus, gpu_bytes=gib * GIB))
         need = memory_need(config, world_size=args.gpus, gpu_bytes=gib * GIB)
         verdict = "fits" if need.peak <= gib * GIB else "does not fit: more GPUs, or a smaller micro-batch or engine"
-        print(f"memory  {need.describe()}: {verdict} {gib} GiB")
+        print(f"memory  {need.peak / GIB:.1f} GiB: {verdict} {gib} GiB")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Variation:
 
 VARIATIONS = (
     Variation("0.6B", "0.6B", seconds=160),
-    Variation("0.6B without sleep", "0.6B", ["--generator.no-sleep"]),
+    Variation("0.6B with sleep", "0.6B", ["--generator.sleep", "True"]),
     Variation("0.6B, 512 sequences", "0.6B", ["--num-prompts-per-step", "64", "--generator.max-num-seqs", "512"]),
     Variation("0.6B compiled", "0.6B", ["--trainer.compile"]),
     Variation("0.6B, full activation checkpointing", "0.6B", ["--trainer.activation-checkpoint", "full"]),

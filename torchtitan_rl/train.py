@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from torchtitan_rl.resilience.run_end import REPORT, Phases, write_end
 from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.algorithm import Algorithm
@@ -131,7 +133,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     from torchtitan_rl.core.events import heartbeat, timed
     from torchtitan_rl.resilience.replicated import check_config
     from torchtitan_rl.setup.installation import check_environment
-    from torchtitan_rl.setup.memory import gpu_memory_bytes, memory_warning
+    from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
     from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
     from torchtitan_rl.setup.run_folder import RunFolder
     from torchtitan_rl.setup.start_checkpoint import prepare_start
@@ -147,8 +149,9 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     validate(config, world_size=world_size)
     prepare_start(config)
     check_model(config, world_size=world_size)
-    if warning := memory_warning(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
-        events.progress(warning)
+    for estimate in (choose_by_memory, memory_warning):
+        if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
+            events.progress(said)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     start = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
@@ -277,31 +280,17 @@ def _build_policy_and_engine(
     environments: "Conversations",
     run_folder: Path,
 ) -> "tuple[Trainer, Generator]":
-    import torch.distributed as dist
     from torchtitan.config import TORCH_DTYPE_MAP
-    from torchtitan.distributed import ParallelDims
 
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.library.lora.engine import EngineAdapter
-    from torchtitan_rl.library.lora.policy import Lora
     from torchtitan_rl.observability.engine_stats import EngineStats
     from torchtitan_rl.setup.node import engine_start_note
 
-    lora = Lora(config.trainer.lora) if config.trainer.lora.rank else None
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
-        trainer = config.trainer.build(
-            model_spec=config.model_spec,
-            hf_assets_path=config.hf_assets_path,
-            parallel_dims=ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size()),
-            algorithm=algorithm,
-            num_steps=config.num_steps,
-            max_model_len=config.generator.max_model_len,
-            temperature=config.sampling.temperature,
-            dump_folder=str(run_folder),
-            adapters=lora,
-        )
+        trainer = build_policy(config, algorithm, run_folder)
     engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
-    adapter = EngineAdapter(lora, **engine) if lora else None
+    adapter = EngineAdapter(trainer.lora, **engine) if trainer.lora else None
     with phase("start the vLLM engine" + engine_start_note()):
         generator = config.generator.build(
             hf_assets_path=config.hf_assets_path,
@@ -312,7 +301,40 @@ def _build_policy_and_engine(
             stats=EngineStats(),
             adapter=adapter,
         )
+    if config.generator.tensor_parallel_degree > 1:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        _set_timeouts(config, [get_tp_group().device_group, get_tp_group().cpu_group])
     return trainer, generator
+
+
+def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) -> "Trainer":
+    """Build the trainer and give its process groups the run's timeout. Collective."""
+    import torch.distributed as dist
+    from torchtitan.distributed import ParallelDims
+
+    from torchtitan_rl.library.lora.policy import Lora
+
+    dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
+    trainer = config.trainer.build(
+        model_spec=config.model_spec,
+        hf_assets_path=config.hf_assets_path,
+        parallel_dims=dims,
+        algorithm=algorithm,
+        num_steps=config.num_steps,
+        max_model_len=config.generator.max_model_len,
+        temperature=config.sampling.temperature,
+        dump_folder=str(run_folder),
+        adapters=Lora(config.trainer.lora) if config.trainer.lora.rank else None,
+    )
+    _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
+    return trainer
+
+
+def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None:
+    """Set comm.init_timeout_seconds, which otherwise rules the default group alone: NCCL's own is 10 minutes."""
+    for group in groups:
+        group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))
 
 
 def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":

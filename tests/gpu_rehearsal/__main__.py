@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,11 +19,13 @@ from typing import Any
 from tests.gpu_rehearsal.trainer import Layout, Rehearsal, on_layout, rehearse
 
 # isort: split
+from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
 from torchtitan_rl.core.algorithm import KL
 from torchtitan_rl.library import models
 from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.setup.memory import GIB, choose_by_memory
 from torchtitan_rl.setup.registry import config_functions, load_config
 from torchtitan_rl.setup.run_config import RunConfig
 
@@ -35,6 +38,8 @@ def _set(path: str, value: Any) -> Callable[[RunConfig], None]:
     return lambda config: setattr(reduce(getattr, owner.split("."), config), name, value)
 
 
+FULL_DEPTH = ("qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b")
+"""Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
 OPTIONS = {
     "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
@@ -112,40 +117,52 @@ def documented(name: str) -> Layout:
 
 
 def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks."""
-    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names]
+    """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks. One process at a time."""
+    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or config_functions()]
     if not names:
-        jobs = [(_whole, name, documented(name)) for name in config_functions()]
-        jobs += [(_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
+        jobs += [(_whole, "qwen3_8b", Layout(8)), (_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
+        jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        for (_, name, layout), faults in zip(jobs, pool.imap(_job, jobs), strict=True):
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for (_, name, layout), (faults, row) in zip(jobs, pool.imap(_job, jobs), strict=True):
             verdicts[f"{name} on {layout}"] = faults
-            print(f"{name} on {layout}: {'; '.join(faults) or 'ok'}", flush=True)
+            print(f"{name} on {layout}: {row}: {'; '.join(faults) or 'ok'}", flush=True)
     return {"layouts": verdicts}
 
 
-def _job(job: tuple) -> list[str]:
+def _job(job: tuple) -> tuple[list[str], str]:
+    """Returns what is wrong, and what was counted."""
     function, name, layout = job
-    return function(name, layout)
+    begin = time.monotonic()
+    record = function(name, layout)
+    if isinstance(record, str):
+        return [record[-1500:]], "failed"
+    sizes = [f"{p} {record.peaks[p] / GIB:.1f} of {record.predicted[p] / GIB:.1f} GiB" for p in ("sync", "update")]
+    counts = [f"{sum(record.operators[p].values()):,} kernels" for p in ("update", "sync")]
+    waits, forwards = record.syncs.total(), record.forwards
+    collectives = sum(record.in_update.values())
+    row = f"{', '.join(sizes)}; update {counts[0]}, {waits} waits, {collectives} collectives in {forwards} forwards; sync {counts[1]}"
+    return faults_of([record]), f"{row}; {time.monotonic() - begin:.0f} s"
 
 
-def _option(option: str, layout: Layout) -> list[str]:
-    return _verdict([_rank(layout, 0, option=option)])
+def _option(option: str, layout: Layout) -> Rehearsal | str:
+    return _rank(layout, 0, option=option)
 
 
-def _whole(name: str, layout: Layout) -> list[str]:
+def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(load_config(name), layout)
     config.model_spec = config.model_spec or models.qwen3("1.7B")
+    if name not in FULL_DEPTH:
+        config.model_spec.model.layers = config.model_spec.model.layers[:4]
+    choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
-    prompts = max(
-        2, layout.world // layout.tp * tokens // (3 * longest)
-    )  # of 4 completions: a micro-batch for each rank
+    # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.
+    prompts = max(2, layout.world // layout.tp * tokens // (3 * longest))
     try:
-        return faults_of([rehearse(config, layout, 0, prompts=prompts, longest=longest)])
+        return rehearse(config, layout, 0, prompts=prompts, longest=longest)
     except Exception:
-        return [traceback.format_exc()]
+        return traceback.format_exc()
 
 
 def _main(part: str, *rest: str) -> int:

@@ -43,6 +43,11 @@ def _faults_of_rank(record: Rehearsal) -> list[str]:
                 f"{record.predicted[phase] / MIB:.0f}"
             )
     found += [f"{name} differs from the CPU's" for name in record.differing]
+    for one in record.collectives:
+        if len(one.ranks) > 1 and (seconds := record.timeouts.get(one.ranks)) != record.timeout:
+            found.append(f"the group of {one.operator} at {one.at} waits {seconds} s, not {record.timeout}")
+    if not record.operators["update"]["_fused_adamw_.default"]:
+        found.append("the optimizer is not fused")
     return [f"rank {record.rank}: {fault}" for fault in dict.fromkeys(found)]
 
 

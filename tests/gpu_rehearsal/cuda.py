@@ -1,7 +1,6 @@
 """Makes torch.cuda answer as on a node of H100s. Import this module before torchtitan_rl."""
 
 import os
-from types import SimpleNamespace
 
 from tests.gpu_rehearsal import native
 
@@ -11,11 +10,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from tests.gpu_rehearsal import streams  # noqa: E402
-
-TOTAL_BYTES = 85_029_158_912
-CAPABILITY = (9, 0)
-NAME = "NVIDIA H100 80GB HBM3"
+from tests.gpu_rehearsal import machine, streams  # noqa: E402
 
 
 class FakeCuda(FakeTensorMode):
@@ -37,30 +32,12 @@ _kernels = torch.library.Library("aten", "IMPL")
 _kernels.impl("_fused_rms_norm", _rms_norm, "CUDA")
 _kernels.impl("_fused_rms_norm_backward", _rms_norm_backward, "CUDA")
 
-
-def _patch() -> None:
-    properties = SimpleNamespace(
-        total_memory=TOTAL_BYTES, name=NAME, major=9, minor=0, multi_processor_count=132, warp_size=32,
-        gcnArchName="", max_threads_per_multi_processor=2048, L2_cache_size=50 << 20, shared_memory_per_block_optin=232448,
-    )  # fmt: skip
-    constants = {
-        "is_available": True, "is_initialized": True, "is_bf16_supported": True, "is_current_stream_capturing": False,
-        "device_count": 8, "_device_count_nvml": 8, "current_device": 0, "get_device_capability": CAPABILITY,
-        "get_device_name": NAME, "get_device_properties": properties, "mem_get_info": (TOTAL_BYTES // 2, TOTAL_BYTES),
-        "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "memory_stats": {}, "_lazy_init": None,
-        "init": None, "set_device": None, "empty_cache": None, "reset_peak_memory_stats": None,
-    }  # fmt: skip
-    for name, value in constants.items():
-        setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = streams.Stream, streams.Event, streams.stream
-    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: streams.current()
-    torch.cuda.default_stream = lambda *_: streams._stack[0]
-    torch.cuda.synchronize = lambda *_: streams.host_waits()
-    torch.accelerator.is_available, torch.accelerator.current_device_index = lambda: True, lambda: 0
-    torch._utils._get_available_device_type = lambda: "cuda"
-
-
-_patch()
+machine.answer_as_cuda()
+torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = streams.Stream, streams.Event, streams.stream
+torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: streams.current()
+torch.cuda.synchronize = lambda *_: streams.host_waits()
+torch.cuda.is_initialized = torch.accelerator.is_available = lambda: True
+torch.accelerator.current_device_index = lambda: 0
 for _name, _value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 29511}.items():
     os.environ.setdefault(_name, str(_value))
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

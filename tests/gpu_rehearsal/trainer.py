@@ -4,9 +4,11 @@ import os
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.gpu_rehearsal import cuda  # first: before torch
+from tests.gpu_rehearsal import cuda, machine  # first: before torch
 
 # isort: split
 import numpy as np
@@ -17,7 +19,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.gpu_rehearsal.device import Collective, Device, recording
@@ -34,6 +35,7 @@ from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
+from torchtitan_rl.train import build_policy
 
 DTensor._op_dispatcher._random_ops.clear()  # the device has no random generator
 
@@ -56,12 +58,20 @@ class Rehearsal:
 
     rank: int
     collectives: list[Collective] = field(default_factory=list)
+    timeouts: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Ranks of each process group -> seconds."""
+    timeout: float = 0.0
+    """The configured seconds."""
+    operators: dict[str, Counter[str]] = field(default_factory=dict)
+    """Phase -> how often each operator was launched."""
     syncs: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device in the last update, by line."""
     forwards: int = 0
     """Forwards of the last update."""
     optimizer_steps: int = 0
     """Optimizer steps of the last update."""
+    in_update: Counter[str] = field(default_factory=Counter)
+    """Collectives of the last update."""
     races: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     """Phase -> bytes at its peak."""
@@ -88,25 +98,29 @@ def rehearse(
     record, device = Rehearsal(rank), Device()
     validate(config, world_size=layout.world)
     check_model(config, world_size=layout.world)
-    need = memory_need(config, world_size=layout.world, gpu_bytes=cuda.TOTAL_BYTES)
+    need = memory_need(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
         "sync": sum(need.awake.values()) - need.awake["engine"] - CONTEXT_BYTES,
-        "update": sum(need.updating.values()) - CONTEXT_BYTES,
+        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - CONTEXT_BYTES,
     }
-    with _ranks(layout, rank, config), recording(device), _pretended_values(device, record):
+    record.timeout = config.comm.init_timeout_seconds
+    with _ranks(layout, config, record), recording(device), _pretended_values(device, record):
         groups = draft_episodes(_step(prompts, longest))
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
-            _run(config, layout, device, record, groups, updates)
+            _run(config, device, record, groups, updates)
     record.collectives, record.races = device.collectives, device.memory.races
     return record
 
 
-def _run(config: RunConfig, layout: Layout, device: Device, record: Rehearsal, groups: list, updates: int) -> None:
+def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, updates: int) -> None:
     def phase(name: str) -> None:
-        record.peaks[name] = device.memory.peak
+        record.peaks[name], record.operators[name] = device.memory.peak, device.operators.copy()
         device.memory.peak = device.memory.now
+        device.operators.clear()
 
-    trainer = _build(config, layout)
+    set_spmd_backend(config.trainer.parallelism.spmd_backend)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    trainer = build_policy(config, algorithm, Path(""))
     phase("build")
     for _ in trainer.hf_weights(torch.bfloat16):
         pass
@@ -116,34 +130,25 @@ def _run(config: RunConfig, layout: Layout, device: Device, record: Rehearsal, g
         trainer.score_reference(groups)
     trainer.algorithm.assign_credit(groups)
     record.differing = _differing(trainer, groups, device)
+    phase("reference")
     for _ in range(updates):
         device.syncs.clear()
-        record.forwards = 0
+        device.operators.clear()
+        record.forwards, before = 0, len(device.collectives)
         record.optimizer_steps = trainer.update(groups).optimizer_steps
         record.syncs = device.syncs.copy()
+    record.in_update = Counter(one.operator for one in device.collectives[before:])
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
         assert tensor.device.type == "cuda", name
     HeldWeights(trainer.model, trainer.adapter).checksums(torch.bfloat16)
+    if trainer.lora:
+        trainer.lora.held.checksums(torch.bfloat16)
     phase("sync")
     states = [PolicyState(trainer.model).state_dict(), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]
     assert not off, f"a checkpoint's state is not on the device: {off[:3]}"
     phase("checkpoint")
-
-
-def _build(config: RunConfig, layout: Layout) -> Trainer:
-    set_spmd_backend(config.trainer.parallelism.spmd_backend)
-    return config.trainer.build(
-        model_spec=config.model_spec,
-        hf_assets_path="",
-        parallel_dims=ParallelDims.from_config(config.trainer.parallelism, layout.world),
-        algorithm=config.algorithm.build(max_completion_tokens=config.sampling.max_tokens),
-        num_steps=config.num_steps,
-        max_model_len=config.generator.max_model_len,
-        temperature=1.0,
-        dump_folder="",
-    )
 
 
 def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
@@ -173,16 +178,20 @@ def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
 
 
 @contextmanager
-def _ranks(layout: Layout, rank: int, config: RunConfig):  # noqa: ANN202
+def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN202
     """This process is one rank of `layout`. Collectives return at once."""
+    rank, start = record.rank, dist.init_process_group
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % 8), "WORLD_SIZE": str(layout.world)}
-    start = dist.init_process_group
 
-    def init_process_group(backend: str, **_: object) -> None:
+    def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+        record.timeouts[tuple(dist.get_process_group_ranks(group))] = timeout.total_seconds()
+
+    def init_process_group(backend: str, *, timeout: timedelta, **_: object) -> None:
         assert backend == "cuda:nccl,cpu:gloo", backend
         start("fake", rank=rank, world_size=layout.world)
+        set_timeout(dist.group.WORLD, timeout)
 
-    torch.distributed.init_process_group = init_process_group
+    torch.distributed.init_process_group, dist.ProcessGroup.set_timeout = init_process_group, set_timeout
     try:
         comm.init_process_group(config.comm)
         yield

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.memory import GIB, gpu_memory_bytes, memory_need, memory_warning
+from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
@@ -70,9 +70,9 @@ def _memory(config: "RunConfig", world_size: int) -> str:
     """The memory estimate for this machine's GPUs, or for GPUs of 80 GiB if there are none."""
     here = gpu_memory_bytes()
     gpu_bytes = here or 80 * GIB
-    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).describe()
-    estimate = f"on each GPU of {gpu_bytes / GIB:.0f} GiB{'' if here else ' (there is none here)'}: {need}"
-    return "\n".join(filter(None, [estimate, memory_warning(config, world_size=world_size, gpu_bytes=gpu_bytes)]))
+    on = {"world_size": world_size, "gpu_bytes": gpu_bytes}
+    lines = ["" if here else "there is no GPU here", choose_by_memory(config, **on), memory_warning(config, **on)]
+    return "\n".join(filter(None, lines))
 
 
 def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -32,8 +32,11 @@ CHECKSUM_BLOCK = 2**24
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""
 
-ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0}
-"""Share of a layer's inner activations that is kept until the backward pass."""
+ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0, "auto": 0.0}
+"""Share of a layer's inner activations that is kept until the backward pass. "auto" counts as what it may fall back to."""
+
+ROOMY = 0.85
+"""Share of a GPU up to which the estimate may choose a setting that takes more memory. The rest is for its error."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,44 @@ def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
     return max(gathered, min(largest, CHECKSUM_BLOCK) * (8 + width))
 
 
+def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:
+    """Set trainer.activation_checkpoint and generator.sleep if they are "auto". Returns a line that says what a run has.
+
+    The engine stays awake, and fewer activations are recomputed, if the estimated peak is at most ROOMY of the GPU.
+    Recomputation is given up first, because it takes a quarter of an update. Without a GPU, nothing changes.
+    """
+    if gpu_bytes is None:
+        return ""
+    generator, trainer = config.generator, config.trainer
+
+    def need() -> MemoryNeed:
+        return memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
+
+    if trainer.activation_checkpoint == "auto":
+        for trainer.activation_checkpoint in ("none", "selective", "full"):
+            if need().peak <= ROOMY * gpu_bytes:
+                break
+    if generator.sleep == "auto":
+        generator.sleep = False
+        generator.sleep = need().peak > ROOMY * gpu_bytes
+    weights, cached = _engine_bytes(config)
+    room = generator.gpu_memory_utilization * gpu_bytes - weights
+    return (
+        f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need().describe()}. "
+        f"trainer.activation_checkpoint {trainer.activation_checkpoint}, generator.sleep {generator.sleep}; the KV cache holds "
+        f"about {max(room, 0) / cached:,.0f} tokens, {generator.max_num_seqs} sequences of full length need "
+        f"{generator.max_num_seqs * generator.max_model_len:,}"
+    )
+
+
+def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
+    """Bytes of an engine's weights, and of one token in its KV cache, on each of its ranks."""
+    shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
+    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    degree = config.generator.tensor_parallel_degree
+    return width * _Shape.of(config.model_spec).parameters / degree, width * cached / degree
+
+
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
     """Check that the engine's weights and the trainer's float32 state fit GPUs of `gpu_bytes`.
 
@@ -157,13 +198,12 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
     Raises:
         UserError: with the bytes and the fields to change.
     """
-    weights = _Shape.of(config.model_spec).parameters * BYTES[config.generator.dtype]
-    share = config.generator.gpu_memory_utilization * gpu_bytes
-    if weights / config.generator.tensor_parallel_degree >= share:
+    degree, (weights, _) = config.generator.tensor_parallel_degree, _engine_bytes(config)
+    if weights >= config.generator.gpu_memory_utilization * gpu_bytes:
         raise UserError(
             f"generator.gpu_memory_utilization {config.generator.gpu_memory_utilization} of {gpu_bytes / GIB:.0f} GiB does "
-            f"not hold the engine's weights, {weights / GIB:.1f} GiB over generator.tensor_parallel_degree "
-            f"{config.generator.tensor_parallel_degree}; raise either."
+            f"not hold the engine's weights, {weights * degree / GIB:.1f} GiB over generator.tensor_parallel_degree "
+            f"{degree}; raise either."
         )
     state = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).updating[STATE]
     if state > gpu_bytes:

@@ -78,6 +78,12 @@ def test_an_option_that_vllm_lacks_is_seen(reports):
     assert "no_such_option" in reports["engine"]["rehearse_missing_option"][0]
 
 
+def test_a_proof_that_reads_a_sleeping_engine_is_seen(reports):
+    assert (
+        "clone uses memory that the sleeping engine has given back" in reports["engine"]["rehearse_unmapped_proof"][0]
+    )
+
+
 def test_without_gpp_the_reason_to_skip_names_it(monkeypatch):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     assert "needs g++" in native.reason_to_skip()

@@ -10,7 +10,15 @@ import configs.qwen3 as shipped
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup import validation
-from torchtitan_rl.setup.memory import GIB, check_memory, gpu_memory_bytes, memory_need, memory_warning
+from torchtitan_rl.setup.memory import (
+    GIB,
+    ROOMY,
+    check_memory,
+    choose_by_memory,
+    gpu_memory_bytes,
+    memory_need,
+    memory_warning,
+)
 
 H100 = int(79.2 * GIB)
 H200 = int(139.8 * GIB)
@@ -23,6 +31,7 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
     function = getattr(shipped, name)
     config = function()
     check_memory(config, world_size=gpus, gpu_bytes=H100)
+    choose_by_memory(config, world_size=gpus, gpu_bytes=H100)
     assert not memory_warning(config, world_size=gpus, gpu_bytes=H100)
     need = memory_need(config, world_size=gpus, gpu_bytes=H100)
     stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
@@ -32,8 +41,42 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib", "checkpointing", "sleep"),
+    [
+        ("qwen3_0_6b", 1, 79.2, "none", False),
+        ("qwen3_0_6b", 1, 24, "full", True),
+        ("qwen3_1_7b", 1, 79.2, "none", True),
+        ("qwen3_1_7b", 8, 79.2, "none", True),
+        ("qwen3_8b", 4, 79.2, "full", True),
+        ("qwen3_8b", 8, 79.2, "full", False),
+    ],
+)
+def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(name, gpus, gib, checkpointing, sleep):
+    config = getattr(shipped, name)()
+    on = {"world_size": gpus, "gpu_bytes": int(gib * GIB)}
+    said = choose_by_memory(config, **on)
+    assert (config.trainer.activation_checkpoint, config.generator.sleep) == (checkpointing, sleep)
+    assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in said
+    assert memory_need(config, **on).peak <= ROOMY * gib * GIB
+
+
+def test_memory_leaves_settings_that_the_user_made():
+    config = shipped.qwen3_0_6b()
+    config.trainer.activation_checkpoint, config.generator.sleep = "selective", True
+    choose_by_memory(config, world_size=1, gpu_bytes=H100)
+    assert (config.trainer.activation_checkpoint, config.generator.sleep) == ("selective", True)
+
+
+def test_without_a_gpu_memory_chooses_nothing():
+    config = shipped.qwen3_0_6b()
+    assert choose_by_memory(config, world_size=1, gpu_bytes=None) == ""
+    assert (config.trainer.activation_checkpoint, config.generator.sleep) == ("auto", "auto")
+
+
 def test_the_smallest_fits_a_24_gib_gpu_with_recomputation():
     config = shipped.qwen3_0_6b()
+    config.trainer.activation_checkpoint = "none"
     assert "activation_checkpoint full" in memory_warning(config, world_size=1, gpu_bytes=24 * GIB)
     config.trainer.activation_checkpoint = "full"
     assert not memory_warning(config, world_size=1, gpu_bytes=24 * GIB)

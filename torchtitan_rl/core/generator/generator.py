@@ -55,8 +55,8 @@ class Generator(Configurable):
         """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer state
         stay in memory beside it. No effect on a CPU."""
 
-        sleep: bool = True
-        """Free the engine's weights and KV cache on the GPU during training. No effect on a CPU."""
+        sleep: Literal[True, False, "auto"] = "auto"
+        """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on a CPU."""
 
         enforce_eager: bool = False
         """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
@@ -303,7 +303,7 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
         return options | {"block_size": CPU_BLOCK_TOKENS}
     options |= {
         "enforce_eager": config.enforce_eager,
-        "enable_sleep_mode": config.sleep,
+        "enable_sleep_mode": bool(config.sleep),
         "gpu_memory_utilization": config.gpu_memory_utilization,
     }
     if config.dtype == "float32":

@@ -24,7 +24,7 @@ from torchtitan_rl.core.types import SequenceLayout
 if TYPE_CHECKING:
     from torchtitan_rl.library.lora.policy import Lora
 
-AC_CLASSES = {"none": None, "selective": SelectiveAC, "full": FullAC}
+AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
 
 def build_policy(
@@ -143,10 +143,9 @@ def score_only(
     """Returns log π(label) as `score` does, [T], without a graph, and reshards all weights.
 
     FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here. They
-    would take memory, and a checkpoint would store these rounded copies instead of the master weights.
+    would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next backward
+    would gather the head once more, because FSDP2 still counts on a backward of this forward.
     """
     logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    model.reset_iter_state()
     return logprobs

@@ -103,8 +103,8 @@ class Trainer(Configurable):
         mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
         """Dtype of gathered weights and activations. Master weights and gradient sums stay in float32."""
 
-        activation_checkpoint: Literal["none", "selective", "full"] = "none"
-        """torchtitan's policies for recomputing activations in the backward."""
+        activation_checkpoint: Literal["none", "selective", "full", "auto"] = "none"
+        """torchtitan's policies for recomputing activations in the backward. "auto": as much as memory needs."""
 
         compile: bool = False
         """torch.compile each transformer block."""
@@ -149,8 +149,7 @@ class Trainer(Configurable):
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self._model_spec, self._dump_folder = model_spec, dump_folder
-        self._hf_assets_path = hf_assets_path
+        self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build()
         self.model = self._load_policy(adapters)
@@ -254,6 +253,8 @@ class Trainer(Configurable):
         diffs = LogprobDiffs()
         for i, batch in enumerate(work.batches):
             learns = i >= work.silent
+            if 0 < i == work.silent:
+                self.model.reset_iter_state()  # no backward of the silent ones comes: see `score_only`
             with torch.set_grad_enabled(learns):
                 logprobs, entropy = score(
                     self.model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
