@@ -13,6 +13,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
+from torchtitan_rl.library.models.hf_decoder import check_adapters, check_parallelism
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
@@ -123,6 +124,8 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         UserError: as `validate`.
     """
     model, longest = config.model_spec.model, config.generator.max_model_len
+    check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
+    check_adapters(model, config.trainer.lora.rank)
     attention = model.layers[0].attention
     divided = {
         "attention heads": attention.n_heads,
