@@ -63,7 +63,7 @@ def _check_config(config: "PretrainedConfig", architecture: str) -> None:
     if experts := [name for name in EXPERTS if (getattr(config, name, None) or 0) > 1]:
         raise Unsupported(f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})")
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENDING):
-        raise Unsupported(f"it is a hybrid with layers of type {', '.join(others)}")
+        raise Unsupported(f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}")
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:
         found = f"which is {known.__name__}" if known else "and there is none"
