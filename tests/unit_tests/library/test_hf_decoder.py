@@ -15,7 +15,6 @@ from scripts.export_hf import copy_assets, write_safetensors
 from tests.integration.invariance import MAX_TOKENS
 from tests.parts.hf_decoders import (
     BOUNDS,
-    HF_FAMILIES,
     ODD_DIMENSIONS,
     TIED,
     WINDOW,
@@ -37,7 +36,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
-from torchtitan_rl.library.models.hf_decoder import check_adapters, check_parallelism
+from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
@@ -223,7 +222,13 @@ def test_tensor_parallelism_and_lora_are_refused_by_name(folder_of):
     with pytest.raises(UserError, match="trainer.parallelism.tensor_parallel_degree = 2: expected 1 for olmo2.*FSDP"):
         check_parallelism(model, 2)
     with pytest.raises(UserError, match="trainer.lora.rank = 8: expected 0 for olmo2"):
-        check_adapters(model, 8)
+        check_other_parts(model, lora_rank=8, engine_degree=1)
+    check_other_parts(model, lora_rank=0, engine_degree=2)
+    phi = spec_from_folder(folder_of("phi3")).model
+    with pytest.raises(
+        UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose gate_up_proj, qkv_proj"
+    ):
+        check_other_parts(phi, lora_rank=0, engine_degree=2)
     with pytest.raises(UserError, match="trainer.lora.rank"):
         Lora(LoraConfig(rank=8)).convert(model)
 
@@ -233,4 +238,8 @@ def test_a_run_is_bound_to_the_windows_and_scales_of_its_model(tmp_path, folder_
     one, other = (hf_architecture(spec_from_folder(folder).model) for folder in (folder_of("gemma3_text"), tmp_path))
     assert {key for key in one if one[key] != other[key]} == {"sliding_window"}
     assert json.loads(json.dumps(one)) == one
-    assert set(HF_FAMILIES) >= set(FAMILIES)
+
+
+def test_the_probe_is_longer_than_every_window(folder_of):
+    assert spec_from_folder(folder_of("gemma3_text")).model.reach == WINDOW
+    assert spec_from_folder(folder_of("olmo2")).model.reach == 0

@@ -127,8 +127,6 @@ def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, in
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]
             # vLLM drops a matrix after packing it, so its shape comes from the layer.
-            sizes = (
-                layer.output_partition_sizes if len(names) > 1 else [len(tensor) or sum(layer.output_partition_sizes)]
-            )
+            sizes = layer.output_partition_sizes if names[1:] else [len(tensor) or sum(layer.output_partition_sizes)]
             width = (*tensor.shape, 1)[1] if len(tensor) else layer.input_size_per_partition
             yield layer, parameter, dict(zip(names, sizes, strict=True)), width

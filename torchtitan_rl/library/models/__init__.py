@@ -193,7 +193,7 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
         rope_theta=1.0,
         max_position_embeddings=found.max_position_embeddings,
     )
-    config = dataclasses.replace(spec.model, hf=found, windows=examined.windows, logit_scale=examined.logit_scale)
+    config = dataclasses.replace(spec.model, hf=found, **dataclasses.asdict(examined))
     return dataclasses.replace(spec, model=config)
 
 

@@ -118,6 +118,13 @@ class HFDecoder(Decoder):
         """The sliding window of each layer, counting the token itself; None: no window."""
         logit_scale: float = 1.0
         """The constant by which the model multiplies its logits."""
+        merged: tuple[str, ...] = ()
+        """Matrices that hold several of vLLM's, such as gate_up_proj."""
+
+        @property
+        def reach(self) -> int:
+            """The largest window, 0 without one. A shorter sequence does not show whether windows are right."""
+            return max((window for window in self.windows if window), default=0)
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Set the sharding under tensor parallelism: none."""
@@ -220,14 +227,19 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
         )  # fmt: skip
 
 
-def check_adapters(config: Decoder.Config, rank: int) -> None:
-    """Check that LoRA is off for transformers' models.
+def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: int) -> None:
+    """Check that LoRA is off for transformers' models, and that their weights can be proven in the engine.
 
     Raises:
         UserError: naming the field.
     """
-    if isinstance(config, HFDecoder.Config):
-        expect(
-            rank == 0, "trainer.lora.rank", rank, f"0 for {config.hf.model_type}, which runs with transformers' layers",
-            "Train all weights, or use a Qwen or Llama.",
-        )  # fmt: skip
+    if not isinstance(config, HFDecoder.Config):
+        return
+    expect(
+        lora_rank == 0, "trainer.lora.rank", lora_rank, f"0 for {config.hf.model_type}, which runs with transformers' layers",
+        "Train all weights, or use a Qwen or Llama.",
+    )  # fmt: skip
+    expect(
+        engine_degree == 1 or not config.merged, "generator.tensor_parallel_degree", engine_degree,
+        f"1 for {config.hf.model_type}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
+    )  # fmt: skip

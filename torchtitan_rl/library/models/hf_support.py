@@ -35,6 +35,11 @@ class Examined:
     windows: tuple[int | None, ...]
     """The sliding window of each layer; None: no window."""
     logit_scale: float
+    merged: tuple[str, ...]
+    """The matrices that transformers stores as one and vLLM splits over an engine's ranks part by part."""
+
+
+MERGED = {"qkv_proj", "gate_up_proj"}
 
 
 def examine(config: "PretrainedConfig", architecture: str) -> Examined:
@@ -47,7 +52,8 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
     with torch.device("meta"):
         model = build_transformers_model(config)
     _check_structure(model)
-    return Examined(_windows(model), _logit_scale(model))
+    merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
+    return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
 
 
 def _check_config(config: "PretrainedConfig", architecture: str) -> None:
