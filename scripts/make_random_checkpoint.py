@@ -20,7 +20,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from torchtitan_rl.library.models import FAMILIES, QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
+from torchtitan_rl.library.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
@@ -34,6 +34,7 @@ SMALL = {
     "intermediate_size": 384,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
+    "pad_token_id": None,
 }
 """The default dimensions with --architecture; --set overrides them."""
 
@@ -41,8 +42,9 @@ SMALL = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES, help="size of a published Qwen3")
-    models = sorted(family.model_type for family in FAMILIES.values())
-    parser.add_argument("--architecture", choices=models, help="make a small model of this architecture instead")
+    parser.add_argument(
+        "--architecture", help="make a small model of this model_type instead, such as llama or gemma3_text"
+    )
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"entries of its config.json; default: {SMALL}"
     )

@@ -38,6 +38,7 @@ from tests.integration.run_checks import (  # noqa: E402
     resumed_as_if_never_stopped,
     sampler_agrees,
     steps_are,
+    trained_resumed_and_exported,
 )
 
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
@@ -49,6 +50,12 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
+LAYER_TYPES = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
+TRANSFORMERS = [
+    ("gemma3", "gemma3_text", ["sliding_window=24", LAYER_TYPES, "tie_word_embeddings=true"]),
+    ("olmo2", "olmo2", []),
+]
+"""Test, model_type and further entries of config.json of models that run with transformers' layers."""
 TRL = {
     "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
     "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
@@ -84,12 +91,12 @@ class OverrideDefinitions:
     """In the default test command; the others are run by `scripts/run_tests.sh all`."""
 
 
-def odd(architecture: str) -> Callable[[Path], None]:
+def odd(architecture: str, *more: str) -> Callable[[Path], None]:
     """A random model of odd dimensions in `start`, with untied embeddings."""
 
     def prepare(folder: Path) -> None:
         settings = ["hidden_size=72", "num_attention_heads=6", "head_dim=32", "intermediate_size=100"]
-        settings += ["num_hidden_layers=3", "vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5"]
+        settings += ["num_hidden_layers=3", "vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5", *more]
         command = ["scripts/make_random_checkpoint.py", "--architecture", architecture, "--dtype", "float32"]
         command += ["--output", str(folder / "start"), "--set", *settings]
         subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
@@ -243,6 +250,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"), quick=True,
         ),
+        *(OverrideDefinitions(
+            [[*ANY_FOLDER, *PROBED, "--dump-folder", "{dir}/straight", "--num-steps", "3"],
+             [*ANY_FOLDER, *PROBED, "--dump-folder", "{dir}/resumed"],
+             [*ANY_FOLDER, *PROBED, "--dump-folder", "{dir}/resumed", "--num-steps", "3"]],
+            f"{family} is trained with transformers' layers, goes on after a resume to the last bit and is exported", name, 1,
+            [trained_resumed_and_exported], prepare=odd(family, *more), quick=name == "gemma3",
+        ) for name, family, more in TRANSFORMERS),
         OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
              ["--config", "tests/parts/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],

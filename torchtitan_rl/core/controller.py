@@ -195,11 +195,13 @@ class Controller(Configurable):
 
     def sync_weights(self) -> None:
         """Push the policy into the engine and verify the weights there."""
+        ids, reach = self.held_out[0].token_ids, getattr(self.trainer.model.config, "reach", 0)
+        ids = ids.repeat(1 + reach // len(ids))[: self.config.generator.max_model_len - 1]  # longer than every window
         num_bytes = self.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
             self.generator,
             policy_version=self.state.step,
-            probe=self.held_out[0].token_ids,
+            probe=ids,
             trainer_logprobs=self.trainer.token_logprobs,
         )
         record_metric("sync/bytes", num_bytes, "max")

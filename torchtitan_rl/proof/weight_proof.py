@@ -69,7 +69,7 @@ class WeightProof:
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
         """Yields each parameter to compare: see `_parameters`."""
-        return _parameters(model)
+        return _parameters(model, self._held.shapes)
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Derive this rank's share of each tensor from its local and its full size."""
@@ -126,7 +126,7 @@ def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
     return rank // replicas * size, replicas
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
+def _parameters(model: nn.Module, known: Collection[str]) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
     fused = getattr(model, "packed_modules_mapping", {})
     for path, layer in model.named_modules():
@@ -134,7 +134,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, in
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]
+            names = names if names[0] in known else [f"{path}.{parameter}"]  # a matrix that Hugging Face merges too
             # vLLM drops a matrix after packing it, so its shape comes from the layer.
-            sizes = layer.output_partition_sizes if len(names) > 1 or not len(tensor) else [len(tensor)]
+            sizes = layer.output_partition_sizes if names[1:] else [len(tensor) or sum(layer.output_partition_sizes)]
             width = (*tensor.shape, 1)[1] if len(tensor) else layer.input_size_per_partition
             yield layer, parameter, dict(zip(names, sizes, strict=True)), width

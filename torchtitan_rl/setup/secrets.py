@@ -37,7 +37,7 @@ def without_secrets(value: Any) -> Any:
 
 def _names_one(name: str, value: Any) -> bool:
     """Whether `value` is a secret by the name of its field or command-line option."""
-    return isinstance(value, str) and bool(value and _NAME.search(name.replace("-", "_")))
+    return isinstance(value, str) and bool(value and _NAME.search(str(name).replace("-", "_")))
 
 
 def _without(text: str) -> str:

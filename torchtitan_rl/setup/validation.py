@@ -12,6 +12,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
+from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
@@ -121,6 +122,9 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         UserError: as `validate`.
     """
     model, longest = config.model_spec.model, config.generator.max_model_len
+    check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
+    degree = config.generator.tensor_parallel_degree
+    check_other_parts(model, lora_rank=config.trainer.lora.rank, engine_degree=degree)
     attention = model.layers[0].attention
     divided = {
         "attention heads": attention.n_heads,

@@ -110,7 +110,7 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
     [
         (
             {"architectures": ["GemmaForCausalLM"]},
-            "one of Qwen3ForCausalLM, .* says GemmaForCausalLM. See docs/models.md",
+            "a dense decoder, but .* says GemmaForCausalLM, .* model_type 'llama', which is LlamaForCausalLM. See docs/models.md",
         ),
         ({"mlp_bias": True}, "has mlp_bias True"),
         ({"attention_bias": True}, "has attention_bias True"),

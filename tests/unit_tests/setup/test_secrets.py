@@ -16,6 +16,7 @@ from torchtitan_rl.setup.secrets import masked, without_secrets
         (["mine.py:judge(api_key='sk-1', n=2)"], ["mine.py:judge(api_key='***', n=2)"]),
         (["train", "--task.api-key", "sk-1", "--seed", "3"], ["train", "--task.api-key", "***", "--seed", "3"]),
         (["--task.password=hunter"], ["--task.password=***"]),
+        ({"id2label": {0: "a"}}, {"id2label": {0: "a"}}),
         ("http://me:hunter@judge:8000/v1?n=1", "http://me:***@judge:8000/v1?n=1"),
         ("https://judge:8000/v1", "https://judge:8000/v1"),
         ("Say the secret: five.", "Say the secret: five."),

@@ -100,6 +100,7 @@ class PackedSDPA(VarlenAttention):
 
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
+        self.window_size = config.window_size
 
     def forward(
         self,
@@ -121,12 +122,13 @@ class PackedSDPA(VarlenAttention):
             return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
 
         q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [S, N or Nkv, W, H]
-        if (
-            enable_gqa and q.is_cuda
-        ):  # no fused float32 kernel takes grouped heads; the other one keeps [S, N, W, W] scores
+        if enable_gqa and q.is_cuda:  # no fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores
             k, v, enable_gqa = *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)), False
+        before, band = self.window_size[0], None
+        if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
+            band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device).tril().triu(-before)  # [W, W]
         out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
         )  # [S, N, W, H]
         cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [S*W, N*H]
         return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
-from torchtitan.models.common import TransformerBlock
 from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
@@ -54,7 +53,7 @@ def hf_weights(
     for prefix, block in blocks_of(model):
         if prefix == "lm_head." and model.enable_weight_tying:
             continue  # comes with the embedding
-        with _unsharded(block) if whole_blocks and isinstance(block, TransformerBlock) else nullcontext():
+        with _unsharded(block) if whole_blocks and prefix.startswith("layers.") else nullcontext():
             base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
             state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
             yield from to_hf(model, adapter, prefix, block, state)

@@ -18,6 +18,7 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan_rl.core.trainer.hf import blocks_of, gather, rows_of
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.library.models.hf_decoder import check_other_parts
 from torchtitan_rl.proof.held_weights import HeldWeights
 
 MATRICES = {
@@ -41,6 +42,7 @@ class Lora:
 
     def convert(self, config: Decoder.Config) -> Decoder.Config:
         """Returns a copy of the model's config with frozen weights and an adapter at each target."""
+        check_other_parts(config, lora_rank=self.config.rank, engine_degree=1)
         config = copy.deepcopy(config)  # the converter writes into it
         linear = {fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)}
         names = linear & set().union(*(MATRICES[target] for target in self.config.targets))

@@ -1,6 +1,7 @@
-"""Conversion between a Hugging Face config.json and torchtitan's dense decoders.
+"""Conversion between a Hugging Face config.json and the policy's model.
 
-A new architecture is an entry in FAMILIES; see docs/models.md.
+Families in FAMILIES run with torchtitan's modules. Any other dense decoder runs with transformers' own: see hf_decoder.py for
+the model and hf_support.py for what is refused.
 """
 
 import dataclasses
@@ -33,6 +34,8 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
+from torchtitan_rl.library.models.hf_support import Unsupported, examine
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -130,11 +133,8 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     """
     found = _read_config(folder)
     architecture = (found.architectures or [found.model_type])[0]
-    expect(
-        architecture in FAMILIES, "hf_assets_path", str(folder),
-        f"a checkpoint of one of {', '.join(FAMILIES)}, but its config.json says {architecture}",
-        "See docs/models.md on adding an architecture.",
-    )  # fmt: skip
+    if architecture not in FAMILIES:
+        return _transformers_spec(folder, found, architecture)
     family, rope = FAMILIES[architecture], found.rope_parameters
     must_be = {**family.must_be, "quantization_config": None}
     differing = [f"{key} {value!r}" for key, only in must_be.items() if (value := getattr(found, key, only)) != only]
@@ -158,6 +158,43 @@ def spec_from_folder(folder: Path) -> ModelSpec:
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
     )
+
+
+def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: str) -> ModelSpec:
+    """Returns any other dense decoder, with transformers' modules."""
+    try:
+        examined = examine(found, architecture)
+    except Unsupported as reason:
+        raise UserError(
+            f"hf_assets_path = {str(folder)!r}: expected a dense decoder, but its config.json says {architecture}, and {reason}. "
+            "See docs/models.md."
+        ) from reason
+    family = Family(
+        name=found.model_type,
+        model_type=found.model_type,
+        model=HFDecoder.Config,
+        block=Qwen3TransformerBlock.Config,
+        rope=CosSinRoPE.Config,
+        parallelize=parallelize_hf,
+        adapter=HFStateDictAdapter,
+    )
+    heads = found.num_attention_heads
+    spec = _spec(
+        family,
+        vocab_size=found.vocab_size,
+        hidden_size=found.hidden_size,
+        num_hidden_layers=found.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(found, "num_key_value_heads", None) or heads,
+        head_dim=getattr(found, "head_dim", None) or found.hidden_size // heads,
+        intermediate_size=found.intermediate_size,
+        tie_word_embeddings=found.tie_word_embeddings,
+        rms_norm_eps=0.0,
+        rope_theta=1.0,
+        max_position_embeddings=found.max_position_embeddings,
+    )
+    config = dataclasses.replace(spec.model, hf=found, **dataclasses.asdict(examined))
+    return dataclasses.replace(spec, model=config)
 
 
 def _read_config(folder: Path) -> "PretrainedConfig":
@@ -288,6 +325,8 @@ def small_qwen3(
 
 def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
     """Returns the Hugging Face config.json entries that describe this dense model."""
+    if isinstance(config, HFDecoder.Config):
+        return _transformers_entries(config)
     layer = config.layers[0]
     attention = layer.attention
     rope = attention.rope
@@ -309,6 +348,18 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
     return entries
 
 
+_NOT_COMPUTED = ("architectures", "dtype", "id2label", "label2id", "transformers_version", "use_cache", "_name_or_path")
+"""Entries of config.json that no log-probability depends on."""
+
+
+def _transformers_entries(config: HFDecoder.Config) -> dict[str, Any]:
+    """Returns config.json without what computes nothing. The sizes are there under the usual names."""
+    entries = {key: value for key, value in config.hf.to_dict().items() if key not in _NOT_COMPUTED}
+    attention = config.first_attention
+    sizes = {"num_key_value_heads": attention.n_kv_heads, "head_dim": attention.head_dim}
+    return json.loads(json.dumps(entries | sizes, default=str))
+
+
 def new_hf_model(spec: ModelSpec, **settings: Any) -> "PreTrainedModel":
     """Returns transformers' model for a spec from this module, with random weights, in torch's default dtype.
 
@@ -317,8 +368,8 @@ def new_hf_model(spec: ModelSpec, **settings: Any) -> "PreTrainedModel":
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    [model_type] = [family.model_type for family in FAMILIES.values() if family.name == spec.name]
+    model_types = {family.name: family.model_type for family in FAMILIES.values()}
     entries = {"max_position_embeddings": spec.model.max_seq_len, **hf_architecture(spec.model), **settings}
-    config = AutoConfig.for_model(model_type, **entries)
+    config = AutoConfig.for_model(**{"model_type": model_types.get(spec.name), **entries})
     # For short sequences, eager attention is 20 % faster than flash attention on a CPU.
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

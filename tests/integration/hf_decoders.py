@@ -1,0 +1,50 @@
+"""Families that run with transformers' layers: policy, engine and shards agree, for each from an odd-shaped random folder.
+
+    torchrun --nproc_per_node=2 tests/integration/hf_decoders.py --no-engine   # all families, sharded on 2 ranks
+    torchrun --nproc_per_node=1 tests/integration/hf_decoders.py               # with their engines, one after another
+    torchrun --nproc_per_node=1 tests/integration/hf_decoders.py gemma3_text olmo2
+
+Prints the largest differences of each family; exits non-zero if one is over its bound.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+
+# isort: split
+import torch.distributed as dist  # noqa: E402
+from torchtitan.config import CommConfig  # noqa: E402
+
+from tests.parts.hf_decoders import BOUNDS, HF_FAMILIES, engine_figures, policy_figures, save_hf_family  # noqa: E402
+from torchtitan_rl.core import comm  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", help=f"default: {' '.join(HF_FAMILIES)}")
+    parser.add_argument("--no-engine", action="store_true", help="compare the policies alone, which takes seconds")
+    args = parser.parse_args()
+    wrong = []
+    for family in args.families or HF_FAMILIES:
+        if not dist.is_initialized():  # an engine's end destroys it
+            comm.init_process_group(CommConfig(trace_buf_size=0))
+        folder = Path(comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else ""))
+        if dist.get_rank() == 0:
+            save_hf_family(folder, family)
+        dist.barrier()
+        figures = policy_figures(folder) | ({} if args.no_engine else engine_figures(folder))
+        wrong += [f"{family}: {name} {value:.1e}" for name, value in figures.items() if not value <= BOUNDS[name]]
+        if os.environ["RANK"] == "0":
+            print(f"{family:12}", ", ".join(f"{name} {value:.1e}" for name, value in figures.items()), flush=True)
+    if dist.is_initialized():
+        comm.close_process_group()
+    sys.exit(f"over the bound: {'; '.join(wrong)}" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

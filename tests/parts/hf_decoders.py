@@ -1,0 +1,229 @@
+"""Families that run with transformers' layers: an odd-shaped random folder of each, and what must hold of it."""
+
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+from transformers import AutoModelForCausalLM
+
+from scripts.make_random_checkpoint import small_model
+from tests.integration.parity import TokenizerStandIn
+from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.weight_sync import WeightSync
+from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.policy import build_policy, score, score_only
+from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.weight_proof import WeightProof
+from torchtitan_rl.setup.memory import meta_model
+
+WINDOW = 12
+"""Shorter than the longest of LENGTHS."""
+
+BOUNDS = {"transformers": 2e-5, "sharded gradients": 1e-6, "engine": 1e-4, "engine after a change": 1e-4}
+"""The largest allowed differences: in log-probability, and of the mean log-probability's gradients."""
+
+LENGTHS = [31, 5, 17, 24]
+PADDING = 3
+
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+_MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_SPLIT = {"hidden_size": 192, "head_dim": 32}
+"""For families whose engine ignores head_dim."""
+
+HF_FAMILIES = {
+    "gemma3_text": {
+        **_MIXED,
+        "query_pre_attn_scalar": 48,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+    },
+    "mistral": {"rope_parameters": _ROPE, "sliding_window": WINDOW},
+    "ministral": {"rope_parameters": _ROPE, **_MIXED},
+    "ministral3": {"rope_parameters": _YARN, "sliding_window": None},
+    "olmo2": {"rope_parameters": _ROPE},
+    "olmo3": {"rope_parameters": _ROPE, **_MIXED},
+    "phi3": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}, "sliding_window": None},
+    "smollm3": {"rope_parameters": _ROPE, "no_rope_layers": [1, 0, 1]},
+    "granite": {
+        "rope_parameters": _ROPE, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.11,
+        "logits_scaling": 3.0,
+    },
+    "cohere": {"rope_parameters": _ROPE, "logit_scale": 0.3, **_SPLIT},
+    "cohere2": {"rope_parameters": _ROPE, "logit_scale": 0.3, **_MIXED},
+    "glm4": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+}  # fmt: skip
+"""What each family has besides ODD_DIMENSIONS."""
+
+TIED = {"gemma3_text", "smollm3", "granite", "cohere", "cohere2"}
+"""Families whose published models mostly tie the output head to the embedding."""
+
+
+def save_hf_family(folder: Path, family: str, **settings: object) -> None:
+    """Write a random model of a family, with random norms and biases too."""
+    torch.manual_seed(0)
+    entries = {**ODD_DIMENSIONS, "initializer_range": 0.15, "tie_word_embeddings": family in TIED}
+    model = small_model(
+        family, entries | deepcopy(HF_FAMILIES.get(family, {})) | settings
+    )  # a config changes its dicts
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    model.save_pretrained(folder)
+
+
+def hf_policy(folder: Path, *, activation_checkpoint: str = "none"):
+    """Returns the float32 policy of a folder with its weights, and its adapter. Needs a process group."""
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    spec = spec_from_folder(folder)
+    model = build_policy(
+        spec,
+        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+        parallelism=parallelism,
+        training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+        compile_config=CompileConfig(),
+        activation_checkpoint=activation_checkpoint,
+        logprob_chunk_tokens=32,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, str(folder))
+    return model, adapter
+
+
+def sequences() -> list[Tensor]:
+    """Random token ids, [L] each, some longer than WINDOW."""
+    random = torch.Generator().manual_seed(0)
+    return [torch.randint(0, ODD_DIMENSIONS["vocab_size"], (n,), generator=random) for n in LENGTHS]
+
+
+def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SequenceLayout, Tensor]:
+    """Sequences in one pack with padding: token ids, labels, layout and mask (1 where a label is a sequence's), [T] each."""
+    tokens = torch.cat([*parts, torch.zeros(PADDING, dtype=torch.int64)])
+    mask = torch.cat([torch.ones(len(tokens) - PADDING), torch.zeros(PADDING)])
+    mask[torch.tensor([len(p) for p in parts]).cumsum(0) - 1] = 0
+    layout = SequenceLayout.of([*map(len, parts), PADDING], device="cpu")
+    return tokens, tokens.roll(-1), layout, mask
+
+
+def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """transformers' log-probabilities of the sequences, one by one with its eager attention, and the gradients of their mean."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    rows = []
+    for ids in parts:
+        logp = model(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
+        rows.append(logp.gather(-1, ids[1:, None])[:, 0])
+    logprobs = torch.cat(rows)
+    logprobs.mean().backward()
+    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def unsharded_policy(folder: Path) -> nn.Module:
+    """Returns the policy of a folder as one process has it without FSDP."""
+    spec = spec_from_folder(folder)
+    model = meta_model(spec).to_empty(device="cpu")
+    model.init_weights(buffer_device=None)
+    stored = spec.state_dict_adapter(spec.model, None).from_hf(load_file(folder / "model.safetensors"))
+    assert set(model.load_state_dict(stored, strict=False).missing_keys) <= {"lm_head.weight"}
+    return model
+
+
+def backward(model: nn.Module, parts: list[Tensor], total: int) -> Tensor:
+    """Add the gradients of Σ log π / total over the sequences. Returns their log-probabilities, [labels]."""
+    tokens, labels, layout, mask = packed(parts)
+    logprobs, _ = score(model, tokens, labels, layout, 1.0)  # [T]
+    (logprobs * mask).sum().div(total).backward()
+    return logprobs.detach()[mask.bool()]
+
+
+def largest_difference(sharded: nn.Module, whole: nn.Module) -> float:
+    """The largest difference of two models' gradients. Collective."""
+    grads = {name: p.grad for name, p in whole.named_parameters()}
+    pairs = [(gather(p.grad, torch.float32), grads[name]) for name, p in sharded.named_parameters()]
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+def policy_figures(folder: Path) -> dict[str, float]:
+    """Compares policy, transformers and an unsharded policy. Each rank of the process group takes a share of the sequences."""
+    parts, rank, size = sequences(), dist.get_rank(), dist.get_world_size()
+    total = sum(len(ids) - 1 for ids in parts)
+    model, _ = hf_policy(folder)
+    mine = backward(model, parts[rank::size], total)
+    whole = unsharded_policy(folder)
+    backward(whole, parts, total)
+    expected, _ = transformers_logprobs(folder, parts[rank::size])
+    return {
+        "transformers": float((mine - expected).abs().max()),
+        "sharded gradients": largest_difference(model, whole),
+    }
+
+
+class Engine:
+    """An engine of a folder, to be pushed to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.generator = Generator.Config(dtype="float32", max_model_len=64, sleep=False).build(
+            hf_assets_path=str(folder),
+            tokenizer=TokenizerStandIn(),
+            sampling=SamplingConfig(n=1, max_tokens=4),
+            seed=0,
+        )
+
+    def push(self, model: nn.Module, adapter) -> float:
+        """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
+        proof, parts = WeightProof.of(self.generator, HeldWeights(model, adapter)), sequences()
+        sync = WeightSync.Config(check_interval=1, max_diff=1e-4).build(proof=proof)
+        sync.push(
+            hf_weights(model, adapter, torch.float32),
+            self.generator,
+            policy_version=1,
+            probe=parts[0].numpy(),
+            trainer_logprobs=lambda ids: logprobs_of(model, torch.from_numpy(ids)),
+        )
+        return max(
+            float(np.abs(self.generator.prompt_logprobs(ids.numpy()) - logprobs_of(model, ids)).max()) for ids in parts
+        )
+
+
+@contextmanager
+def engine(folder: Path):
+    """An engine that is closed at the end."""
+    made = Engine(folder)
+    try:
+        yield made
+    finally:
+        made.generator.close()
+
+
+def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
+    """The policy's log-probabilities of ids[1:], [L - 1]."""
+    layout = SequenceLayout.of([len(ids)], device="cpu")
+    return score_only(model, ids, ids.roll(-1), layout, 1.0)[:-1].numpy()
+
+
+def engine_figures(folder: Path) -> dict[str, float]:
+    """Compares engine and policy after the first push, and after the policy has changed."""
+    model, adapter = hf_policy(folder)
+    with engine(folder) as made:
+        first = made.push(model, adapter)
+        scale_policy(model, 1.1)
+        return {"engine": first, "engine after a change": made.push(model, adapter)}

@@ -1,0 +1,245 @@
+"""Decoders that run with transformers' layers: what they compute, what is pushed and exported, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed import ParallelDims
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from scripts.export_hf import copy_assets, write_safetensors
+from tests.integration.invariance import MAX_TOKENS
+from tests.parts.hf_decoders import (
+    BOUNDS,
+    ODD_DIMENSIONS,
+    TIED,
+    WINDOW,
+    backward,
+    hf_policy,
+    packed,
+    policy_figures,
+    save_hf_family,
+    sequences,
+    transformers_logprobs,
+)
+from tests.unit_tests.library.lora.test_policy import copies, saver, updated
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.hf import hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
+from torchtitan_rl.core.trainer.policy import score
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
+from torchtitan_rl.resilience.stored_weights import stored_hf_weights
+from torchtitan_rl.setup.memory import meta_model
+
+FAMILIES = ("gemma3_text", "olmo2", "granite")
+"""Windows, scaled embeddings and tied heads; norms after the layers; scaled logits, residuals and attention."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Returns the folder of a family, made at the first call."""
+    made = {}
+
+    def folder(family: str):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            save_hf_family(made[family], family)
+        return made[family]
+
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_policy_and_gradients_are_those_of_transformers(folder_of, family):
+    folder = folder_of(family)
+    figures = policy_figures(folder)
+    assert {name: value for name, value in figures.items() if not value <= BOUNDS[name]} == {}
+    model, adapter = hf_policy(folder, activation_checkpoint="full")
+    backward(model, sequences(), 73)
+    _, expected = transformers_logprobs(folder, sequences())
+    found = adapter.to_hf(
+        {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    )
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        theirs = expected[name]  # of the mean over 73 labels
+        assert (grad.full_tensor() - theirs).abs().max() <= 1e-5 * theirs.abs().max(), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_weights_come_back_bit_by_bit(folder_of, family):
+    model, adapter = hf_policy(folder_of(family))
+    stored, back = load_file(folder_of(family) / "model.safetensors"), dict(hf_weights(model, adapter, torch.float32))
+    assert back.keys() == stored.keys() | {"lm_head.weight"}
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+    assert torch.equal(back["lm_head.weight"], back["model.embed_tokens.weight"]) is (family in TIED)
+
+
+def test_selective_checkpointing_gives_the_same_gradients(folder_of):
+    grads = []
+    for policy in ("none", "selective"):
+        model, _ = hf_policy(folder_of("gemma3_text"), activation_checkpoint=policy)
+        backward(model, sequences(), 73)
+        grads.append([p.grad.full_tensor() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_sequences_that_share_a_prompt_see_it_through_their_window(folder_of):
+    """The second sequence continues the first one's 20 tokens, of which only some are in its window."""
+    model, _ = hf_policy(folder_of("gemma3_text"))
+    parts = sequences()
+    prompt, first, second = parts[0][:20], parts[2][:9], parts[3][:9]
+    wholes = [torch.cat([prompt, rest]) for rest in (first, second)]
+    alone = []
+    for ids in wholes:
+        tokens, labels, layout, _ = packed([ids])
+        alone.append(score(model, tokens, labels, layout, 1.0)[0][: len(ids) - 1])
+    tokens = torch.cat([wholes[0], wholes[1][19:]])  # the second begins with the prompt's last token
+    layout = SequenceLayout.of([29, 10], [0, 19], device="cpu")
+    shared = score(model, tokens, tokens.roll(-1), layout, 1.0)[0]
+    torch.testing.assert_close(shared[:28], alone[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(shared[29:38], alone[1][19:], atol=1e-5, rtol=0)
+    assert len(prompt) > WINDOW
+
+
+def trainer_of(folder) -> Trainer:
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    made = Trainer.Config(parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=32)
+    made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-3, 0
+    return made.build(
+        model_spec=spec_from_folder(folder),
+        hf_assets_path=str(folder),
+        parallel_dims=ParallelDims.from_config(parallelism, 1),
+        algorithm=Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
+        num_steps=10,
+        max_model_len=64,
+        temperature=1.0,
+        dump_folder="",
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo2"])
+def test_a_policy_trains_is_resumed_bit_by_bit_and_exports_its_log_probabilities(folder_of, tmp_path, family):
+    folder, exported = folder_of(family), tmp_path / "exported"
+    first = trainer_of(folder)
+    start = copies(first)
+    assert updated(first).optimizer_steps == 1
+    assert all(not torch.equal(now, start[name]) for name, now in copies(first).items())
+    checkpoints = saver(first, tmp_path)
+    checkpoints.save(1)
+    saved = checkpoints.folder.steps()[1]
+    spec = spec_from_folder(folder)
+    exported.mkdir()
+    weights = stored_hf_weights(meta_model(spec), spec.state_dict_adapter(spec.model, None), saved, torch.float32)
+    write_safetensors(weights, spec.model.enable_weight_tying, exported)
+    copy_assets(folder, exported, "float32")
+    ids = sequences()[0]
+    theirs, _ = transformers_logprobs(exported, [ids])
+    assert abs(first.token_logprobs(ids.numpy()) - theirs.numpy()).max() <= BOUNDS["transformers"]
+
+    updated(first)
+    second = trainer_of(folder)
+    saver(second, tmp_path).load(saved)
+    updated(second)
+    ours, theirs = copies(first), copies(second)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_bfloat16_stays_near_float32(folder_of):
+    folder = folder_of("gemma3_text")
+    trainer = trainer_of(folder)
+    trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
+    rounded = trainer._load_policy(None)
+    tokens, labels, layout, mask = packed(sequences())
+    exact, near = (score(m, tokens, labels, layout, 1.0)[0][mask.bool()] for m in (trainer.model, rounded))
+    assert 0 < (exact - near).abs().max() < 0.3
+
+
+REFUSED = [
+    ("gemma2", {}, "its attention uses softcap"),
+    ("mixtral", {}, "a mixture of experts"),
+    ("qwen3_moe", {"num_experts": 4}, "a mixture of experts"),
+    ("mamba", {}, "a hybrid or recurrent model, with layers of type linear_attention"),
+    ("recurrent_gemma", {}, "recurrent"),
+    ("gpt_neox", {}, "its parts are"),
+    ("phi", {}, "a bias on its output head|its parts are"),
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "transforms its logits by more than a positive factor"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "its attention is not causal"),
+    ("mistral", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ("mistral", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "it is quantized"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "said"), REFUSED, ids=[f"{one[0]}-{one[2][:12]}" for one in REFUSED])
+def test_what_is_not_computed_is_refused_by_name(tmp_path, family, settings, said):
+    entries = {**ODD_DIMENSIONS, "pad_token_id": None, **settings}
+    config = AutoConfig.for_model(family, **entries)
+    with torch.device("meta"):
+        names = [
+            type(
+                AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **ODD_DIMENSIONS, pad_token_id=None))
+            ).__name__
+        ]
+    config.architectures = names
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    with pytest.raises(UserError, match=f"hf_assets_path = .*a dense decoder, but .*({said}).*docs/models.md"):
+        spec_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "said"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", "multimodal or nested .*vision_config"),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", "a hybrid or recurrent model, with layers of type linear_attention"),
+        ("t5gemma", "T5GemmaForConditionalGeneration", "nested|encoder-decoder"),
+    ],
+)
+def test_multimodal_hybrid_and_encoder_models_are_refused(tmp_path, family, architecture, said):
+    config = AutoConfig.for_model(family).to_dict() | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(UserError, match=f"says {architecture}, and .*({said})"):
+        spec_from_folder(tmp_path)
+
+
+def test_tensor_parallelism_and_lora_are_refused_by_name(folder_of):
+    model = spec_from_folder(folder_of("olmo2")).model
+    with pytest.raises(UserError, match="trainer.parallelism.tensor_parallel_degree = 2: expected 1 for olmo2.*FSDP"):
+        check_parallelism(model, 2)
+    with pytest.raises(UserError, match="trainer.lora.rank = 8: expected 0 for olmo2"):
+        check_other_parts(model, lora_rank=8, engine_degree=1)
+    check_other_parts(model, lora_rank=0, engine_degree=2)
+    phi = spec_from_folder(folder_of("phi3")).model
+    with pytest.raises(
+        UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose gate_up_proj, qkv_proj"
+    ):
+        check_other_parts(phi, lora_rank=0, engine_degree=2)
+    with pytest.raises(UserError, match="trainer.lora.rank"):
+        Lora(LoraConfig(rank=8)).convert(model)
+
+
+def test_a_run_is_bound_to_the_windows_and_scales_of_its_model(tmp_path, folder_of):
+    save_hf_family(tmp_path, "gemma3_text", sliding_window=WINDOW + 1)
+    one, other = (hf_architecture(spec_from_folder(folder).model) for folder in (folder_of("gemma3_text"), tmp_path))
+    assert {key for key in one if one[key] != other[key]} == {"sliding_window"}
+    assert json.loads(json.dumps(one)) == one
+
+
+def test_the_probe_is_longer_than_every_window(folder_of):
+    assert spec_from_folder(folder_of("gemma3_text")).model.reach == WINDOW
+    assert spec_from_folder(folder_of("olmo2")).model.reach == 0

@@ -1,0 +1,245 @@
+"""Runs a decoder of transformers as the policy: its own layers, with packed attention, FSDP2 and the scoring head.
+
+The model has torchtitan's parts (`tok_embeddings`, `layers`, `norm`, `lm_head`), which are transformers' modules under other
+names. The forward is transformers' own, so each detail of a family is computed by the code that defines it.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.qwen3 import parallelize_qwen3
+from torchtitan.models.utils import get_dense_model_nparams_and_flops
+from torchtitan.protocols.model import BaseModel
+from torchtitan.protocols.module import ModuleDict
+from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.trainer.attention import PackedRows
+from torchtitan_rl.core.trainer.logprobs import LogprobHead
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+ATTENTION = "torchtitan_rl_packed"
+"""The name of `packed_attention` among transformers' attention functions. Models with another name are not affected."""
+
+HARMLESS = ("is_causal", "position_ids", "use_cache")
+"""Options that models pass to their attention and that change nothing here."""
+
+NAMES = {"tok_embeddings.": "model.embed_tokens.", "layers.": "model.layers.", "norm.": "model.norm."}
+"""{beginning of a parameter's name here: in transformers}. The names of the output head are the same."""
+
+
+class PackedCall(NamedTuple):
+    """How one forward's attention is computed. Each attention module of the model calls it once."""
+
+    masks: PackedRows | VarlenMetadata
+    inner: dict[int | None, VarlenAttention]
+    """The attention of each sliding window; None: of layers that attend to everything before."""
+
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]"""
+        grouped = q.shape[2] != k.shape[2]
+        return self.inner[window](q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    packed: PackedCall,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers. query [1, N, T, H], key and value [1, Nkv, T, H] -> [1, T, N, H], None.
+
+    Args:
+        packed: passed by `HFDecoder.forward` through the model.
+        dropout: not applied: the sampler has none.
+        options: HARMLESS ones. Others are passed on, and `hf_support` refuses models that have them.
+    """
+    asked = {name: value for name, value in options.items() if value is not None and name not in HARMLESS}
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))  # [1, T, N or Nkv, H]
+    return packed(module, q, k, v, scale=scaling, window=sliding_window, **asked), None
+
+
+def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
+    """Returns transformers' model with packed attention and without dropout, on torch's default device and in its dtype."""
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+class ScaledHead(LogprobHead):
+    """A LogprobHead of a model that multiplies its logits by a constant."""
+
+    def __init__(self, config: LogprobHead.Config, scale: float) -> None:
+        super().__init__(config)
+        self.scale = scale
+
+    def scoring(self, labels: Tensor, temperature: float, at: Tensor | None = None) -> AbstractContextManager[None]:
+        """As `LogprobHead.scoring`. A scale is the inverse of a temperature, so hidden states are not rounded again."""
+        return super().scoring(labels, temperature / self.scale, at)
+
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """As `LogprobHead.forward`."""
+        found = super().forward(input)
+        return found * self.scale if self._target is None else found
+
+
+class HFDecoder(Decoder):
+    """A dense decoder of transformers with torchtitan's interface."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        """The inherited fields hold the sizes; `hf` alone decides what is computed."""
+
+        hf: "PretrainedConfig | None" = None
+        windows: tuple[int | None, ...] = ()
+        """The sliding window of each layer, counting the token itself; None: no window."""
+        logit_scale: float = 1.0
+        """The constant by which the model multiplies its logits."""
+        merged: tuple[str, ...] = ()
+        """Matrices that hold several of vLLM's, such as gate_up_proj."""
+
+        @property
+        def reach(self) -> int:
+            """The largest window, 0 without one. A shorter sequence does not show whether windows are right."""
+            return max((window for window in self.windows if window), default=0)
+
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
+            """Set the sharding under tensor parallelism: none."""
+            check_parallelism(self, config.parallelism.tensor_parallel_degree)
+            self.lm_head.sharding_config = ShardingConfig()
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            """Returns the parameters and a token's operations, as if no layer had a window."""
+            attention = self.first_attention
+            return get_dense_model_nparams_and_flops(
+                model, len(self.layers), attention.n_heads, 2 * attention.head_dim, seq_len, self.enable_weight_tying
+            )
+
+    def __init__(self, config: Config) -> None:
+        BaseModel.__init__(self)
+        self.config = config
+        base = build_transformers_model(config.hf).model
+        self.tok_embeddings = base.embed_tokens
+        self.layers = ModuleDict({str(i): layer for i, layer in enumerate(base.layers)})
+        self.norm = base.norm
+        scale = config.logit_scale
+        self.lm_head = config.lm_head.build() if scale == 1 else ScaledHead(config.lm_head, scale)
+        self.enable_weight_tying = config.enable_weight_tying
+        if self.enable_weight_tying:
+            self.tok_embeddings.weight = self.lm_head.weight
+        # Not a child: its parameters would have two names. Its class may have been changed by vLLM (see `forward`).
+        self._base = (base,)
+        attention = config.first_attention.inner_attention
+        self._inner = {
+            window: (attention if window is None else replace(attention, window_size=(window - 1, 0))).build()
+            for window in set(config.windows)
+        }
+
+    def take_layers(self) -> None:
+        """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
+        for i, layer in self.layers.items():
+            self._base[0].layers[int(i)] = layer
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Tie the embeddings and compute the buffers (rotary frequencies, scales). Weights stay as they are."""
+        if self.enable_weight_tying:
+            self.tok_embeddings.weight = self.lm_head.weight
+        base, device = self._base[0], self.lm_head.weight.device
+        for module in base.modules():
+            if next(module.buffers(recurse=False), None) is not None:
+                if next(module.parameters(recurse=False), None) is None:  # the others are on the device
+                    module.to_empty(device=device, recurse=False)
+                base._init_weights(module)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata) -> Any:
+        """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores.
+
+        vLLM's Transformers backend replaces `__init__` and `__call__` of transformers' class for every instance, so
+        `forward` is called directly.
+        """
+        packed = PackedCall(attention_masks, self._inner)
+        found = self._base[0].forward(input_ids=tokens, position_ids=positions, use_cache=False, packed=packed)
+        return self.lm_head(found.last_hidden_state)
+
+
+class HFStateDictAdapter(StateDictAdapter):
+    """Only the parts' names change: see NAMES. The tensors are transformers' own."""
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors under their Hugging Face names, without a tied head, which files leave out."""
+        tied = self.model_config.enable_weight_tying
+        named = ((name, t) for name, t in state_dict.items() if not (tied and name == "lm_head.weight"))
+        return dict(_renamed(named, NAMES))
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors under this model's names."""
+        return dict(_renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()}))
+
+
+def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, value in named:
+        begin = next((b for b in beginnings if name.startswith(b)), "")
+        yield beginnings.get(begin, "") + name.removeprefix(begin), value
+
+
+def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
+    """Applies activation checkpointing, compilation and FSDP2 or HSDP. Qwen3's function does so for any decoder without TP."""
+    check_parallelism(model.config, options["parallelism"].tensor_parallel_degree)
+    parallelize_qwen3(model, **options)
+    model.take_layers()
+    return model
+
+
+def check_parallelism(config: Decoder.Config, degree: int) -> None:
+    """Check that the trainer's tensor parallelism is off for transformers' models.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if isinstance(config, HFDecoder.Config):
+        expect(
+            degree == 1, "trainer.parallelism.tensor_parallel_degree", degree,
+            f"1 for {config.hf.model_type}, which runs with transformers' layers",
+            "Use data_parallel_shard_degree (FSDP). The generator's tensor_parallel_degree may differ.",
+        )  # fmt: skip
+
+
+def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: int) -> None:
+    """Check that LoRA is off for transformers' models, and that their weights can be proven in the engine.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if not isinstance(config, HFDecoder.Config):
+        return
+    expect(
+        lora_rank == 0, "trainer.lora.rank", lora_rank, f"0 for {config.hf.model_type}, which runs with transformers' layers",
+        "Train all weights, or use a Qwen or Llama.",
+    )  # fmt: skip
+    expect(
+        engine_degree == 1 or not config.merged, "generator.tensor_parallel_degree", engine_degree,
+        f"1 for {config.hf.model_type}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
+    )  # fmt: skip
