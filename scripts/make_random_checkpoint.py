@@ -1,7 +1,7 @@
 """Make a Hugging Face folder with random weights, to try memory, speed and other architectures without a download.
 
-    .venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B .venv/bin/python
-    scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
+.venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B
+.venv/bin/python scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
 
 The tokenizer is the small byte-level one of the debug configs, so most entries of a large vocabulary are unused.
 """
