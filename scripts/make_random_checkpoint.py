@@ -26,7 +26,7 @@ from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
 SMALL = {
     "vocab_size": 512,
-    "hidden_size": 192,
+    "hidden_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -35,7 +35,7 @@ SMALL = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
-"""The default dimensions with --architecture; --set overrides them."""
+"""The default dimensions with --architecture; --set overrides them. Qwen2 needs hidden_size = heads * head_dim."""
 
 
 def main() -> None:
