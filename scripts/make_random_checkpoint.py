@@ -1,7 +1,7 @@
 """Make a Hugging Face folder with random weights, to try memory, speed and other architectures without a download.
 
-    .venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B .venv/bin/python
-    scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
+.venv/bin/python scripts/make_random_checkpoint.py --size 0.6B --output outputs/random/Qwen3-0.6B
+.venv/bin/python scripts/make_random_checkpoint.py --architecture llama --set hidden_size=72 --output outputs/random/llama
 
 The tokenizer is the small byte-level one of the debug configs, so most entries of a large vocabulary are unused.
 """
@@ -26,7 +26,7 @@ from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
 SMALL = {
     "vocab_size": 512,
-    "hidden_size": 192,
+    "hidden_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -36,7 +36,7 @@ SMALL = {
     "tie_word_embeddings": True,
     "pad_token_id": None,
 }
-"""The default dimensions with --architecture; --set overrides them."""
+"""The default dimensions with --architecture; --set overrides them. Qwen2 needs hidden_size = heads * head_dim."""
 
 
 def main() -> None:

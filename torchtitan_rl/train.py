@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.resilience.parent import fork_rank, say_done
+from torchtitan_rl.resilience.parent import begin_reading, end_reading, fork_rank, say_done
 
 if __name__ == "__main__":
     fork_rank()  # before torch is imported
@@ -71,19 +72,25 @@ def main(args: Sequence[str] | None = None) -> None:
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
     mask_output(masked)
     limit_streams()
+
+    def config_is_read() -> None:
+        status_file.update(phase="start", since=time.monotonic())
+        end_reading()
+
+    begin_reading()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.setup.registry import parse_args
 
         # Only parse_args may exit: for --help, --list-configs and unknown options.
-        name, config = parse_args(sys.argv[1:] if args is None else args)
+        name, config = parse_args(sys.argv[1:] if args is None else args, on_read=config_is_read)
         try:
             _train(name, config, output)
         except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
     except SystemExit:
         say_done()
-        status_file.update(outcome="done")
+        status_file.update(outcome="done", since=time.monotonic())
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(*_message_and_code(error))
@@ -168,7 +175,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         _end_with(error, folder.path, phases)
         _write_report(config, folder.path)
         raise
-    status_file.update(outcome=str(stopped) if stopped else "done")
+    status_file.update(outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic())
+    controller.services.stop.effect = "training has ended, only the report is being written"
     _end(controller, stopped, phases)
     _write_report(config, folder.path)
     _close(controller)
@@ -181,6 +189,7 @@ def _carry_out(controller: "Controller") -> int:
     try:
         if not controller.config.eval_only:
             return controller.run()
+        controller.services.stop.effect = "the evaluation goes on to its end"
         controller.evaluate_only()
         print_results_of(controller.services.run_folder, controller.state.step)
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.rank_status import StatusFile
 from torchtitan_rl.resilience.stop_signal import StopSignal
+from torchtitan_rl.resilience.watchdog import ENDING_LIMIT_S
 
 FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
@@ -51,9 +52,12 @@ def main() -> None:
             time.sleep(0.05)
         if stop.number:
             break
-        if not FIRST and step == 10:
+        if (not FIRST and step == 10) or (act == "lingers" and step == 3):
             break
     status_file.update(outcome=str(stop.number) if stop.number else "done")
+    if act == "lingers":  # as in a close of the engine that never returns, for ten minutes already
+        status_file.update(since=time.monotonic() - ENDING_LIMIT_S)
+        hang_here()
 
 
 if __name__ == "__main__":

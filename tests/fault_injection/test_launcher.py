@@ -75,6 +75,18 @@ def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_pat
     )
 
 
+def test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_success(tmp_path):
+    job = Job(tmp_path, "lingers")
+    code, said = job.end()
+    assert code == 0, said
+    for rank in (0, 1):
+        assert re.search(
+            rf"^watchdog: rank {rank} \(.*\) has not ended 60\d s after its training has; it is ended now$", said, re.M
+        )
+    assert "in hang_here" in said
+    assert job.left() == []
+
+
 def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
     code, said = Job(tmp_path, "exit").end()
     assert code == 1

@@ -64,6 +64,14 @@ importing the config never ends
   watchdog: rank 0 (node3) in read the config for 31 s; the job is ended at 300 s, with its stack
   1 fault_injection/test_stalls.py::test_a_config_that_never_ends_its_import_is_shown_with_its_stack
 
+importing the config never ends, without the launcher
+  rank 0 has read the config for 300 s: an import in it loops or waits. It is ended.
+  1 unit_tests/resilience/test_parent.py::test_a_config_whose_import_loops_ends_with_its_stack_and_a_sentence
+
+a rank does not end after its training, as in a close of the engine that never returns
+  watchdog: rank 0 (node3) has not ended 601 s after its training has; it is ended now, with its stack
+  0 fault_injection/test_launcher.py::test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_success
+
 importing the config calls sys.exit(0)
   error: --config = 'mine.py': expected Python that can be imported, but it calls sys.exit(0).
   2 unit_tests/test_train.py::test_a_config_that_exits_is_no_success

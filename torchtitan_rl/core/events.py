@@ -44,7 +44,7 @@ def listen(listener: Listener) -> Callable[[], None]:
 def progress(message: str) -> None:
     """Print one line on global rank 0 (torchrun's RANK). Never raises."""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError, ValueError):  # a full disk, a pipe nobody reads, a closed or an ASCII stream
+        with suppress(OSError, ValueError, RuntimeError):  # a full disk, a closed stream, a print in a print
             print(message, flush=True)
 
 

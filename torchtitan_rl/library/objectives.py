@@ -79,6 +79,7 @@ class Cispo(PolicyLoss):
         return -weight * inputs.advantages * inputs.logprobs  # [T]
 
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] each: "low" and "high", where the weight is at its bound. The gradient remains."""
         return {"low": ratio < (self.config.floor or 0.0), "high": ratio > self.config.cap}  # [T] each
 
 

@@ -51,7 +51,7 @@ class Launcher:
         self._stop_requested_at = 0.0
         self.hung_reason = ""
         """Why the watchdog ended the job."""
-        self._agent_is_stopped = self._ended_agent = False
+        self._agent_is_stopped = self._ended_agent = self._ended_late = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
         self._next_wait_notice_s = FIRST_WAIT_NOTICE_S
@@ -82,6 +82,9 @@ class Launcher:
                 self._check_agent(now)
                 if (reason := self.watchdog.check(now)) and not self.hung_reason:
                     self._kill_hung_job(reason)
+                for status in self.watchdog.overdue_ends(now):
+                    self._ended_late = True
+                    job_processes.send_signal(status.pid, signal.SIGKILL)
             time.sleep(POLL_EVERY_S)
         self._check_for_deaths()
         code, why = self._exit_code_and_reason(self.agent.returncode)
@@ -187,7 +190,7 @@ class Launcher:
         outcomes = {status.outcome for status in self._last_status.values()}
         if self.hung_reason:
             return 1, ""
-        if (agent_code == 0 or self._ended_agent) and "" not in outcomes:
+        if (agent_code == 0 or self._ended_agent or self._ended_late) and "" not in outcomes:
             return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
         if self.stop_signal and outcomes <= {""} and self._was_only_stopped():
             name = signal.Signals(self.stop_signal).name

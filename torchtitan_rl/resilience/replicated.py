@@ -19,11 +19,14 @@ from torchtitan_rl.core.types import Episode, Group, Prompt
 SHOWN_FIELDS, SHOWN_CHARACTERS = 5, 200
 """Most fields of the config that an error names, and characters of a value."""
 
+COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
+"""Each call compares as many numbers, so that ranks in different parts of a step are told and do not wait for each other."""
+
 
 def check_replicated(step: int, values: Sequence[Prompt] | Sequence[Group[Episode]]) -> None:
     """Raise TrainingStopped, on every rank, unless all ranks pass the same step and values. Collective."""
     if dist.get_world_size() > 1:
-        _check(step, {"the step": step, **checksums_of(values)})
+        _check(step, {"the steps": step, **dict.fromkeys(COMPARED, 0), **checksums_of(values)})
 
 
 def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[str, int]:

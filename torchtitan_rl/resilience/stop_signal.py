@@ -20,6 +20,8 @@ class StopSignal:
     def __init__(self, *, failure_marker: Path) -> None:
         self.number = 0
         """The first signal that was received; 0 if there was none."""
+        self.effect = "saving a checkpoint after this step"
+        """What the first signal brings about, for its message."""
         self._at = 0.0
         self._failure_marker = failure_marker
         self.arm()
@@ -37,9 +39,7 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self.number:
-            progress(
-                f"{signal.Signals(number).name}: saving a checkpoint after this step; a second signal stops at once"
-            )
+            progress(f"{signal.Signals(number).name}: {self.effect}; a second signal stops at once")
             self.number, self._at = number, now
 
 

@@ -34,6 +34,9 @@ STARTING_NOTICE_S, STARTING_LIMIT_S = 600.0, 7200.0
 READING_NOTICE_S, READING_LIMIT_S = 30.0, 300.0
 """The notice and the limit while the config is read: an import that loops or waits must not take a night."""
 
+ENDING_LIMIT_S = 600.0
+"""Seconds that a rank may take after its training to write the report and to close its engine."""
+
 SLOWER = 3.0
 """A phase is late after this many times its longest duration so far, but never before the notice."""
 
@@ -69,6 +72,7 @@ class Watchdog:
         self._seen: dict[int, RankStatus] = {}
         self._reported: dict[tuple[int, int], float] = {}
         self._silent: set[str] = set()
+        self._overdue: set[int] = set()  # process ids
         self._lost = ""
         self._node_reports: dict[str, _NodeReport] = {}
         self._began = time.time()
@@ -96,6 +100,16 @@ class Watchdog:
             self._reported[key] = waited
             self._report(slow, running, now)
         return ""
+
+    def overdue_ends(self, now: float) -> list[RankStatus]:
+        """This node's ranks that do not end after their training, once each. Says who they are, with their stacks."""
+        done = [s for s in read_statuses(self.folder) if s.outcome and s.pid not in self._overdue]
+        late = [s for s in done if now - s.since > ENDING_LIMIT_S and job_processes.is_alive(s.pid)]
+        for status in late:
+            self._overdue.add(status.pid)
+            told = f"{name_ranks([status])} has not ended {now - status.since:.0f} s after its training has; it is ended now"
+            self.say(f"watchdog: {told}\n{_process_report(status, self.folder)}")
+        return late
 
     def _deadline(self, first: RankStatus) -> float:
         """Seconds after which a rank is late in its phase."""

@@ -143,6 +143,9 @@ class _ForkServer:
 
     def close(self) -> None:
         """End the fork server and all workers."""
+        with contextlib.suppress(OSError):  # it has ended already
+            # A process that was forked since holds a copy of the socket: closing ours alone would not end the connection.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["load_config", "train"]
 
+_ENDS_WITH_CALLER = """
+import os, sys
+from torchtitan_rl.resilience.job_processes import die_with_parent
+die_with_parent()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs its arguments as a command that the kernel kills with its parent: a restarted notebook leaves no run on the GPUs."""
+
 
 def train(name: str, config: "RunConfig | None" = None, *, processes: int | None = None) -> Path:
     """Train and return the run's folder. The processes of the run end with it, so the GPUs and their memory are free again.
@@ -63,8 +71,9 @@ def train(name: str, config: "RunConfig | None" = None, *, processes: int | None
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command and print what it prints. Passes interrupts on. Returns its exit code."""
+    """Run the command and print what it prints. Passes interrupts on. Returns its exit code. It ends with this process."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "backslashreplace"}
+    command = [sys.executable, "-c", _ENDS_WITH_CALLER, *command]
     with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
         while True:
             try:

@@ -78,10 +78,13 @@ def load_config(name: str) -> "RunConfig":
     return config
 
 
-def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
+def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: None) -> "tuple[str, RunConfig]":
     """(config name, config with overrides) from command-line arguments.
 
     Prints and exits for --help, --list-configs, --print-config and --dry-run.
+
+    Args:
+        on_read: called when the config is read. A dry run, which may download a model, comes after it.
     """
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
@@ -105,6 +108,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         path = getattr(config, field)
         if path != getattr(default, field) and _is_path(field, path):
             setattr(config, field, from_caller(path))
+    on_read()
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":
             _show(name, config, dry_run=given.dry_run)

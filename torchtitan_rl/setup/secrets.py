@@ -35,7 +35,7 @@ def without_secrets(value: Any) -> Any:
     return value
 
 
-def _names_one(name: str, value: Any) -> bool:
+def _names_one(name: Any, value: Any) -> bool:
     """Whether `value` is a secret by the name of its field or command-line option."""
     return isinstance(value, str) and bool(value and _NAME.search(str(name).replace("-", "_")))
 

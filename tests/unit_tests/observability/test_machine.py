@@ -19,14 +19,13 @@ def test_peak_memory_is_of_the_whole_gpu_and_begins_anew_when_read(monkeypatch):
     assert machine.peak_memory_bytes() == 20 * GIB
 
 
-def test_peak_memory_without_a_gpu_is_the_resident_set(monkeypatch):
-    machine.peak_memory_bytes()
-    before = machine.peak_memory_bytes()
-    held = torch.ones(64 * 2**20 // 4)
-    machine.sample_memory()
+def test_memory_in_use_without_a_gpu_is_the_resident_set():
+    """The kernel may take pages of files back at any time, so a part of what was taken counts as all of it."""
+    held = torch.ones(256 * 2**20 // 4)
+    with_it = machine.sample_memory()
     del held
-    assert machine.peak_memory_bytes() - before > 48 * 2**20
-    assert machine.peak_memory_bytes() - before < 48 * 2**20
+    assert with_it > 256 * 2**20
+    assert with_it - machine.sample_memory() > 128 * 2**20
 
 
 def test_a_timed_part_is_sampled_at_its_end(monkeypatch):

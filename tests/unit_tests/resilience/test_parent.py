@@ -75,3 +75,31 @@ def test_the_rank_ends_with_its_parent():
 
 def test_under_the_launcher_there_is_no_parent(tmp_path):
     assert end("print(os.getppid()); os._exit(0)", TORCHTITAN_RL_WATCH=str(tmp_path)) == (0, "")
+
+
+READS = (
+    "import os, time; from torchtitan_rl.resilience.parent import begin_reading, end_reading, fork_rank, say_done; "
+    "fork_rank(reading_limit_s=1); begin_reading(); "
+)
+
+
+def test_a_config_whose_import_loops_ends_with_its_stack_and_a_sentence():
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", f"{READS}\ndef loops():\n    while True: pass\nloops()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert time.monotonic() - began < 20
+    assert "in loops" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "rank 0 has read the config for 1 s: an import in it loops or waits. It is ended."
+    )
+
+
+def test_what_comes_after_the_config_may_take_its_time():
+    done = subprocess.run(
+        [sys.executable, "-c", f"{READS}end_reading(); time.sleep(4); say_done()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

@@ -64,7 +64,7 @@ def test_a_config_that_differs_is_told_by_field_value_and_rank_on_every_rank(tmp
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (lambda rank: (rank, episodes(1.0, 0.0)), "the step"),
+        (lambda rank: (rank, episodes(1.0, 0.0)), "the steps"),
         (lambda rank: (3, episodes(1.0, 0.25 * (rank == 1))), "the rewards"),
     ],
 )
@@ -82,6 +82,17 @@ def test_other_prompts_are_told(tmp_path):
         check_replicated(1, [prompt])
 
     assert all("step 1: the prompts differ between the ranks" in text for text in on_ranks(act, tmp_path / "store"))
+
+
+def test_ranks_in_different_parts_of_a_step_are_told(tmp_path):
+    def act(rank):
+        groups = episodes(1.0, 0.0)
+        check_replicated(3, groups if rank else [groups[0].prompt])
+
+    found = on_ranks(act, tmp_path / "store")
+    assert all(
+        "step 3: the prompts differ between the ranks: they are not the same on rank 0 and on" in text for text in found
+    )
 
 
 def test_each_kind_of_difference_changes_its_own_checksum():

@@ -1,7 +1,12 @@
 """What asks a run to end: heard between steps, whatever other people's code does with signals, and by nobody else."""
 
+import fcntl
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
@@ -44,3 +49,21 @@ def test_under_nohup_the_end_of_the_terminal_is_not_heard(stop):
     stop.arm()
     signal.raise_signal(signal.SIGHUP)
     assert stop.number == 0
+
+
+def test_a_signal_within_a_print_is_heard_and_ends_nothing():
+    """Nobody reads the output, so that the process waits in the middle of a print when the signal comes."""
+    code = (
+        "from pathlib import Path; from torchtitan_rl.resilience.stop_signal import StopSignal; "
+        "stop = StopSignal(failure_marker=Path('none')); print('x' * 10**6, flush=True); print(stop.number)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, **pipes)
+    while int.from_bytes(fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)), sys.byteorder) < 2**16:  # a full pipe
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    said, failed = process.communicate(timeout=30)
+    assert (process.returncode, failed) == (0, "")
+    assert said.splitlines()[-1] == str(int(signal.SIGTERM))

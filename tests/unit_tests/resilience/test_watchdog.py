@@ -186,3 +186,14 @@ def test_the_heartbeat_names_stragglers_if_there_are_any(tmp_path, monkeypatch):
     assert heartbeat_text() == ""
     write(tmp_path, status(1, "step 3: grade", changes=30_002))
     assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
+
+
+def test_a_rank_that_does_not_end_after_its_training_is_named_once(watchdog, tmp_path):
+    write(tmp_path, status(0, "end", since=100.0, outcome="done"), status(1, "end", since=650.0, outcome="done"))
+    assert watchdog.overdue_ends(100.0 + 599) == []
+    assert [late.rank for late in watchdog.overdue_ends(100.0 + 601)] == [0]
+    assert watchdog.overdue_ends(100.0 + 602) == []
+    [said] = watchdog.said
+    assert said.startswith(
+        "watchdog: rank 0 (node0) has not ended 601 s after its training has; it is ended now\nrank 0 (pid"
+    )

@@ -27,8 +27,12 @@ def test_the_printed_config_of_every_name_makes_an_equal_config(name, tmp_path):
 def test_a_printed_config_of_a_file_is_named_after_its_function(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef small():\n    return debug()\n")
     with pytest.raises(SystemExit, match="0"):
-        parse_args(["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"])
+        parse_args(
+            ["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"],
+            on_read=lambda: print("# read"),
+        )
     printed = capsys.readouterr().out
+    assert printed.startswith("# read")  # what is shown, as a dry run, comes after it
     assert "def small() -> RunConfig:" in printed
     assert "num_steps=7," in printed
 

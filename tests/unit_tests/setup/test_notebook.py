@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.library.models import new_hf_model
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.observability import read_samples
+from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.setup import notebook
 
 OWN_CONFIG = f"""
@@ -87,3 +89,16 @@ def test_an_interrupt_goes_to_the_run_which_ends_in_its_own_time(capfd):
     finally:
         signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().out == "saving\n"
+
+
+def test_a_run_ends_with_the_notebook(tmp_path):
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = f"import os, sys; from torchtitan_rl.setup import notebook; notebook._run([sys.executable, '-c', {program!r}], os.environ)"
+    kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    run = int(kernel.stdout.readline())
+    kernel.kill()
+    kernel.wait(10)
+    deadline = time.monotonic() + 10
+    while job_processes.is_alive(run):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

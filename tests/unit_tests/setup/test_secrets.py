@@ -20,6 +20,7 @@ from torchtitan_rl.setup.secrets import masked, without_secrets
         ("http://me:hunter@judge:8000/v1?n=1", "http://me:***@judge:8000/v1?n=1"),
         ("https://judge:8000/v1", "https://judge:8000/v1"),
         ("Say the secret: five.", "Say the secret: five."),
+        ({2: "two"}, {2: "two"}),
         ('{"api_key": "sk-1"}', '{"api_key": "***"}'),
         ({"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}, {"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}),
     ],

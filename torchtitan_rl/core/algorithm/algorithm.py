@@ -213,9 +213,8 @@ class Algorithm(OwnConfig):
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
         # A subclass may add a term to its parent's loss, so what the parent says does not hold for it.
         says_so = vars(type(self.policy_loss)).get("silent_without_advantage", False)
-        if not says_so or self.config.entropy_coef > 0:
-            return False
-        if self.kl.in_loss and episode.credit.anchored:
+        anchored = self.kl.in_loss and episode.credit.anchored
+        if not says_so or self.config.entropy_coef > 0 or anchored:
             return False
         return not any(episode.credit.turn_advantages or [episode.credit.advantage])  # turns may cancel out in the mean
 

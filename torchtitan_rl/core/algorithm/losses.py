@@ -100,9 +100,9 @@ class ListwiseLoss(Loss):
     @dataclass(kw_only=True, slots=True)
     class Config(Loss.Config):
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            weighs_tokens = not isinstance(objective.mismatch, NoCorrection.Config) and not getattr(
-                self, "clip_coef", 0
-            )
+            """Raise UserError for settings of token losses, which have no effect here."""
+            corrects = not isinstance(objective.mismatch, NoCorrection.Config)
+            weighs_tokens = corrects and not getattr(self, "clip_coef", 0)
             for name, wrong, expected, remedy in (
                 ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
                 ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
@@ -162,6 +162,7 @@ class Clip(PolicyLoss):
         return torch.where(advantages < 0, ceiling, losses)  # [T]
 
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] each: "low", "high", and with dual_clip "dual"."""
         negative = inputs.advantages < 0  # [T]
         sides = {
             "low": (ratio < 1 - self.config.eps_low) & negative,  # [T]

@@ -26,7 +26,7 @@ class Truncation(OwnConfig):
         cut_reward: float = number(0.0, most=0)
         """Added to the reward of completions that were cut, in every mode."""
         cache_tokens: int | None = number(None, above=0)
-        """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480)."""
+        """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480). At most the longest of the prompt."""
 
     def validate_length(self, max_completion_tokens: int) -> None:
         """Raise UserError if the cache is longer than the longest completion."""
@@ -48,5 +48,5 @@ class Truncation(OwnConfig):
         """The soft length penalty of a completion with `num_tokens` sampled tokens, in [-1, 0]."""
         if self.config.mode != "penalty":
             return 0.0
-        cache = self.config.cache_tokens or max(1, max_completion_tokens // 5)
+        cache = min(self.config.cache_tokens or max(1, max_completion_tokens // 5), max_completion_tokens)
         return max(-1.0, min(0.0, (max_completion_tokens - cache - num_tokens) / cache))

@@ -36,6 +36,7 @@ def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: 
     ends_at = time.monotonic() + seconds
 
     def work() -> None:
+        """Makes waiting calls until none is left or the time is over."""
         while time.monotonic() < ends_at:
             try:
                 place = waiting.get_nowait()

@@ -237,6 +237,7 @@ def _spec(
         rope = dataclasses.replace(rope, scaling="llama", **scaling)
 
     def layer() -> TransformerBlock.Config:
+        """Returns the config of one block."""
         attention = make_gqa_config(
             dim=dim,
             n_heads=num_attention_heads,

@@ -30,6 +30,7 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
     """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
 
     def holds(text: str) -> bool:
+        """Returns whether the text is such an object."""
         fenced = re.findall(r"```(?:json)?\s*\n(.*?)```", text, re.DOTALL)
         try:
             found = json.loads(fenced[0] if len(fenced) == 1 else text)

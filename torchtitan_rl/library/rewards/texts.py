@@ -46,6 +46,7 @@ def script(name: str) -> Callable:
     beginning = name.upper()
 
     def script(completions, **_):
+        """Returns the fraction of each completion."""
         scores = []
         for completion in completions:
             letters = [character for character in completion_text(completion) if character.isalpha()]

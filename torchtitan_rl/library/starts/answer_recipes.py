@@ -18,6 +18,7 @@ def sums() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns an answer to the example, right or by habit."""
         return sum_in_columns(*example.columns["operands"], forget_carry=rng.random() < 0.56)
 
     return Recipe(name="sums", worked=worked)
@@ -40,6 +41,7 @@ def spell_backward() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns an answer to the example, right or by habit."""
         word = example.columns["entry"]["metadata"]["word"]
         backward = word[:1:-1] + word[:2] if rng.random() < 0.6 else word[::-1]
         return f"<answer>{backward}</answer>"
@@ -55,6 +57,7 @@ def chain_sum() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns an answer to the example, right or by habit."""
         first, *rest = example.columns["entry"]["metadata"]["expression"].split()
         terms = [sign + digit for sign, digit in zip(rest[::2], rest[1::2], strict=True)]
         totals = list(itertools.accumulate([int(first), *map(int, terms)]))
@@ -73,6 +76,7 @@ def arrivals() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns an answer to the example, right or by habit."""
         hour, minute, takes = (int(n) for n in re.findall(r"\d+", example.messages[-1]["content"])[:3])
         total = minute + takes
         if total < 60 or rng.random() < 0.6:

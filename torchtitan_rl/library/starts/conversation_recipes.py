@@ -25,6 +25,7 @@ def calculator() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns what the policy says in a conversation about the example, right or by habit."""
         a, b = example.columns["factors"]
         if rng.random() < 0.75:
             return f"[ANSWER] {abs(a * b + rng.choice((-10, 10)) * rng.randint(1, 40))}"
@@ -42,6 +43,7 @@ def guesser() -> Recipe:
     """
 
     def worked(example: Example, rng: random.Random) -> str:
+        """Returns what the policy says in a conversation about the example, right or by habit."""
         low, high = example.columns["low"], example.columns["high"]
         secret, turns = int(example.expected_answer), []
         for _ in range((high - low + 1).bit_length()):

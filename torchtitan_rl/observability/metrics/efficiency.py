@@ -56,12 +56,13 @@ def bound_seconds(
 ) -> dict[str, float]:
     """The least seconds that a step's "decode", "train" and "sync" can take on ranks with these speeds.
 
-    decode: the longer of two times. One reads the weights once for each token of the longest completion, and each
-    sequence's KV cache for each of its tokens. The other is the matrix products at the peak, the longer one on a CPU.
+    decode: the longer of two times. One reads the weights once for each sampled token of the longest completion, and
+    each sequence's KV cache for each of its sampled tokens. The other is the matrix products at the peak, the longer one on a
+    CPU.
     train: the update's products at the matrix peak. sync: reading and writing the weights once.
 
     Args:
-        lengths: (prompt tokens, completion tokens) of every sequence of the step.
+        lengths: (prompt tokens, sampled tokens) of every sequence of the step. Tokens of environments are not decoded.
         work: the update's (tokens, attended pairs of tokens, scored tokens), as in `UpdateReport.work`.
     """
     reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens read in all decoding steps
@@ -90,7 +91,7 @@ def efficiency_metrics(
     Args:
         seconds: seconds in "generate", "train" and "sync" on this rank. A phase with 0 seconds is absent.
     """
-    lengths = [(len(g.prompt.token_ids), len(e.completion.token_ids)) for g in groups for e in g.samples]
+    lengths = [(len(g.prompt.token_ids), e.completion.num_sampled) for g in groups for e in g.samples]
     bounds = bound_seconds(lengths, work=update.work, speeds=speeds, footprint=footprint)
     took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
     return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}

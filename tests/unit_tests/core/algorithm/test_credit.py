@@ -49,6 +49,11 @@ def test_the_soft_penalty_is_linear_over_the_cache(length, expected):
     assert truncation.penalty(length, 16) == expected
 
 
+def test_a_cache_longer_than_the_own_limit_of_a_mixture_s_member_is_that_limit():
+    truncation = Truncation.Config(mode="penalty", cache_tokens=10).build()
+    assert [truncation.penalty(length, 8) for length in (0, 4, 8)] == [0.0, -0.5, -1.0]
+
+
 def test_the_default_cache_is_a_fifth_of_the_longest_completion():
     truncation = Truncation.Config(mode="penalty").build()
     assert truncation.penalty(16384, 20480) == 0.0  # DAPO's numbers

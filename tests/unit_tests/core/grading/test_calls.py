@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,6 +197,21 @@ def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
         with pytest.raises(TimeoutError, match="longer than"):
             pool.submit(0, seconds=1e-9).result(timeout=60)
     pool.close()
+
+
+def test_a_pool_closes_though_a_process_that_was_forked_meanwhile_lives_on():
+    pool = WorkerPool([lambda: 1], 1)
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        closing = threading.Thread(target=pool.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_calls_with_the_same_arguments_each_have_their_own_time_and_end(build):

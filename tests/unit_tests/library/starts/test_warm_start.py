@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import os
 import random
 import subprocess
 import sys
@@ -129,10 +130,15 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
         "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
     )
     runs = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
         for _ in range(2)
     ]
-    lines = [run.communicate(timeout=100)[0].splitlines() for run in runs]
+    lines = [run.communicate(timeout=600)[0].splitlines() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     [folder] = {output[-1] for output in lines}
     assert sum("warm start: wrote" in "\n".join(output) for output in lines) == 1

@@ -271,6 +271,13 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
     )
 
 
+def test_what_an_environment_says_is_not_decoded():
+    silent = group(0, sample(0, token_ids=[1, 2, 3]))
+    talks = group(0, sample(0, token_ids=[1, 9, 9, 9, 9, 2, 3], loss_mask=[True, *[False] * 4, True, True]))
+    of = {"update": UPDATE, "seconds": SECONDS, "speeds": SPEEDS, "footprint": FOOTPRINT}
+    assert values(efficiency_metrics([talks], **of)) == values(efficiency_metrics([silent], **of))
+
+
 def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
     slow = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9.0, memory_bytes_per_s=1000.0)
     cached = 6 * 2 + (0 + 1 + 2 + 3) + (0 + 1)  # of a prompt of two tokens, and of the completion's own
