@@ -151,8 +151,9 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         events.progress(warning)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
-    start = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
-    check_config(config_fields(config) | start)
+    starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
+    digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}
+    check_config(config_fields(config) | digests)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -285,7 +286,7 @@ def _build_policy_and_engine(
     from torchtitan_rl.observability.engine_stats import EngineStats
     from torchtitan_rl.setup.node import engine_start_note
 
-    lora = Lora(config.trainer.lora) if config.trainer.lora.rank else None
+    lora = Lora.of(config.trainer.lora)
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = config.trainer.build(
             model_spec=config.model_spec,
