@@ -271,7 +271,7 @@ def test_the_merged_export_computes_what_the_policy_computes(run, tmp_path):
 
 
 def test_the_adapter_folder_computes_in_peft_what_the_policy_computes(run, tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is not installed: pip install torchtitan_rl[peft]")
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install --no-deps peft")
     trainer, folder = run
     base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
