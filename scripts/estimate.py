@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
+from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
 from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
 from torchtitan_rl.setup.memory import choose_by_memory, footprint_of, memory_need, meta_model  # noqa: E402
@@ -49,11 +50,12 @@ def main() -> None:
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n
     length = prompt + completion
-    model = meta_model(config.model_spec)
+    model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
     passes = config.trainer.num_epochs * sequences
+    work = [passes * length, passes * length * (length + 1) / 2, passes * completion]  # in either pass
     bounds = bound_seconds(
         [(prompt, completion)] * sequences,
-        work=[passes * length, passes * length * (length + 1) / 2, passes * completion],
+        work=[work, work],
         speeds=speeds,
         footprint=footprint_of(config, model=model, world_size=args.gpus),
     )

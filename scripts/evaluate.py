@@ -29,7 +29,13 @@ from torchtitan_rl.library.references import CALLER_FOLDER  # noqa: E402
 from torchtitan_rl.setup.secrets import HIDDEN  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_OF_AN_EVALUATION = {"--dump-folder", "--hf-assets-path", "--checkpoint.load-step", "--resume"}
+NOT_OF_AN_EVALUATION = {
+    "--dump-folder",
+    "--hf-assets-path",
+    "--trainer.lora.start",
+    "--checkpoint.load-step",
+    "--resume",
+}
 
 
 def main() -> None:
@@ -46,7 +52,7 @@ def main() -> None:
     if not run.exists() and run.parent != Path() and run.parent.is_dir():  # otherwise it may be a name on the hub
         parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model folder, or a name on the hub")
     with tempfile.TemporaryDirectory() as folder:
-        model, command, caller = args.model_or_run, [], str(Path.cwd())
+        model, command, caller, adapter = args.model_or_run, [], str(Path.cwd()), []
         if (run / "environment.json").is_file():
             model, (command, caller) = f"{folder}/model", command_of(run)
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
@@ -54,10 +60,12 @@ def main() -> None:
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"
                 )
             try:
-                export(run, Path(model), args.step, "float32")
+                base = export(run, Path(model), args.step, "float32", merged=False)
             except UserError as error:
                 parser.error(str(error))
-        command += [*overrides, "--hf-assets-path", model, "--dump-folder", str(output), "--eval-only"]
+            if base:
+                model, adapter = str(base.resolve()), ["--trainer.lora.start", model]
+        command += [*overrides, *adapter, "--hf-assets-path", model, "--dump-folder", str(output), "--eval-only"]
         launch = ["-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={args.nproc}"]
         environment = {**os.environ, CALLER_FOLDER: caller}
         launch = [sys.executable, *launch, "-m", "torchtitan_rl.train", *command]

@@ -52,8 +52,8 @@ def main() -> None:
         parser.error(str(error))
 
 
-def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> None:
-    """Writes checkpoint `step` (None: the last) of `run` to `output`.
+def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> Path | None:
+    """Writes checkpoint `step` (None: the last) of `run` to `output`. Returns the base's folder if that is an adapter folder.
 
     Args:
         merged: with LoRA, write the merged model and not an adapter folder.
@@ -76,7 +76,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     if lora and not merged:
         write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, described["hf_assets_path"], output)
         print(f"{output}: adapter {checkpoint.name} of {run}")
-        return
+        return start
     output.mkdir(parents=True, exist_ok=True)
     if lora:
         weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
@@ -85,6 +85,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+    return None
 
 
 def lora_of(checkpoint: Path) -> Lora | None:

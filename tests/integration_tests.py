@@ -145,8 +145,15 @@ def build_test_list() -> list[OverrideDefinitions]:
             "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
         ),
         OverrideDefinitions(
-            [["--generator-tp", "2"], ["--tp", "2"], ["--dtype", "bfloat16"]],
+            [
+                ["--generator-tp", "2"], ["--tp", "2"], ["--dtype", "bfloat16"],
+                ["--rank", "1", "--targets", "qkv_proj", "up_proj", "down_proj"],
+            ],
             "LoRA: three pushes, then each fault of an adapter caught by name", "lora_sync", 2, [], "tests.integration.lora_sync",
+        ),
+        OverrideDefinitions(
+            [["--tp", "2", "--generator-tp", "2"]], "the same with FSDP 2 x TP 2", "lora_sync_fsdp2_tp2", 4, [],
+            "tests.integration.lora_sync",
         ),
         OverrideDefinitions(
             [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,

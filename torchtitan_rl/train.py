@@ -161,8 +161,9 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
             events.progress(said)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
-    start = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
-    check_config(config_fields(config) | start)
+    starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
+    digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}
+    check_config(config_fields(config) | digests)
     folder = RunFolder.claim(config.dump_folder, name)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -334,7 +335,7 @@ def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) 
         max_model_len=config.generator.max_model_len,
         temperature=config.sampling.temperature,
         dump_folder=str(run_folder),
-        adapters=Lora(config.trainer.lora) if config.trainer.lora.rank else None,
+        adapters=Lora.of(config.trainer.lora),
     )
     _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
     return trainer

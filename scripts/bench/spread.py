@@ -32,14 +32,15 @@ def seconds(lengths: np.ndarray, parameters: float, layers: int, *, ranks: int =
     footprint = Footprint(
         int(2 * parameters),
         2 * 2 * layers * 8 * 128,
+        int(2 * parameters),
         ranks,
         1,
         "bfloat16",
         "bfloat16",
-        TokenFlops(6 * parameters, 0, 0),
+        TokenFlops(2 * parameters, 0, 0),
     )
     sequences = [(PROMPT_TOKENS, int(length)) for length in lengths.flat]
-    return bound_seconds(sequences, work=(0, 0, 0), speeds=GPUS["H100"][0], footprint=footprint)["decode"]
+    return bound_seconds(sequences, work=((0, 0, 0), (0, 0, 0)), speeds=GPUS["H100"][0], footprint=footprint)["decode"]
 
 
 def by_expected(expected: np.ndarray) -> list[list[int]]:

@@ -11,6 +11,7 @@ import argparse
 import random
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,13 +25,15 @@ from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from tests.parts.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
+from tests.parts.tiny import change_adapters, save_tiny_checkpoint, tiny_spec  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
+from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
+from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402
 
@@ -81,8 +84,12 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
     return groups
 
 
-def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int) -> dict:
-    """Norms of gradient and update, controllers' state and full gradients, under Hugging Face names, of one update."""
+def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelism, max_tokens: int, rank: int) -> dict:
+    """Norms of gradient and update, controllers' state and full gradients, under Hugging Face names, of one update.
+
+    With LoRA of `rank` the gradients are those of adapters with random values.
+    """
+    lora = LoraConfig(rank=rank)
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     trainer = Trainer.Config(
         parallelism=parallelism,
@@ -90,6 +97,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         mixed_precision_param="float32",
         max_norm=1e9,
         logprob_chunk_tokens=7,
+        lora=lora,
     ).build(
         model_spec=tiny_spec(),
         hf_assets_path=folder,
@@ -99,16 +107,20 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         max_model_len=64,
         temperature=0.9,
         dump_folder="",
+        adapters=Lora.of(lora),
     )
+    change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}
 
     def catch(*_: object) -> None:
-        values = [p.detach().clone() for p in trainer.model.parameters()]
+        trained = [p for p in trainer.model.parameters() if p.requires_grad]
+        values = [p.detach().clone() for p in trained]
         with torch.no_grad():
-            for p in trainer.model.parameters():
+            for p in trained:
                 p.copy_(p.grad)
-            caught.update({name: t.clone() for name, t in hf_weights(trainer.model, trainer.adapter, torch.float32)})
-            for p, value in zip(trainer.model.parameters(), values, strict=True):
+            weights = trainer.lora.weights if rank else partial(hf_weights, trainer.model, trainer.adapter)
+            caught.update({name: t.clone() for name, t in weights(torch.float32)})
+            for p, value in zip(trained, values, strict=True):
                 p.copy_(value)
 
     trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
@@ -160,7 +172,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         save_tiny_checkpoint(Path(folder))
     comm.barrier()
-    results = {name: update(config, folder, dims, parallelism, args.max_tokens) for name, config in CASES.items()}
+    layout = (folder, dims, parallelism, args.max_tokens)
+    results = {name: update(config, *layout, rank=0) for name, config in CASES.items()}
+    results |= {f"{name} with LoRA": update(CASES[name], *layout, rank=8) for name in ("grpo", "kl")}
     failed = False
     if dist.get_rank() == 0 and args.save:
         torch.save(results, args.save)

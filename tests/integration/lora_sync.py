@@ -17,10 +17,11 @@ import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
 from tests.integration.parity import BOUNDS  # noqa: E402
-from tests.parts.lora import A, AdapterPair, B  # noqa: E402
+from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator.weight_sync import WeightSyncError  # noqa: E402
+from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE  # noqa: E402
 from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
 
@@ -67,13 +68,16 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--dtype", choices=list(BOUNDS), default="float32")
+    parser.add_argument("--rank", type=int, default=LORA.rank, help="1 leaves a rank of FSDP 2 without rows of A")
+    parser.add_argument("--targets", nargs="+", default=LORA.targets, help="with qkv_proj and down_proj")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
         save_tiny_checkpoint(Path(folder))
     dist.barrier()
-    pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp)
+    lora = LoraConfig(rank=args.rank, alpha=LORA.alpha, targets=tuple(args.targets))
+    pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp, lora=lora)
     most, rows = 1e-5 if args.dtype == "float32" else BOUNDS[args.dtype][1], []
     for version in range(1, 4):
         change_adapters(pair.model, version)
@@ -95,6 +99,7 @@ def main() -> None:
         rows.append((says in said, what, said[:200]))
     if dist.get_rank() == 0:
         layout = f"{dist.get_world_size()} ranks, trainer TP {args.tp}, engine TP {args.generator_tp}, {args.dtype}"
+        layout += f", rank {args.rank} of {', '.join(args.targets)}"
         print(layout)
         for holds, what, said in rows:
             print(f"{'ok    ' if holds else 'FAILED'}  {what:32} {said}")

@@ -25,15 +25,18 @@ from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.proof.weight_proof import WeightProof
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+LORA = LoraConfig(rank=6, alpha=9.0)  # vLLM pads it to 8
 A, B = (f"model.layers.1.mlp.down_proj.lora_{one}.weight" for one in "AB")
 
 
 class AdapterPair:
     """A policy with adapters and an engine in one process."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", tp: int = 1, generator_tp: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, dtype: str = "float32", tp: int = 1, generator_tp: int = 1, lora: LoraConfig = LORA
+    ) -> None:
         """The folder must hold the tiny checkpoint. The other ranks are FSDP's, or engines of their own."""
-        spec, lora = tiny_spec(), Lora(LoraConfig(rank=6, alpha=9.0))  # vLLM pads it to 8
+        spec, lora = tiny_spec(), Lora(lora)
         parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
         self.model = build_policy(

@@ -106,7 +106,7 @@ class Checkpointer(Configurable):
         expect(
             base == self._base, "hf_assets_path", f"a base with digest {self._base or 'none: all weights are trained'}",
             f"the base of {checkpoint}, with digest {base or 'none: it stores all weights'}",
-            "Its adapter was trained on that one: start from the same folder, or begin a new run.",
+            "Its adapter was trained on that one: start from the same folder with the same trainer.mixed_precision_param.",
         )  # fmt: skip
         with _explained(f"{checkpoint} cannot be loaded", UserError):
             safe_load.load(self._state(), checkpoint)

@@ -14,6 +14,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
+from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
@@ -90,7 +91,8 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
     bytes during an update. A reference policy adds 4. The engine has its configured share of the GPU. With LoRA all this is
-    of the adapters alone, the base has the forward's dtype, and the reference is the base.
+    of the adapters alone, the base has the forward's dtype, and the reference is the base. vLLM keeps the tensors of a push
+    beside the buffers in its share, until the next push has replaced them.
     """
     shape, trainer = _Shape.of(config.model_spec), config.trainer
     p = trainer.parallelism
@@ -102,10 +104,12 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     reference = (
         4 * state if config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference else 0
     )
-    frozen, trained = 0.0, state
+    frozen, trained, pushed = 0.0, state, {}
     if trainer.lora.rank:
         frozen, reference = state * width, 0
-        trained = _adapter_parameters(config) / (max(shards, 1) * tp)
+        parameters, exported = _adapter_sizes(config)
+        trained = parameters / (max(shards, 1) * tp)
+        pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
     engine = config.generator.gpu_memory_utilization * gpu_bytes
     largest = max(shape.embedding, shape.layer)
     awake = {
@@ -113,6 +117,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "engine": engine,
         "weight sync": _sync_bytes(largest, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
         "CUDA": CONTEXT_BYTES,
+        **{name: 2 * size for name, size in pushed.items()},  # the new one and the one before
     }
     tokens = trainer.max_tokens_per_microbatch
     chunk = min(trainer.logprob_chunk_tokens, tokens)
@@ -127,19 +132,22 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     updating = {
         STATE: 16 * trained + frozen + reference,
         "gathered weights": gathered[0] * width / tp,
-        "gathered gradients": (gathered[1] * 4 + largest * width) / tp,
+        "gathered gradients": (gathered[1] * 4 + largest * width) / tp * trained / state,
         "activations": tokens * (kept + shape.layer_activations) * width / tp,
         "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
         "CUDA": CONTEXT_BYTES,
+        **pushed,
     }
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
 
 
-def _adapter_parameters(config: "RunConfig") -> int:
+def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
+    """Returns the adapters' parameters, and the elements of their exported tensors: a fused A has three names."""
     adapted = meta_model(config.model_spec, Lora(config.trainer.lora)).named_parameters()
-    return sum(p.numel() for name, p in adapted if is_adapter(name))
+    sizes = [(p.numel(), 3 if ".wqkv.lora_a." in name else 1) for name, p in adapted if is_adapter(name)]
+    return sum(size for size, _ in sizes), sum(size * names for size, names in sizes)
 
 
 def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
@@ -187,7 +195,10 @@ def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
     shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     degree = config.generator.tensor_parallel_degree
-    return width * _Shape.of(config.model_spec).parameters / degree, width * cached / degree
+    parameters, rank = _Shape.of(config.model_spec).parameters, config.trainer.lora.rank
+    if rank:  # the buffers have room for the next larger of vLLM's ranks
+        parameters += _adapter_sizes(config)[1] * room_for(rank) / rank
+    return width * parameters / degree, width * cached / degree
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
@@ -234,8 +245,9 @@ def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Foo
     engine_ranks = config.generator.tensor_parallel_degree
     dtypes = config.trainer.mixed_precision_param, config.generator.dtype
     parameters = sum(p.numel() for p in model.parameters())  # tied ones once
+    pushed = sum(p.numel() for p in model.parameters() if p.requires_grad)
     flops = TokenFlops.of(config.model_spec.model, model)
-    return Footprint(width * parameters, width * cached, world_size, engine_ranks, *dtypes, flops)
+    return Footprint(width * parameters, width * cached, width * pushed, world_size, engine_ranks, *dtypes, flops)
 
 
 @dataclass(frozen=True)

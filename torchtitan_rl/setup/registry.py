@@ -108,6 +108,9 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         path = getattr(config, field)
         if path != getattr(default, field) and _is_path(field, path):
             setattr(config, field, from_caller(path))
+    lora = config.trainer.lora
+    if lora.start != default.trainer.lora.start:
+        lora.start = from_caller(lora.start)
     on_read()
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":

@@ -40,7 +40,7 @@ BINDING = {
 DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
 """The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
 
-_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
+_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path", "trainer.lora.start")
 
 
 def config_fields(config: "RunConfig") -> dict[str, Any]:

@@ -12,11 +12,12 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
+from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
-from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes
+from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -143,6 +144,9 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
     fits = f"at most the model's {model.max_seq_len} positions"
     expect(longest <= model.max_seq_len, "generator.max_model_len", longest, fits, "Lower it.")
+    if config.trainer.lora.start:
+        lora, spec = Lora(config.trainer.lora), config.model_spec
+        lora.start(meta_model(spec, lora), spec.state_dict_adapter(spec.model, None))
     if ON_CPU:
         _check_cpu(config)
     if gpu_bytes := gpu_memory_bytes():
@@ -214,7 +218,8 @@ def _check_sampling(config: "RunConfig") -> None:
 def _check_training(config: "RunConfig") -> None:
     """Check that the trainer can process the configured sequences and steps."""
     trainer, sequence = config.trainer, config.prompts.max_prompt_tokens + config.sampling.max_tokens
-    if trainer.lora.rank:
+    if trainer.lora.rank or trainer.lora.start:
+        expect(trainer.lora.rank > 0, "trainer.lora.rank", 0, "the rank of trainer.lora.start", "Set it.")
         expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
         expect(
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,

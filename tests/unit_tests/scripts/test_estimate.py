@@ -20,6 +20,7 @@ def test_the_head_is_charged_for_completion_tokens_only(monkeypatch):
     options = ["--config", "debug", "--gpu", "H100", "--prompt-tokens", "56", "--completion-tokens", "8"]
     monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
     estimate.main()
-    tokens, attended, scored = found["work"]
+    (tokens, attended, scored), backward = found["work"]
+    assert backward == [tokens, attended, scored]
     assert scored / tokens == 8 / 64
     assert attended / tokens == 65 / 2

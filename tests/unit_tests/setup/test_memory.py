@@ -1,6 +1,7 @@
 """The computed memory of the shipped configs: their docstrings are true, and what cannot fit says so."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,13 @@ from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import (
     GIB,
     ROOMY,
+    STATE,
     check_memory,
     choose_by_memory,
     gpu_memory_bytes,
     memory_need,
     memory_warning,
+    meta_model,
 )
 
 H100 = int(79.2 * GIB)
@@ -97,6 +100,33 @@ def test_a_float32_state_larger_than_the_gpu_is_refused():
     with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
         check_memory(config, world_size=1, gpu_bytes=H100)
     check_memory(config, world_size=2, gpu_bytes=H100)
+
+
+LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "lora", "full_state", "lora_state"),
+    re.findall(r"^\| ([\d.]+B) \| (\d+ / \d+).* \| (\d+ / \d+) \| ([\d.]+) \| ([\d.]+) \|$", LORA_PAGE, re.MULTILINE),
+)
+def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora_state):
+    for function, stated, state in ((shipped.qwen3, full, full_state), (shipped.qwen3_lora, lora, lora_state)):
+        config = function()
+        config.model_spec = qwen3(size)
+        need = memory_need(config, world_size=1, gpu_bytes=80 * GIB)
+        assert stated == " / ".join(f"{sum(parts.values()) / GIB:.0f}" for parts in (need.awake, need.updating))
+        assert state == f"{need.updating[STATE] / GIB:.1f}"
+
+
+def test_the_buffers_of_an_adapter_count_for_the_engine():
+    config = shipped.qwen3_lora()
+    config.model_spec = qwen3("0.6B")
+    weights = 2 * sum(p.numel() for p in meta_model(config.model_spec).parameters())
+    config.generator.gpu_memory_utilization = 0.1
+    check_memory(config, world_size=1, gpu_bytes=11 * weights)  # the engine's share is 1.1 times its weights
+    config.trainer.lora.rank = 128
+    with pytest.raises(UserError, match="does not hold the engine's weights"):
+        check_memory(config, world_size=1, gpu_bytes=11 * weights)
 
 
 def test_without_a_gpu_there_is_no_warning():

@@ -1,7 +1,6 @@
 """The colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -248,14 +247,12 @@ class Generator(Configurable):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
 
-        With an adapter, only the first call loads the base. The KV cache is allocated after the weights have been loaded, so that the gathered blocks have room before.
+        With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks have room.
         """
         self._wake_weights()
-        adapter: dict[str, Tensor] = {}
-        base = (one for one in weights if ".lora_" not in one[0] or adapter.update([one]))  # keeps the others
-        if self.holds_base:
-            deque(base, maxlen=0)
-        else:
+        adapter: dict[str, Tensor] = dict(weights) if self.holds_base else {}
+        if not self.holds_base:
+            base = (one for one in weights if ".lora_" not in one[0] or adapter.update([one]))  # keeps the others
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
         if self.adapter:
             self.adapter.load(self.llm, adapter)

@@ -47,7 +47,7 @@ class UpdateReport:
     learning_rate: float
     optimizer_steps: int
     work: FloatArray
-    """[3] `packing.work_in` over all passes and ranks. Silent micro-batches count a third: they have no backward."""
+    """[2, 3] `packing.work_in` over all passes and ranks: of forwards, and of backwards, which silent micro-batches lack."""
     rank_tokens: list[int]
     """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
     trained_tokens: int

@@ -367,7 +367,7 @@ class Trainer(Configurable):
         return [pack(members, **layout) for members in plan[self.dp_rank]]
 
     def _count_work(self, works: list[_Work]) -> tuple[list[int], int, FloatArray]:
-        """Returns the tokens of each data-parallel rank in one pass, the silent tokens, and `UpdateReport.work` [3]."""
+        """Returns the tokens of each data-parallel rank in one pass, the silent tokens, and `UpdateReport.work` [2, 3]."""
         rank_tokens, silent, total = [0] * self.dp_size, np.zeros(3), np.zeros(3)
         for work in works:
             for rank, microbatches in enumerate(work.plan):
@@ -375,7 +375,7 @@ class Trainer(Configurable):
                 rank_tokens[rank] += int(counts[:, 0].sum())
                 silent += counts[: work.silent].sum(axis=0)
                 total += counts.sum(axis=0)
-        return rank_tokens, int(silent[0]), total - 2 / 3 * silent
+        return rank_tokens, int(silent[0]), np.stack([total, total - silent])  # [2, 3]
 
     def _sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""

@@ -21,6 +21,11 @@ NUMBER = 1
 """vLLM's id of the one adapter."""
 
 
+def room_for(rank: int) -> int:
+    """Returns the rank of the engine's buffers for adapters of `rank`."""
+    return next(room for room in RANKS if room >= rank)
+
+
 class EngineAdapter:
     """The adapter of this rank's engine."""
 
@@ -36,9 +41,7 @@ class EngineAdapter:
 
     def engine_options(self) -> dict[str, Any]:
         """Returns keyword arguments of `vllm.LLM`. Only the targets get LoRA layers: vLLM would wrap the head too."""
-        config = self.lora.config
-        room = next(rank for rank in RANKS if rank >= config.rank)
-        targets = list(config.targets)
+        room, targets = room_for(self.lora.config.rank), list(self.lora.config.targets)
         return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": targets}
 
     def request(self) -> "LoRARequest":

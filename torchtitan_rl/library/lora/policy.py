@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,16 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.hf import blocks_of, gather, rows_of
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.library.lora.folder import read_adapter
 from torchtitan_rl.library.models.hf_decoder import check_other_parts
 from torchtitan_rl.proof.held_weights import HeldWeights
+
+Exported = list[tuple[Tensor, dict[str, Tensor]]]
+"""Each adapter's parameter with its rows under each of its names."""
 
 MATRICES = {
     "qkv_proj": {"wqkv", "wq", "wk", "wv"},
@@ -40,6 +46,11 @@ class Lora:
         self.held: HeldAdapters | None = None
         """The adapters as the optimizer holds them, for the proof of a push; set by `attach`."""
 
+    @classmethod
+    def of(cls, config: LoraConfig) -> "Lora | None":
+        """Returns the adapters of a config; None for rank 0."""
+        return cls(config) if config.rank else None
+
     def convert(self, config: Decoder.Config) -> Decoder.Config:
         """Returns a copy of the model's config with frozen weights and an adapter at each target."""
         check_other_parts(config, lora_rank=self.config.rank, engine_degree=1)
@@ -57,10 +68,22 @@ class Lora:
 
     def attach(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
-        start_adapters(model)
-        self._exported = list(adapter_rows(model, adapter))
+        self._exported = self.start(model, adapter)
         self._base = HeldWeights(model, adapter)
         self.held = HeldAdapters(model, adapter, scale=self.scale)
+
+    def start(self, model: Decoder, adapter: BaseStateDictAdapter) -> Exported:
+        """Start the adapters, from `config.start` if it is set. Returns `adapter_rows`.
+
+        Raises:
+            UserError: naming the field and the layer, if the folder's adapter is not one of this model and config.
+        """
+        exported = list(adapter_rows(model, adapter))
+        if self.config.start:
+            load_adapters(exported, read_adapter(Path(self.config.start), self.config), self.config.start)
+        else:
+            start_adapters(model)
+        return exported
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields (peft's name without its prefix, full tensor in `dtype`) for the A and B of every adapter. Collective.
@@ -106,6 +129,29 @@ def start_adapters(model: nn.Module) -> None:
             random = torch.Generator().manual_seed(seed)
             whole = torch.empty(parameter.shape).uniform_(-1, 1, generator=random) / parameter.shape[1] ** 0.5
             local_shard(parameter).copy_(own_part(whole, parameter))
+
+
+@torch.no_grad()
+def load_adapters(exported: Exported, stored: dict[str, Tensor], folder: str) -> None:
+    """Copy an adapter folder's tensors into the parameters. Raises UserError, naming the tensors, unless they all fit."""
+    field, left = "trainer.lora.start", set(stored)
+    for parameter, names in exported:
+        whole = torch.empty(parameter.shape)
+        for name, rows in names.items():
+            shape = (len(rows), parameter.shape[1])
+            found = tuple(stored[name].shape) if name in stored else "none"
+            remedy = "It must be of this base and of all trainer.lora.targets; qkv_proj is q_proj, k_proj and v_proj."
+            expect(found == shape, field, folder, f"{name} with shape {shape}, but there is {found}", remedy)
+            whole[rows] = stored[name].float()
+        if other := [name for name, rows in names.items() if not torch.equal(whole[rows], stored[name].float())]:
+            raise UserError(
+                f"{field} = {folder!r}: expected one A for {', '.join(names)}, but that of {other[0]} differs. Query, key and "
+                "value are one matrix here and share one A. Merge the adapter into its base with peft, and start from that."
+            )
+        local_shard(parameter).copy_(own_part(whole, parameter))
+        left -= names.keys()
+    extra = min(left, default="")
+    expect(not left, field, folder, f"no {extra}, which is of no layer in trainer.lora.targets", "Add it.")
 
 
 def own_part(whole: Tensor, parameter: Tensor) -> Tensor:

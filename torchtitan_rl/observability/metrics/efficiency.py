@@ -13,26 +13,45 @@ if TYPE_CHECKING:
 
 
 class TokenFlops(NamedTuple):
-    """Floating-point operations of one token's forward and backward. The forward alone is a third."""
+    """Floating-point operations of one token's forward. Its backward has twice as many, without those for frozen weights."""
 
     layers: float
-    """Six for each weight outside embedding and head."""
+    """Two for each weight outside embedding and head."""
     attention: float
     """For each token that it attends to, itself included."""
     head: float
-    """Six for each weight of the head, if the token is scored."""
+    """Two for each weight of the head, if the token is scored."""
+    frozen_layers: float = 0.0
+    """The part of `layers` whose weights have no gradient: the backward has these operations once, for the inputs."""
+    frozen_head: float = 0.0
+    """The same part of `head`."""
 
     @classmethod
     def of(cls, config: "Decoder.Config", model: "Decoder") -> "TokenFlops":
-        """torchtitan's count, in its three parts."""
-        alone, with_one = (config.get_nparams_and_flops(model, length)[1] for length in (0, 1))
-        head = 6 * model.lm_head.weight.numel()
-        return cls(alone - head, with_one - alone, head)
+        """torchtitan's count, a third of which is the forward, in its three parts."""
+        alone, with_one = (config.get_nparams_and_flops(model, length)[1] / 3 for length in (0, 1))
+        head = model.lm_head.weight
+        apart = {id(head), id(model.tok_embeddings.weight)}
+        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in apart)
+        head_flops = 2.0 * head.numel()
+        return cls(
+            layers=alone - head_flops,
+            attention=with_one - alone,
+            head=head_flops,
+            frozen_layers=2.0 * frozen,
+            frozen_head=0.0 if head.requires_grad else head_flops,
+        )
 
-    def total(self, work: Sequence[float]) -> float:
-        """The operations of (tokens, attended pairs of tokens, scored tokens)."""
+    def forward(self, work: Sequence[float]) -> float:
+        """The operations of the forward over (tokens, attended pairs of tokens, scored tokens)."""
         tokens, attended, scored = work
         return float(self.layers * tokens + self.attention * attended + self.head * scored)
+
+    def total(self, work: Sequence[Sequence[float]]) -> float:
+        """The operations of both passes. `work` has one line for the forward and one for the backward, as `UpdateReport.work`."""
+        forward, (tokens, _, scored) = work
+        saved = self.frozen_layers * tokens + self.frozen_head * scored
+        return self.forward(forward) + 2 * self.forward(work[1]) - float(saved)
 
 
 class Footprint(NamedTuple):
@@ -42,6 +61,8 @@ class Footprint(NamedTuple):
     """Bytes of the model in the generator's dtype. An engine reads them for each token of its longest completion."""
     kv_per_token: int
     """Bytes of one token's keys and values in all layers. They are read for each later token of the sequence."""
+    pushed: int
+    """Bytes that a push sends: all weights, or the adapters alone."""
     ranks: int
     """All ranks of the run."""
     engine_ranks: int
@@ -52,29 +73,29 @@ class Footprint(NamedTuple):
 
 
 def bound_seconds(
-    lengths: list[tuple[int, int]], *, work: Sequence[float], speeds: Speeds, footprint: Footprint
+    lengths: list[tuple[int, int]], *, work: Sequence[Sequence[float]], speeds: Speeds, footprint: Footprint
 ) -> dict[str, float]:
     """The least seconds that a step's "decode", "train" and "sync" can take on ranks with these speeds.
 
     decode: the longer of two times. One reads the weights once for each sampled token of the longest completion, and
     each sequence's KV cache for each of its sampled tokens. The other is the matrix products at the peak, the longer one on a
     CPU.
-    train: the update's products at the matrix peak. sync: reading and writing the weights once.
+    train: the update's products at the matrix peak. sync: reading and writing the pushed weights once.
 
     Args:
         lengths: (prompt tokens, sampled tokens) of every sequence of the step. Tokens of environments are not decoded.
-        work: the update's (tokens, attended pairs of tokens, scored tokens), as in `UpdateReport.work`.
+        work: the update's `UpdateReport.work`, [2, 3].
     """
     reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens read in all decoding steps
     longest = max((n for _, n in lengths), default=0)
     weights = footprint.weights / footprint.engine_ranks
     reading = (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s
     sampled = sum(n for _, n in lengths)
-    products = footprint.flops.total((sampled, reads, sampled)) / 3 / footprint.ranks  # a forward is a third
+    products = footprint.flops.forward((sampled, reads, sampled)) / footprint.ranks
     return {
         "decode": max(reading, products / speeds.flops_per_s(footprint.engine_dtype)),
         "train": footprint.flops.total(work) / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
-        "sync": 2 * weights / speeds.memory_bytes_per_s,
+        "sync": 2 * footprint.pushed / footprint.engine_ranks / speeds.memory_bytes_per_s,
     }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from vllm.lora.request import LoRARequest
 
 from tests.integration.parity import SEQUENCES
 from tests.parts.lora import A, AdapterPair, B
@@ -13,6 +14,7 @@ from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator.weight_sync import WeightSyncError
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE
 from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES
 
@@ -51,6 +53,16 @@ def test_the_adapter_changes_what_is_computed(pair):
     before = pair.generator.prompt_logprobs(np.array(SEQUENCES[0]))
     pair.push()
     assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - before).max() > 1e-2
+
+
+def test_vllm_computes_with_the_exported_folder_what_the_policy_computes(pair, tmp_path):
+    write_adapter(dict(pair.lora.weights(torch.float32)), pair.lora.config, "base", tmp_path)
+    own, pair.generator._lora_request = pair.generator._lora_request, LoRARequest("exported", 2, str(tmp_path))
+    try:
+        diffs = [pair.generator.prompt_logprobs(np.array(ids)) - pair.logprobs(ids) for ids in SEQUENCES]
+    finally:
+        pair.generator._lora_request = own
+    assert np.abs(np.concatenate(diffs)).max() < 2e-5
 
 
 def test_a_stale_adapter_is_named(pair):

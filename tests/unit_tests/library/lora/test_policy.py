@@ -1,18 +1,25 @@
 """LoRA in the trainer: what is trained, what stays, and what the rest of the program sees of it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
+from transformers import AutoModelForCausalLM
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 
 from scripts import export_hf
 from tests.integration.invariance import MAX_TOKENS, scored_step
-from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from tests.parts.lora import B
+from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
@@ -21,10 +28,14 @@ from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
+from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.lora.policy import Lora, adapter_rows
 from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops
+from torchtitan_rl.resilience.checkpointer import Checkpointer, PolicyState
 from torchtitan_rl.resilience.safe_load import SafeReader
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.validation import check_model
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +49,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def build(folder):
-    def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, **config) -> Trainer:
+    def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, adapter="", **config) -> Trainer:
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
         settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
         made = Trainer.Config(
             parallelism=parallelism,
-            lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets)),
+            lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets), start=str(adapter)),
             **settings,
         )
         made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 0
@@ -57,7 +68,7 @@ def build(folder):
             max_model_len=64,
             temperature=1.0,
             dump_folder="",
-            adapters=Lora(made.lora) if rank else None,
+            adapters=Lora.of(made.lora),
         )
 
     return trainer
@@ -72,7 +83,7 @@ def updated(trainer: Trainer):
 
 
 def copies(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: local_shard(p).clone() for name, p in trainer.model.named_parameters()}
+    return {canonical_fqn(name): local_shard(p).clone() for name, p in trainer.model.named_parameters()}
 
 
 def test_an_update_moves_the_adapters_alone(build):
@@ -221,18 +232,16 @@ def test_an_adapter_is_not_resumed_without_lora(build, tmp_path):
         saver(build(rank=0), tmp_path).load(first.folder.steps()[1])
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
-def test_both_exports_compute_what_the_policy_computes(build, tmp_path, model_type):
-    from transformers import AutoModelForCausalLM
-    from vllm.lora.lora_model import LoRAModel
-    from vllm.lora.peft_helper import PEFTHelper
-
+@pytest.fixture(params=["qwen3", "llama"])
+def run(request, build, tmp_path):
+    """A run with a checkpoint of a trained adapter: (its trainer, its folder)."""
     start, run = tmp_path / "start", tmp_path / "run"
     for path in (start, run):
         path.mkdir()
-    save_odd_checkpoint(start, model_type)
+    save_odd_checkpoint(start, request.param)
     (run / "config.json").write_text(json.dumps({"hf_assets_path": str(start)}))
     trainer = build(start=start)
+    updated(trainer)
     updated(trainer)
     checkpoints = saver(trainer, run)
     config = trainer.config.lora
@@ -240,17 +249,38 @@ def test_both_exports_compute_what_the_policy_computes(build, tmp_path, model_ty
         "trainer.lora.rank": config.rank, "trainer.lora.alpha": config.alpha, "trainer.lora.targets": repr(config.targets)
     }  # fmt: skip
     checkpoints.save(1)
+    return trainer, run
 
-    export_hf.export(run, tmp_path / "merged", None, "float32", merged=True)
+
+def assert_computes_the_same(model, trainer: Trainer) -> None:
+    """A model of transformers or peft gives the policy's log-probabilities."""
     ids = torch.arange(1, 30)
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")(
-            ids[None]
-        ).logits
-    merged = logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
-    np.testing.assert_allclose(merged, trainer.token_logprobs(ids.numpy()), atol=2e-5)
+        logits = model(ids[None]).logits
+    found = logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(found, trainer.token_logprobs(ids.numpy()), atol=2e-5)
+    with trainer.lora.off(trainer.model):
+        assert np.abs(found - trainer.token_logprobs(ids.numpy())).max() > 1e-3
 
-    export_hf.export(run, tmp_path / "adapter", None, "float32", merged=False)
+
+def test_the_merged_export_computes_what_the_policy_computes(run, tmp_path):
+    trainer, folder = run
+    export_hf.export(folder, tmp_path / "merged", None, "float32", merged=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
+    assert_computes_the_same(model, trainer)
+
+
+def test_the_adapter_folder_computes_in_peft_what_the_policy_computes(run, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install --no-deps peft")
+    trainer, folder = run
+    base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
+
+
+def test_vllm_reads_the_adapter_folder_as_it_is_pushed(run, tmp_path):
+    trainer, folder = run
+    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
     helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
     modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     adapter = LoRAModel.from_local_checkpoint(
@@ -262,3 +292,129 @@ def test_both_exports_compute_what_the_policy_computes(build, tmp_path, model_ty
         assert layer.scaling == trainer.lora.scale
         assert torch.equal(layer.lora_a, sent[f"{name}.lora_A.weight"])
         assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])
+
+
+def test_a_run_starts_from_the_adapter_folder_of_another(run, build, tmp_path):
+    trainer, folder = run
+    base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
+    second = build(start=base, adapter=tmp_path / "adapter")
+    ours, theirs = copies(trainer), copies(second)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.fixture
+def foreign(build, tmp_path):
+    """Writes an adapter folder for the tiny model, after `change` of its tensors and with `fields` in its config."""
+
+    def write(change=lambda tensors: None, **fields) -> Path:
+        trainer = build()
+        change_adapters(trainer.model, 1)
+        tensors = {name: tensor.clone() for name, tensor in trainer.lora.weights(torch.float32)}
+        change(tensors)
+        write_adapter(tensors, trainer.config.lora, "base", tmp_path / "foreign")
+        described = tmp_path / "foreign" / "adapter_config.json"
+        described.write_text(json.dumps(json.loads(described.read_text()) | fields))
+        return tmp_path / "foreign"
+
+    return write
+
+
+ATTENTION = "model.layers.1.self_attn"
+
+
+def with_an_a_of_its_own(tensors):
+    tensors[f"{ATTENTION}.k_proj.lora_A.weight"] += 1
+
+
+def without_k(tensors):
+    for letter in "AB":
+        del tensors[f"{ATTENTION}.k_proj.lora_{letter}.weight"]
+
+
+def of_more_columns(tensors):
+    tensors[B] = torch.zeros(len(tensors[B]) + 2, 8)
+
+
+def with_a_head(tensors):
+    tensors["lm_head.lora_A.weight"] = torch.zeros(8, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "says"),
+    [
+        (with_an_a_of_its_own, {}, f"one A for {ATTENTION}.q_proj.lora_A.weight, .* but that of .* differs"),
+        (without_k, {}, f"{ATTENTION}.k_proj.lora_A.weight with shape .8, 64., but there is none.* q_proj, k_proj and"),
+        (of_more_columns, {}, rf"{B} with shape \(64, 8\), but there is \(66, 8\)"),
+        (with_a_head, {}, "no lm_head.lora_A.weight, which is of no layer in trainer.lora.targets"),
+        (dict, {"r": 4}, "trainer.lora.rank = 8: expected 4, as model.layers.0.mlp.down_proj has in"),
+        (dict, {"lora_alpha": 16}, "trainer.lora.alpha = 32.0: expected 16, the scale as"),
+        (dict, {"use_rslora": True}, "trainer.lora.alpha = 32.0: expected 90.5"),
+        (dict, {"alpha_pattern": {"o_proj": 64}}, "expected 64, the scale as model.layers.0.self_attn.o_proj has"),
+        (dict, {"use_dora": True}, "a plain LoRA adapter, but: .*DoRA"),
+        (dict, {"init_lora_weights": "pissa"}, "a plain LoRA adapter, but: .*PiSSA"),
+    ],
+)
+def test_an_adapter_folder_that_does_not_fit_is_refused_by_name(build, foreign, change, fields, says):
+    start = foreign(change, **fields)
+    with pytest.raises(UserError, match=says):
+        build(adapter=start)
+
+
+def test_without_files_of_an_adapter_the_folder_is_named(build, tmp_path):
+    with pytest.raises(UserError, match="trainer.lora.start = .*an adapter folder, but it has no adapter_config.json"):
+        build(adapter=tmp_path)
+
+
+def test_an_adapter_folder_is_checked_before_anything_starts(foreign, folder):
+    config = load_config("debug_lora")
+    config.model_spec, config.trainer.lora.start = tiny_spec(), str(foreign(without_k))
+    config.trainer.lora.rank = 8
+    with pytest.raises(UserError, match="k_proj.lora_A.weight with shape"):
+        check_model(config, world_size=1)
+
+
+@pytest.mark.parametrize("activation_checkpoint", ["selective", "full"])
+def test_recomputed_activations_give_the_same_update(build, activation_checkpoint):
+    plain, recomputed = build(), build(activation_checkpoint=activation_checkpoint)
+    for trainer in (plain, recomputed):
+        change_adapters(trainer.model, 1)
+        updated(trainer)
+    ours, theirs = copies(plain), copies(recomputed)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
+
+
+def test_rank_0_trains_all_weights_and_reads_no_other_field_of_lora(build):
+    plain, other = build(0), build(0, targets=("o_proj",))
+    for trainer in (plain, other):
+        for _ in range(2):
+            updated(trainer)
+        assert all(p.requires_grad and p.dtype == torch.float32 for p in trainer.model.parameters())
+        assert not any(hasattr(module, "lora_a") for module in trainer.model.modules())
+        assert PolicyState(trainer.model).state_dict().keys() == copies(trainer).keys()
+    ours, theirs = copies(plain), copies(other)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_the_work_of_an_update_leaves_out_the_gradients_of_the_base(build):
+    """torch counts the same difference, but for the first layer's input, which needs no gradient, and the norms' weights."""
+    counted, computed = [], []
+    for rank in (0, 8):
+        trainer = build(rank)
+        change_adapters(trainer.model, 1)
+        trainer.pad_multiple, trainer._shares_prompts = 1, False
+        with FlopCounterMode(display=False) as counter:
+            report = updated(trainer)
+        counted.append(counter.get_total_flops())
+        computed.append(TokenFlops.of(tiny_spec().model, trainer.model).total(report.work))
+    (tokens, *_), (learning, _, scored) = report.work
+    sizes = {name: p.numel() for name, p in trainer.model.named_parameters() if name.startswith(("layers", "norm"))}
+    adapters, norms = (sum(size for name, size in sizes.items() if part in name) for part in (".lora_", "norm"))
+    base = sum(sizes.values()) - adapters - norms
+    first = (
+        sizes["layers.0.attention.qkv_linear.wqkv.weight"] + sizes["layers.0.attention.qkv_linear.wqkv.lora_a.weight"]
+    )
+    saved = 2 * learning * base + 2 * scored * trainer.model.lm_head.weight.numel()
+    saved -= (2 * tokens + 4 * learning) * adapters
+    assert counted[0] - counted[1] == pytest.approx(saved + 2 * learning * first)
+    assert computed[0] - computed[1] == pytest.approx(saved + 2 * learning * norms)

@@ -27,7 +27,7 @@ from torchtitan_rl.observability.metrics.step import record_evaluation, record_s
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
-    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=(1000, 2000, 1500),
+    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
     rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
@@ -36,11 +36,12 @@ ALGORITHM = Algorithm.Config().build(max_completion_tokens=16)
 FOOTPRINT = Footprint(
     weights=100,
     kv_per_token=3,
+    pushed=60,
     ranks=2,
     engine_ranks=2,
     train_dtype="float32",
     engine_dtype="bfloat16",
-    flops=TokenFlops(8.0, 0.5, 2.0),
+    flops=TokenFlops(4.0, 0.5, 2.0, frozen_layers=3.0, frozen_head=1.0),
 )
 SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
 
@@ -236,7 +237,7 @@ def test_optimizer_and_perf_by_their_formulas():
         "perf/generated_tokens_per_s": 500,
         "perf/trained_tokens_per_s": 400,
         "perf/step_tokens_per_s": 200,
-        "perf/mfu": pytest.approx(0.1),
+        "perf/mfu": pytest.approx((8_000 + 2 * 4_000 - 3 * 500 - 750) / 40_000 / 3),  # less for frozen weights
         "perf/padding_fraction": 0.2,
         "perf/silent_fraction": 0,
         "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
@@ -245,9 +246,10 @@ def test_optimizer_and_perf_by_their_formulas():
 
 
 def test_throughput_counts_every_pass_over_the_batch():
-    twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400, "work": (2000, 4000, 3000)})
-    found = perf(twice, peak_flops=40_000.0)
-    assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(0.2))
+    work = ((2000, 4000, 3000), (1000, 2000, 1500))
+    twice = SimpleNamespace(**{**vars(UPDATE), "trained_tokens": 2400, "work": work})
+    found, once = perf(twice, peak_flops=40_000.0), perf(peak_flops=40_000.0)
+    assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(2 * once["perf/mfu"]))
 
 
 def test_tokens_without_a_backward_are_a_share():
@@ -262,8 +264,8 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
     cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
     assert found == {
         "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
-        "efficiency/train": pytest.approx(12_000 / 2 / 4000 / 3.0),
-        "efficiency/sync": pytest.approx(2 * 100 / 2 / 1000 / 0.5),
+        "efficiency/train": pytest.approx(13_750 / 2 / 4000 / 3.0),
+        "efficiency/sync": pytest.approx(2 * 60 / 2 / 1000 / 0.5),
     }
     assert (
         efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
@@ -284,7 +286,7 @@ def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading()
     found = efficiency_metrics(
         [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
     )
-    assert values(found)["efficiency/decode"] == pytest.approx((6 * 10 + cached * 0.5) / 3 / 2 / 9.0 / 2.0)
+    assert values(found)["efficiency/decode"] == pytest.approx((6 * 6 + cached * 0.5) / 2 / 9.0 / 2.0)
 
 
 def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
