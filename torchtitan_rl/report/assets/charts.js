@@ -149,12 +149,16 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   } });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
+  // Room for the widest value, so that nothing moves under the pointer.
+  const last = columns[0].at(-1);
+  where.style.minWidth = `${`step ${last}`.length}ch`;
+  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
     h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
     h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
   const show = (index) => {
-    where.textContent = index === null ? '' : `step ${columns[0][index]}`;
+    where.textContent = legend.length || index !== null ? `step ${columns[0][index ?? columns[0].length - 1]}` : '';
     legend.forEach((one, i) => {
       const column = one.values || columns[one.index];
       let at = index === null ? column.length - 1 : index;
@@ -182,6 +186,12 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   return element;
 }
 
+const MEASURED = 400; // values of a curve, evenly spread
+/** The number of characters of a curve's longest value; a percent sign is as wide as two digits. */
+function widest(values, format) {
+  const every = Math.ceil(values.length / MEASURED);
+  return values.reduce((most, value, i) => { if (i % every) return most; const text = format(value ?? null); return Math.max(most, text.length + text.endsWith('%')); }, 1);
+}
 const tick = (value) => (value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? figure(value) : Number(value.toPrecision(5)).toLocaleString('en', { maximumFractionDigits: 6 }));
 function spread(low, high, zero, share) {
   if (low === null || low === undefined) return [0, 1];

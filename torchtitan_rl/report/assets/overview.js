@@ -50,10 +50,9 @@ function endingOf(run) {
   const { level, text, error, details } = run.ending;
   return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
     h('strong', {}, visible(text)),
-    error && h('pre', { class: 'text' }, visible(error.split('\n').slice(0, ERROR_LINES).join('\n'))),
+    error && h('pre', { class: 'text' }, visible(error)),
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
-const ERROR_LINES = 8;
 
 /** Seconds by phase: of the start, and of all steps together. The bars sum to the run's time. */
 function timeOf(run) {
