@@ -226,7 +226,12 @@ def _groups(run: Run) -> Iterator[Verdict]:
             else ""
         )
         level = "warn" if last > SILENT_GROUPS else "plain"
-        yield Verdict(level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}", key)
+        shares = {word: run.points(f"groups/all_{word}_fraction")[1] for word in ("right", "wrong")}
+        most = [word for word, share in shares.items() if last and share and _ends(share)[1] > 0.5 * last]
+        why = f", most of them all {most[0]}" if level == "warn" and most else ""
+        yield Verdict(
+            level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}{why}", key
+        )
 
 
 def _sampler(run: Run) -> Iterator[Verdict]:

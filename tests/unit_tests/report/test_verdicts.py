@@ -71,6 +71,11 @@ def test_groups_without_signal_and_lost_time_are_shares():
     assert line(run, "unaccounted").level == "warn"
 
 
+def test_groups_without_signal_are_said_to_be_solved_or_hopeless():
+    run = run_of({"groups/zero_variance_fraction": [0.6] * 20, "groups/all_wrong_fraction": [0.5] * 20})
+    assert line(run, "groups").text.endswith("60 % in the last 2 steps, most of them all wrong")
+
+
 def test_the_sampler_is_held_to_the_gate_of_the_config():
     series = {"sampler/logprob_diff/max": [1e-5] * 19 + [3e-5]}
     assert "differ by at most 3.0e-05 nats (step 20)" in line(run_of(series), "differ").text

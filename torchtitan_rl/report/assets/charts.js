@@ -154,11 +154,11 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   where.style.minWidth = `${`step ${last}`.length}ch`;
   legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
-    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
-    h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
+    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body,
+    legend.length > 0 && h('div', { class: 'legend' }, where, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
   const show = (index) => {
-    where.textContent = legend.length || index !== null ? `step ${columns[0][index ?? columns[0].length - 1]}` : '';
+    where.textContent = `step ${columns[0][index ?? columns[0].length - 1]}`;
     legend.forEach((one, i) => {
       const column = one.values || columns[one.index];
       let at = index === null ? column.length - 1 : index;

@@ -56,7 +56,7 @@ function endingOf(run) {
 
 /** Seconds by phase: of the start, and of all steps together. The bars sum to the run's time. */
 function timeOf(run) {
-  const rows = [...Object.entries(run.started_s).map(([name, s]) => [`start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
+  const rows = [...Object.entries(run.started_s).map(([name, s]) => [name.startsWith('start') ? name : `start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
   if (!rows.length) return null;
   const total = rows.reduce((sum, [, s]) => sum + s, 0);
   rows.sort((a, b) => b[1] - a[1]);

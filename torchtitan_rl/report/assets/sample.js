@@ -118,6 +118,7 @@ function spreadTokens(tokens) {
   if (!tokens || typeof tokens.advantage !== 'number') return tokens;
   return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
 }
+const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; its text stays readable
 function paintedTokens(tokens, name) {
   const values = tokens[name];
   const own = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
@@ -127,7 +128,7 @@ function paintedTokens(tokens, name) {
   const token = (text, i) => {
     const value = values[i];
     const span = h('span', { class: value === null || value === undefined ? 'token observed' : 'token', title: tokenTitle(tokens, i) }, visible(text));
-    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(65 * share(value))}%, transparent)`;
+    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(STRONGEST[isDark() ? 'dark' : 'light'] * share(value))}%, transparent)`;
     return span;
   };
   return h('pre', { class: 'text tokens', dir: 'auto' }, tokens.text.map(token));
