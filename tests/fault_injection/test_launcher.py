@@ -155,6 +155,7 @@ def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit
     end = job.how_it_ended()
     assert (end["outcome"], end["rank"], end["phase"]) == ("hung", 1, "step 3: grade")
     assert "longer than watchdog.limit_seconds (6 s)" in end["message"]
+    assert re.search(r"Rank 1 is at:\n.*line \d+ in hang_here", end["message"])
     assert re.search(
         r"^watchdog: rank 1 \(.*\) in step 3: grade for \d s; rank 0 \(.*\) waits in step 3: gather; the job is",
         said,

@@ -81,7 +81,7 @@ def _said(message: str) -> str:
     """The part of an error's message to read first: after a traceback's last frame; else all of it."""
     lines = message.splitlines()
     frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
-    if not frames:
+    if not frames or not message.startswith("Traceback"):
         return message.removeprefix("error: ").removeprefix("stopped: ").strip()
     after = frames[-1] + 1
     while after < len(lines) and lines[after].startswith("    "):  # the frame's code and its marks

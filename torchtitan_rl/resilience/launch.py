@@ -28,7 +28,7 @@ from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses, stragglers
 from torchtitan_rl.resilience.run_end import ensure_report, write_end
-from torchtitan_rl.resilience.watchdog import Watchdog
+from torchtitan_rl.resilience.watchdog import Watchdog, stack_of
 
 REQUEUE = 75
 POLL_EVERY_S = 0.2
@@ -53,6 +53,8 @@ class Launcher:
         """Why the watchdog ended the job."""
         self._hung: list[RankStatus] = []
         """The first rank that held up the others then."""
+        self._hung_at = ""
+        """Its stack, for end.json."""
         self._agent_is_stopped = self._ended_agent = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
@@ -182,6 +184,9 @@ class Launcher:
         statuses = read_statuses(self.folder)
         running = [status for status in statuses if not status.outcome and job_processes.is_alive(status.pid)]
         self.hung_reason, self._hung = reason, stragglers(running)[:1]
+        self._hung_at = "".join(
+            f"\nRank {status.rank} is at:\n{stack_of(status, self.folder)}" for status in self._hung
+        )
         say(f"watchdog: {reason}; the job is ended")
         for status in statuses:
             job_processes.send_signal(status.pid, signal.SIGKILL)
@@ -223,7 +228,7 @@ class Launcher:
                 outcome = "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
                 status = self._hung[0] if self._hung else self._last_status.get(self._first_death()[0])
                 where = {"rank": status.rank, "phase": status.phase} if status and outcome != "stopped" else {}
-                message = why or self.hung_reason or f"the job ended with code {code}"
+                message = why or self.hung_reason + self._hung_at or f"the job ended with code {code}"
                 write_end(folder, outcome, message, code=code, **where)
             ensure_report(folder)
 

@@ -141,6 +141,14 @@ def test_an_error_of_several_indented_lines_is_whole():
     assert ending(run)["error"] == "ValueError: no number in:\n  <answer>\n    12\n  </answer>"
 
 
+def test_a_hung_run_says_where_it_was():
+    run = run_of({}, num_steps=50)
+    said = "rank 0 in step 21: grade for 20 s\nRank 0 is at:\n" + '  File "a.py", line 1 in f\n' * 9 + "  ... 2 more"
+    run.end = End(outcome="hung", message=said, rank=0, phase="step 21: grade")
+    assert ending(run)["error"].splitlines()[:3] == said.splitlines()[:3]
+    assert ending(run)["details"] == said
+
+
 def test_a_long_message_is_cut_and_whole_below():
     run = run_of({}, num_steps=50)
     message = "error: " + "\n".join(f"line {i}" for i in range(20))

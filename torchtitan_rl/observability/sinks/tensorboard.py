@@ -91,7 +91,9 @@ def _cell(cell: Any) -> str:
     """One cell, escaped for markdown and HTML. Messages of a conversation begin with their role, each on its own line."""
     if isinstance(cell, list) and cell and all(isinstance(m, dict) and "role" in m for m in cell):
         most = max(200, MAX_CELL_CHARACTERS // len(cell))
-        return "<br>".join(f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}" for m in cell)
+        return "<br>".join(
+            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}" for m in cell
+        )
     return _escaped(cell, MAX_CELL_CHARACTERS)
 
 

@@ -168,11 +168,12 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   };
   const line = cssColor('--line');
   const axis = { stroke: cssColor('--soft'), grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
-  const tens = (u, splits) => splits.map((value) => (log && Math.abs(Math.log10(value) % 1) > 1e-9 && Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? null : value));
+  const round = (value, ...leading) => leading.some((digit) => Math.abs(Math.log10(value / digit) - Math.round(Math.log10(value / digit))) < 1e-9);
+  const tens = (u, splits) => splits.map((value) => (!log || (Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? round(value, 1) : round(value, 1, 2, 5)) ? value : null));
   const options = {
     width: 400, height: definition.height || 190, series, bands, padding: [10, 12, 0, 0], legend: { show: false },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => spread(low, high, zero, definition.percent) } },
-    axes: [{ ...axis, size: 26, gap: 4 }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
+    axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
     hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)] },
   };
@@ -186,6 +187,7 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   return element;
 }
 
+const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole
 const MEASURED = 400; // values of a curve, evenly spread
 /** The number of characters of a curve's longest value; a percent sign is as wide as two digits. */
 function widest(values, format) {
