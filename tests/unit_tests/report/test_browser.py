@@ -581,6 +581,22 @@ def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
     assert hidden == ["none", "none"]
 
 
+def test_paper_has_all_charts_in_the_light_theme(browser, one):
+    browser.open(one[0], dark=True)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    theme = browser.run("document.documentElement.dataset.theme")
+    without = "[...document.querySelectorAll('figure')].filter(f => f.draw && !f.querySelector('canvas')).length"
+    wide = "[...document.querySelectorAll('figure canvas')].filter(c => c.getBoundingClientRect().right > c.closest('figure').getBoundingClientRect().right).length"
+    found = browser.run(f"[{without}, {wide}, document.querySelectorAll('figure canvas').length > 6]")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="", features=dark)
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert (theme, found) == ("light", [0, 0, True])
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    assert clean(browser), browser.errors
+
+
 def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, tmp_path):
     folder, page = write_run(tmp_path / "a", steps=12, num_steps=50), tmp_path / "r.html"
     write_report([folder], page, refresh_s=0.5)

@@ -39,6 +39,14 @@ show(state.view);
 if (state.more && data.more) loadMore().then(() => show(state.view), () => {}); // the page's note says that it is missing
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme()) { setTheme(); show(state.view); } });
 
+// Paper is white, and also has the charts that have not been in sight yet.
+addEventListener('beforeprint', () => {
+  setTheme('light');
+  show(state.view);
+  for (const one of document.querySelectorAll('figure')) { sight.unobserve(one); if (!one.querySelector('canvas')) one.draw?.(); }
+});
+addEventListener('afterprint', () => { setTheme(keptTheme()); show(state.view); });
+
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target.closest('input:not([type=checkbox]):not([type=range]), select, textarea');
