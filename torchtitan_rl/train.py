@@ -30,11 +30,12 @@ from torchtitan_rl.core import (
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
-from torchtitan_rl.resilience.run_end import REPORT, Phases, write_end
+from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
 from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _end_with(error: BaseException, run_folder: Path, phases: Phases) -> None:
         message = masked(message)
         outcome = "stopped" if code == STOPPED else "failed"
         rank = int(os.environ["RANK"])
-        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phases.failed, started_s=phases.seconds)
+        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error), started_s=phases.started_s)
 
 
 def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
@@ -217,10 +218,12 @@ def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
     outcome, message, code = ("evaluated" if config.eval_only else "done"), "", 0
     if stopped:
         outcome, code = "stopped", 128 + stopped
-        message = f"{signal.Signals(stopped).name} after step {step}; start again with --dump-folder {folder} to go on"
+        newest = CheckpointFolder(folder).newest()
+        goes_on = f"start again with --dump-folder {folder} to go on" if newest else "nothing is saved"
+        message = f"{signal.Signals(stopped).name} after step {step}; {goes_on}"
     elif controller.evaluation.gives_up:
         message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
-    write_end(folder, outcome, message, code=code, started_s=phases.seconds)
+    write_end(folder, outcome, message, code=code, started_s=phases.started_s)
 
 
 def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" = None) -> "Controller":

@@ -1,5 +1,6 @@
 """The launcher over real torchrun and real processes: what it says, its exit code, and that nothing is left."""
 
+import json
 import os
 import re
 import signal
@@ -53,6 +54,10 @@ class Job:
         code = self.process.wait(timeout_s)
         return (code if code >= 0 else 128 - code), self.log.read_text()
 
+    def how_it_ended(self):
+        """The run's end.json."""
+        return json.loads((self.folder / "end.json").read_text())
+
     def left(self, patience_s=3):
         deadline = time.monotonic() + patience_s
         while (left := job_processes.find_marked(self.mark)) and time.monotonic() < deadline:
@@ -62,8 +67,12 @@ class Job:
 
 @pytest.mark.quick
 def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_path):
-    code, said = Job(tmp_path, "killed").end()
+    job = Job(tmp_path, "killed")
+    code, said = job.end()
     assert code == 137
+    end = job.how_it_ended()
+    assert (end["outcome"], end["code"], end["rank"], end["phase"]) == ("killed", 137, 1, "step 3: grade")
+    assert "in step 3: grade was killed by signal 9 (SIGKILL)" in end["message"]
     assert re.search(
         r"^rank 1 \(.*\) in step 3: grade was killed by signal 9 \(SIGKILL\)\. There is no sign of an out-of-memory kill",
         said,
@@ -88,8 +97,10 @@ def test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_s
 
 
 def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
-    code, said = Job(tmp_path, "exit").end()
+    job = Job(tmp_path, "exit")
+    code, said = job.end()
     assert code == 1
+    assert (job.how_it_ended()["outcome"], job.how_it_ended()["rank"]) == ("killed", 1)
     assert "in step 3: grade ended with code 0 before the end of training" in said
 
 
@@ -144,12 +155,19 @@ def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
     code, said = job.end(10)
     assert (code, time.monotonic() - began < 3) == (130, True)
     assert "stopped at once" in said
+    assert job.how_it_ended()["message"] == "SIGINT twice: stopped at once"
+    assert job.how_it_ended()["outcome"] == "stopped"
     assert job.left() == []
 
 
 def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit(tmp_path):
-    code, said = Job(tmp_path, "hang").end()
+    job = Job(tmp_path, "hang")
+    code, said = job.end()
     assert code == 1
+    end = job.how_it_ended()
+    assert (end["outcome"], end["rank"], end["phase"]) == ("hung", 1, "step 3: grade")
+    assert "longer than watchdog.limit_seconds (6 s)" in end["message"]
+    assert re.search(r"Rank 1 is at:\n.*line \d+ in hang_here", end["message"])
     assert re.search(
         r"^watchdog: rank 1 \(.*\) in step 3: grade for \d s; rank 0 \(.*\) waits in step 3: gather; the job is",
         said,
@@ -188,9 +206,16 @@ def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_p
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
     assert len(job_processes.find_marked(job.mark)) >= 6
+    (job.folder / "config.json").write_text("{}")  # without it there is no report
     job.process.kill()
     job.process.wait()
     assert job.left() == []
+    deadline = time.monotonic() + 20  # the guard writes the end and the report
+    while not (job.folder / "report.html").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert job.how_it_ended()["outcome"] == "killed"
+    assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
 
 
 def test_what_a_rank_started_ends_with_the_job(tmp_path):

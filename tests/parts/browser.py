@@ -82,9 +82,10 @@ class Browser:
 
     def press(self, key: str) -> None:
         """One key, down and up."""
+        code = {"windowsVirtualKeyCode": 9} if key == "Tab" else {}  # without it the focus does not move
         for kind in ("keyDown", "keyUp"):
             text = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, **text)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, **text, **code)
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """What is seen (or the whole page) as a PNG."""

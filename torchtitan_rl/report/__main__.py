@@ -38,7 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder; several runs are compared")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html; several: report.html")
     parser.add_argument(
-        "--size", type=float, default=SIZE_MB, metavar="MB", help="maximum size of the file; default: %(default)s"
+        "--size",
+        type=float,
+        default=SIZE_MB,
+        metavar="MB",
+        help="maximum size of the page; further samples are in a second file; default: %(default)s",
     )
     parser.add_argument("--watch", action="store_true", help="update the file until the runs have ended")
     parser.add_argument(

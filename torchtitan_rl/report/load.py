@@ -22,7 +22,11 @@ LOG_BYTES = 16 * 1024**2
 MAX_WARNINGS = 100
 """Largest number of different warnings to show for a run."""
 
+HELD_OUT_SPLIT = "eval_greedy"
+"""The split of the greedy evaluation's rows."""
+
 _GROUP = re.compile(rb'"episode_id": "((?:[^"\\]|\\.)*)/[^/"]*"')
+_HELD_OUT = re.compile(rb"eval_greedy/\d+/(\d+)")
 _WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -247,7 +251,10 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
 def _drawn(line: bytes, share: float) -> bool:
     """Whether to read this row of a large file. Selected rows are always read; the other rows by whole groups."""
     group = _GROUP.search(line)
-    return zlib.crc32(group[1] if group else line) < share * 2**32 or b'"select_reason": ""' not in line
+    chosen_by = group[1] if group else line
+    if held_out := _HELD_OUT.fullmatch(chosen_by):  # the same prompts in every evaluation
+        chosen_by = held_out[1]
+    return zlib.crc32(chosen_by) < share * 2**32 or b'"select_reason": ""' not in line
 
 
 def _read_warnings(paths: list[Path]) -> Iterator[Warned]:

@@ -1,4 +1,7 @@
-"""Builds the page: one HTML file with the runs as JSON data and the scripts; it loads nothing else."""
+"""Builds the page: one HTML file with the runs as JSON data and the scripts, and a second file for samples that do not fit into it.
+
+The page loads nothing else, and the second file only when its reader asks for it.
+"""
 
 import base64
 import hashlib
@@ -20,7 +23,7 @@ from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
-"""Default maximum size of the file. Samples that would exceed it are left out, with a note."""
+"""Default maximum size of the page. Samples that would exceed it are in the second file."""
 MIN_ROW_BYTES = 500_000
 """Bytes that samples may always use, however large the metrics are."""
 
@@ -44,26 +47,43 @@ def write_report(
 ) -> list[Run]:
     """Writes the report of the runs to `output` and returns the runs.
 
-    The file is replaced atomically, so that an open page never reads half a file.
+    Samples that do not fit are written beside it: to report.samples.js for report.html. The page asks for them by a script tag,
+    because a page opened from a file may not read another file in any other way. Both files are replaced atomically, so that an
+    open page never reads half a file.
 
     Args:
-        size_mb: maximum size of the file. If samples do not fit, randomly chosen whole groups are kept, with a note.
+        size_mb: maximum size of the page. If samples do not fit, it has the selected ones and randomly chosen whole groups.
         refresh_s: seconds between reloads of an open page while training runs; None: never.
 
-    Raises: FileNotFoundError for a folder that is not a run; OSError if `output` cannot be written.
+    Raises: FileNotFoundError for a folder that is not a run; OSError if a file cannot be written.
     """
     runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
-    text = render(runs, size_mb=size_mb, refresh_s=refresh_s)
+    second = output.with_suffix(".samples.js")
+    page, rest = render(runs, size_mb=size_mb, refresh_s=refresh_s, second=second.name)
     output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-    # A lone surrogate becomes \udxxx, as in JSON.
-    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
-    os.replace(unfinished, output)
+    if rest:
+        _replace(second, rest)
+    else:
+        second.unlink(missing_ok=True)
+    _replace(output, page)
     return runs
 
 
-def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | None = None) -> str:
-    """Returns the whole page as HTML."""
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # A lone surrogate becomes \udxxx, as in JSON.
+    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
+    os.replace(unfinished, path)
+
+
+def render(
+    runs: Sequence[Run],
+    *,
+    size_mb: float = SIZE_MB,
+    refresh_s: float | None = None,
+    second: str = "report.samples.js",
+) -> tuple[str, str]:
+    """Returns the page as HTML, and the text of its second file, whose name is `second`; "" if all samples fit."""
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
@@ -71,19 +91,25 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB, refresh_s: float | 
     licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
     budget = int(size_mb * 1e6) - len(code) - len(style)
-    data = embed(payload(runs, budget=budget, refresh_s=refresh_s))
-    if (size := len(data.encode("utf-8", "replace"))) > budget:  # rows were estimated too small, as with much markup
-        data = embed(payload(runs, budget=int(budget * budget / size), refresh_s=refresh_s))
+    content, rest = payload(runs, budget=budget, refresh_s=refresh_s)
+    if (size := len(embed(content).encode("utf-8", "replace"))) > budget:  # rows were estimated too small: much markup
+        content, rest = payload(runs, budget=int(budget * budget / size), refresh_s=refresh_s)
+    script = ""
+    if rest:
+        rows = embed({"count": len(rest), "columns": _columns(rest)})
+        token = hashlib.sha256(rows.encode("utf-8", "replace")).hexdigest()[:16]
+        script = f'torchtitanRows("{token}",{json.dumps(rows)})\n'
+        content["more"] = {"file": second, "count": len(rest), "mb": round(len(script) / 1e6, 1), "token": token}
     parts = {
         "title": html.escape(" · ".join(run.name for run in runs)),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
         "style": style,
-        "data": data,
+        "data": embed(content),
         "code": code,
     }
     page = asset.joinpath("report.html").read_text("utf-8")
     pieces = [parts.get(piece, piece) if place % 2 else piece for place, piece in enumerate(page.split("%%"))]
-    return "".join(pieces)
+    return "".join(pieces), script
 
 
 def embed(value: Any) -> str:
@@ -94,25 +120,25 @@ def embed(value: Any) -> str:
     return text
 
 
-def payload(runs: Sequence[Run], *, budget: int, refresh_s: float | None = None) -> dict[str, Any]:
-    """Returns the data that the page's scripts read. `budget`: bytes for metrics and samples together."""
+def payload(
+    runs: Sequence[Run], *, budget: int, refresh_s: float | None = None
+) -> tuple[dict[str, Any], list[tuple[int, Row]]]:
+    """Returns the data that the page's scripts read, and the rows that do not fit, each with its run.
+
+    Args:
+        budget: bytes for metrics and samples together.
+    """
     described = [_described(run) for run in runs]
     budget = max(MIN_ROW_BYTES, budget - len(embed(described)))
-    rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
-    shown, left_out = _within(rows, budget)
-    notes = []
-    if left_out:
-        notes.append(
-            f"{left_out:,} of {len(rows):,} samples were left out to limit this file's size (--size). Selected samples "
-            "and randomly chosen whole groups remain. Verdicts and health use all samples that were read."
-        )
-    return {
+    shown, rest = _within([(place, row) for place, run in enumerate(runs) for row in run.rows], budget)
+    content = {
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "refresh": refresh_s,
-        "notes": notes,
+        "more": None,
         "runs": described,
         "rows": {"count": len(shown), "columns": _columns(shown)},
     }
+    return content, rest
 
 
 def _described(run: Run) -> dict[str, Any]:
@@ -144,8 +170,8 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, Row]], int]:
-    """The rows that fit into the budget, in their order, and the number that do not. Groups stay whole."""
+def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
+    """The rows that fit into the budget and those that do not, in their order. Groups stay whole."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, (run, row) in enumerate(rows):
         groups.setdefault((run, *(str(row.get(column)) for column in _PROMPT_COLUMNS)), []).append(place)
@@ -154,14 +180,14 @@ def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, R
         selected = any(rows[place][1].get("select_reason") for place in groups[key])
         return not selected, zlib.crc32(repr(key[1:]).encode())
 
-    kept: list[int] = []
+    kept: set[int] = set()
     seen: set[tuple[str, str]] = set()
     for key in sorted(groups, key=urgency):
         budget -= sum(_bytes(rows[place][1], seen) for place in groups[key])
         if budget < 0:
             break
-        kept.extend(groups[key])
-    return [rows[place] for place in sorted(kept)], len(rows) - len(kept)
+        kept.update(groups[key])
+    return [r for i, r in enumerate(rows) if i in kept], [r for i, r in enumerate(rows) if i not in kept]
 
 
 def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:

@@ -63,6 +63,18 @@ def differ(share_a: float, n_a: int, share_b: float, n_b: int) -> float:
     return min(1.0, sum(math.exp(chance) for chance in chances if chance <= seen + 1e-7))
 
 
+def differ_paired(only_a: int, only_b: int) -> float:
+    """The p-value of McNemar's exact test that two shares of right answers to the same prompts are equal.
+
+    Args:
+        only_a, only_b: prompts that are right only in the one, and only in the other.
+
+    Example: differ_paired(1, 8) is 0.039
+    """
+    n, fewer = only_a + only_b, min(only_a, only_b)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+
+
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 

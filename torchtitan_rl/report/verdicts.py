@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
-from torchtitan_rl.report.load import Run, answers_given, correlation, number, unbiased_rows
-from torchtitan_rl.report.trend import ALPHA, differ, trend
+from torchtitan_rl.report.load import HELD_OUT_SPLIT, Run, answers_given, correlation, number, unbiased_rows
+from torchtitan_rl.report.trend import ALPHA, differ, differ_paired, trend
 
 Level = Literal["good", "plain", "warn", "bad"]
 
@@ -17,6 +17,8 @@ SILENT_GROUPS = 0.5
 """A larger share of groups without signal, late in the run, is a warning."""
 COLLAPSE = 0.1
 """Entropy below this share of its first value is a warning."""
+ERROR_LINES = 8
+"""Lines of an error in the headline."""
 SPIKE = 10.0
 """A gradient norm above this multiple of its median is a warning."""
 
@@ -54,13 +56,13 @@ def ending(run: Run) -> dict[str, Any]:
     if end is None:
         if run.finished:
             return {"level": "plain", "text": steps, "error": "", "details": ""}
-        text = f"{steps}: its end is not recorded, so it is still running or was killed with its launcher"
+        text = f"{steps}: its end is not recorded, so it is still running, or its machine or container was ended"
         return {"level": "warn", "text": text, "error": "", "details": ""}
     where = f" in {end.phase.replace(': ', ', ')}" if end.phase else ""
     where += f" (rank {end.rank})" if end.rank else ""
     text = {
         "done": f"Done: {steps}",
-        "evaluated": "Evaluated, without training",
+        "evaluated": f"Evaluated after {steps}" if any(run.steps) else "Evaluated, without training",
         "stopped": f"Stopped{where}: {steps}",
         "failed": f"Failed{where}: {steps}",
         "killed": f"Killed{where}: {steps}",
@@ -69,22 +71,22 @@ def ending(run: Run) -> dict[str, Any]:
     level = {"done": "good", "evaluated": "good", "stopped": "warn"}.get(end.outcome, "bad")
     if level == "warn" and not end.message.startswith("SIG"):
         level = "bad"  # training stopped itself
-    error = _said(end.message)
-    return {
-        "level": level,
-        "text": text,
-        "error": error,
-        "details": end.message if error not in (end.message, end.message.partition(": ")[2]) else "",
-    }
+    said = _said(end.message).splitlines()
+    error = "\n".join(said[:ERROR_LINES])
+    whole = len(said) <= ERROR_LINES and not end.message.startswith("Traceback")
+    return {"level": level, "text": text, "error": error, "details": "" if whole else end.message}
 
 
 def _said(message: str) -> str:
     """The part of an error's message to read first: after a traceback's last frame; else all of it."""
     lines = message.splitlines()
-    if not message.startswith("Traceback"):
-        return message.removeprefix("error: ").removeprefix("stopped: ")
-    frames = [place for place, line in enumerate(lines) if line.startswith("  ")]
-    return "\n".join(lines[frames[-1] + 1 :]).strip() if frames else message
+    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames or not message.startswith("Traceback"):
+        return message.removeprefix("error: ").removeprefix("stopped: ").strip()
+    after = frames[-1] + 1
+    while after < len(lines) and lines[after].startswith("    "):  # the frame's code and its marks
+        after += 1
+    return "\n".join(lines[after:]).strip() or message
 
 
 def _steps_of(run: Run) -> str:
@@ -136,15 +138,46 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
             yield Verdict("plain", f"{kind} {100 * values[0]:.1f} % at step {steps[0]}{said}", key)
             continue
         best = values.index(max(values))
-        p_change, p_fell = (_p_value(values, lows, highs, n, place) for place in (0, best))
+        flips = [_flips(run, key, place) for place in (0, best)]
+        p_change, p_fell = (
+            _p_value(values, lows, highs, n, place) if flipped is None else differ_paired(*flipped)
+            for place, flipped in zip((0, best), flips, strict=True)
+        )
         clear = p_change is not None and p_change < ALPHA
         level = ("good" if values[-1] > values[0] else "bad") if clear else "plain"
+        changed = f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong" if flips[0] else ""
         unclear = "" if clear or p_change is None else "; the difference may be chance"
         # Of many evaluations the best one is high by chance too (Bonferroni).
         fell = p_fell is not None and p_fell < ALPHA / (len(values) - 1)
         before = f"; best {100 * values[best]:.1f} % at step {steps[best]}" if fell and best else ""
         level = "warn" if before and level != "bad" else level
-        yield Verdict(level, f"{kind} {100 * values[0]:.1f} → {100 * values[-1]:.1f} %{said}{unclear}{before}", key)
+        change = f"{100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
+        yield Verdict(level, f"{kind} {change}{said}{changed}{unclear}{before}", key)
+
+
+def _flips(run: Run, key: str, place: int) -> tuple[int, int] | None:
+    """How many prompts the last evaluation has right and the one at `place` wrong, and the reverse.
+
+    None if the rows of both evaluations are not all stored: only those of the greedy evaluation are, and not in large files.
+    """
+    if key != "evaluation/accuracy":
+        return None
+    steps, values = run.points(key)
+    before, after = (_judged(run, steps[i]) for i in (place, -1))
+    for judged, value in ((before, values[place]), (after, values[-1])):
+        if not judged or abs(fmean(judged.values()) - value) > 1e-6:
+            return None
+    if before.keys() != after.keys() or (n := _held_out_prompts(run)) and n != len(after):
+        return None
+    return sum(after[p] > before[p] for p in after), sum(after[p] < before[p] for p in after)
+
+
+def _judged(run: Run, step: int) -> dict[tuple[Any, str], bool]:
+    """Whether each held-out prompt was answered right in the greedy evaluation of a step."""
+    rows = [row for row in run.rows if row.get("split") == HELD_OUT_SPLIT and row.get("step") == step]
+    return {
+        (r.get("prompt_idx"), str(r.get("prompt"))): r["correct"] for r in rows if isinstance(r.get("correct"), bool)
+    }
 
 
 def _p_value(values: list[float], lows: list[float], highs: list[float], n: int | None, place: int) -> float | None:
@@ -193,7 +226,12 @@ def _groups(run: Run) -> Iterator[Verdict]:
             else ""
         )
         level = "warn" if last > SILENT_GROUPS else "plain"
-        yield Verdict(level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}", key)
+        shares = {word: run.points(f"groups/all_{word}_fraction")[1] for word in ("right", "wrong")}
+        most = [word for word, share in shares.items() if last and share and _ends(share)[1] > 0.5 * last]
+        why = f", most of them all {most[0]}" if level == "warn" and most else ""
+        yield Verdict(
+            level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}{why}", key
+        )
 
 
 def _sampler(run: Run) -> Iterator[Verdict]:

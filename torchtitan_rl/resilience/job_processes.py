@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
@@ -96,8 +97,8 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
-def start_guard(mark: str) -> None:
-    """Fork a process that waits until this one ends, however that happens, and then kills what is left of the job.
+def start_guard(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
+    """Fork a process that waits until this one ends, however that happens, kills what is left of the job, and calls `at_end`.
 
     The kernel kills the ranks with their parent. Processes that ranks have started, such as a reward's sandbox, need this guard.
     """
@@ -110,8 +111,12 @@ def start_guard(mark: str) -> None:
     os.close(writer)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # a reader of the job's output must not wait for this process
-        os.close(stream)
+        os.dup2(null, stream)
     os.read(reader, 1)
     kill_marked(mark)
-    os._exit(0)
+    try:
+        at_end()
+    finally:
+        os._exit(0)

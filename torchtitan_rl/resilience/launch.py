@@ -26,9 +26,9 @@ from torchtitan_rl.resilience import death, job_processes
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses
+from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses, stragglers
 from torchtitan_rl.resilience.run_end import ensure_report, write_end
-from torchtitan_rl.resilience.watchdog import Watchdog
+from torchtitan_rl.resilience.watchdog import Watchdog, stack_of
 
 REQUEUE = 75
 POLL_EVERY_S = 0.2
@@ -51,6 +51,10 @@ class Launcher:
         self._stop_requested_at = 0.0
         self.hung_reason = ""
         """Why the watchdog ended the job."""
+        self._hung: list[RankStatus] = []
+        """The first rank that held up the others then."""
+        self._hung_at = ""
+        """Its stack, for end.json."""
         self._agent_is_stopped = self._ended_agent = self._ended_late = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
@@ -59,7 +63,7 @@ class Launcher:
         self._peak_bytes: dict[int, int] = {}
         self._died_at: dict[int, float] = {}
         self._pids_before_restart: set[int] = set()
-        job_processes.start_guard(self.mark)
+        job_processes.start_guard(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
         environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
         # By default torchrun takes the host's name, which may not resolve.
@@ -180,9 +184,14 @@ class Launcher:
             self.hung_reason = ""
 
     def _kill_hung_job(self, reason: str) -> None:
-        self.hung_reason = reason
+        statuses = read_statuses(self.folder)
+        running = [status for status in statuses if not status.outcome and job_processes.is_alive(status.pid)]
+        self.hung_reason, self._hung = reason, stragglers(running)[:1]
+        self._hung_at = "".join(
+            f"\nRank {status.rank} is at:\n{stack_of(status, self.folder)}" for status in self._hung
+        )
         say(f"watchdog: {reason}; the job is ended")
-        for status in read_statuses(self.folder):
+        for status in statuses:
             job_processes.send_signal(status.pid, signal.SIGKILL)
 
     def _exit_code_and_reason(self, agent_code: int) -> tuple[int, str]:
@@ -220,11 +229,10 @@ class Launcher:
         for folder in map(Path, folders):
             if code:
                 outcome = "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
-                status = self._last_status.get(self._first_death()[0])
+                status = self._hung[0] if self._hung else self._last_status.get(self._first_death()[0])
                 where = {"rank": status.rank, "phase": status.phase} if status and outcome != "stopped" else {}
-                write_end(
-                    folder, outcome, why or self.hung_reason or f"the job ended with code {code}", code=code, **where
-                )
+                message = why or self.hung_reason + self._hung_at or f"the job ended with code {code}"
+                write_end(folder, outcome, message, code=code, **where)
             ensure_report(folder)
 
     def _first_death(self) -> tuple[int, int]:
@@ -244,6 +252,19 @@ class Launcher:
             return f"{who} ended with code {code} before the end of training."
         known = {"phase": status.phase if status else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
         return f"{who} was {self.oom_detector.explain(pid, -code, **known)}"
+
+
+def _record_killed_launcher(folder: Path) -> None:
+    """Write how a run ended whose launcher was killed, and its report. Called by the guard, with the folder of statuses.
+
+    A launcher that ends by itself has removed the folder.
+    """
+    for run_folder in {status.run_folder for status in read_statuses(folder) if not status.outcome} - {""}:
+        first = next(status for status in read_statuses(folder) if status.run_folder == run_folder)
+        message = f"The launcher was killed, and its ranks with it. {_how_to_resume(run_folder)}"
+        write_end(Path(run_folder), "killed", message, code=128 + signal.SIGKILL, phase=first.phase)
+        ensure_report(Path(run_folder))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cause_order(code: int) -> int:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
 from torchtitan_rl.core.text import head_and_tail
 
@@ -30,30 +31,62 @@ rank was ended by a signal; hung: the watchdog ended the job."""
 
 
 class Phases(Listener):
-    """The seconds of the start's phases, and the phase in which an error began."""
+    """The seconds of a run's start. It also notes on an error which contexts it leaves, for `phase_of`."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        """Of the phases outside of steps, such as "start the vLLM engine", in their order."""
-        self._passed: list[str] = []
+        self._seconds = {"Python and imports": _age_s()}
+        self._began = time.monotonic()
+        self._first_step: float | None = None
+
+    @property
+    def started_s(self) -> dict[str, float]:
+        """Seconds before the first step, by outermost context, such as "start the vLLM engine"; "other" for the rest."""
+        until = time.monotonic() if self._first_step is None else self._first_step
+        inside = sum(self._seconds.values()) - self._seconds["Python and imports"]
+        return {**self._seconds, "other": max(0.0, until - self._began - inside)}
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
         """See Listener."""
         began = time.monotonic()
+        if self._first_step is None and name.startswith("step "):
+            self._first_step = began
+        of_start = self._first_step is None and len(events.running) == 1
         try:
             yield
-        except BaseException:
-            self._passed.append(name)
+        except BaseException as error:
+            error.__dict__.setdefault(_LEFT, []).append(name)
             raise
         finally:
-            if kind == "phase":
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            if of_start:
+                self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
-    @property
-    def failed(self) -> str:
-        """The contexts that an error has left, outermost and innermost. Example: "step 3: grade". "" if there was none."""
-        return ": ".join(dict.fromkeys([*self._passed[-1:], *self._passed[:1]]))
+
+def _age_s() -> float:
+    """Seconds since this process began; 0 where Linux's /proc is missing."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+_LEFT = "torchtitan_rl_left"
+"""The attribute of an error with the names of the contexts that it has left, innermost first."""
+
+
+def phase_of(error: BaseException) -> str:
+    """The outermost and the innermost context in which an error, or the error that caused it, was raised.
+
+    Example: "step 3: grade". "" if it was raised outside of all contexts.
+    """
+    left: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        theirs = getattr(cause, _LEFT, [])
+        left = [*(name for name in theirs if name not in left), *left]
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return ": ".join(dict.fromkeys([*left[-1:], *left[:1]]))
 
 
 def forget_end(folder: Path) -> None:

@@ -214,10 +214,10 @@ def _process_report(status: RankStatus, folder: Path) -> str:
         return f"{rank}) is dead"
     in_kernel = job_processes.state(status.pid) == "D"
     waits = ", in the kernel, as on a disk or a device that does not answer" if in_kernel else ""
-    return f"{rank}{waits}) is at:\n{_stacks(status, folder)}"
+    return f"{rank}{waits}) is at:\n{stack_of(status, folder)}"
 
 
-def _stacks(status: RankStatus, folder: Path) -> str:
+def stack_of(status: RankStatus, folder: Path) -> str:
     """Make the rank write its stacks. Returns the innermost frames of its main thread, and the file with the rest."""
     file = stacks_file_path(folder, status.rank)
     if not file.exists():

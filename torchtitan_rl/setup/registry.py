@@ -4,6 +4,8 @@ import argparse
 import inspect
 import os
 import pkgutil
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,9 @@ from torchtitan_rl.setup.hub import is_hub_name
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
-OTHER_CONFIGS = "Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names."
+OTHER_OPTIONS = """Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names.
+
+With --dry-run the command shows what a run would do, and with --print-config the whole config as Python."""
 
 ConfigFunction = Callable[[], "RunConfig"]
 
@@ -101,7 +105,9 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         default=default,
         args=overrides,
         prog=f"{program} --config {name}",
-        description=f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_CONFIGS}",
+        description=_wrapped(
+            f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_OPTIONS}"
+        ),
         config=(tyro.conf.AvoidSubcommands,),
     )
     for field in ("dump_folder", "hf_assets_path", "resume"):
@@ -117,6 +123,16 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
             _show(name, config, dry_run=given.dry_run)
         raise SystemExit(0)
     return name, config
+
+
+def _wrapped(text: str) -> str:
+    """The paragraphs of the text, wrapped at the terminal's width, which tyro does only for the options.
+
+    It joins lines that begin with a letter: the indent keeps them apart.
+    """
+    width = shutil.get_terminal_size().columns
+    parts = text.split("\n\n")
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width, subsequent_indent="  ") for part in parts)
 
 
 def _is_path(field: str, given: str) -> bool:

@@ -74,10 +74,29 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     assert len(texts) == 3
     lines = texts[0].split("\n")
     assert all(line.count("|") == 1 + 1 + 3 for line in lines), "a column of names and one for each of three samples"
-    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| prompt", "| response"]
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| <pre>prompt</pre>", "| <pre>response</pre>"]
     assert "<script>" not in texts[0]
     assert "[/answer] list[int] [bold]x[/]" in html.unescape(texts[0])
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_shows_a_conversation_by_lines_with_what_tools_answered(recorder, tmp_path):
+    said = [
+        {"role": "assistant", "content": "17 * <23>", "advantage": 0.25},
+        {"role": "tool", "name": "multiply", "content": "391"},
+    ]
+    run = recorder(sinks=["tensorboard"])
+    record_metric("rollout/samples", [{"score": 1.0, "prompt": "17 * 23?", "conversation": said}], Reduce.TABLE)
+    run.flush(1)
+    run.close()
+    [text] = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
+    [line] = [one for one in text.tensor_proto.string_val[0].decode().split("\n") if "conversation" in one]
+    shown = html.unescape(line)
+    assert shown == (
+        "| <pre>conversation</pre> | <strong>assistant (advantage 0.25):</strong> 17 * <23>"
+        "<br><strong>tool (name multiply):</strong> 391 |"
+    )
+    assert "<23>" not in line
 
 
 def test_tensorboard_holds_the_hyper_parameters_once(recorder, tmp_path):
@@ -460,6 +479,6 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
         assert f"{reason} · train · prompt {prompt} sample {member}" in stream.getvalue()
         [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
         lines = [line.strip("| ").split(" | ") for line in html.unescape(text).split("\n")]
-        table = {line[0]: line[1:] for line in lines[2:]}
+        table = {line[0].removeprefix("<pre>").removesuffix("</pre>"): line[1:] for line in lines[2:]}
         shown = zip(lines[0], table["prompt_idx"], table["sample_idx"], strict=True)
         assert (reason, str(prompt), str(member)) in set(shown)

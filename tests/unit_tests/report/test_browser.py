@@ -313,7 +313,7 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     assert "ZeroDivisionError: division by zero" in said
     assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
     where = browser.run("document.querySelector('[data-chart=\"Where time went\"]').innerText")
-    assert "start: start the vLLM engine" in where
+    assert "start the vLLM engine" in where
     shares = [float(share) for share in re.findall(r"([0-9.]+) %", where)]
     assert sum(shares) == pytest.approx(100, abs=0.3)
     assert clean(browser), browser.errors
@@ -397,7 +397,179 @@ def test_rows_tabs_and_charts_are_reached_by_keyboard(browser, one):
     browser.wait("document.querySelector('[data-chart=Reward] canvas') !== null")
     browser.run("document.querySelector('[data-chart=Reward] .plot').focus()")
     browser.press("ArrowRight")
-    browser.wait("document.querySelector('[data-chart=Reward] .where').innerText.startsWith('step ')")
+    browser.wait("document.querySelector('[data-chart=Reward] .where').innerText === 'step 0'")
+    assert clean(browser), browser.errors
+
+
+def test_the_tab_key_reaches_every_row_tab_chart_and_verdict(browser, two):
+    reached = {}
+    for view, wanted in (
+        ("overview", "nav [aria-selected=true], .verdicts button, .plot"),
+        ("samples", "tr[data-row], [data-sort], .detail [role=tab][aria-selected=true]"),
+        ("compare", "tr[data-outcome], .chip, select, .plot"),
+    ):
+        browser.open(at(two[0], view=view))
+        browser.run(f"window.wanted = new Set(document.querySelectorAll({wanted!r})); window.total = wanted.size")
+        assert browser.run("total") > 5
+        for _ in range(300):
+            browser.press("Tab")
+            browser.run("wanted.delete(document.activeElement)")
+        reached[view] = browser.run("[...wanted].map(e => e.outerHTML.slice(0, 100))")
+    assert reached == {"overview": [], "samples": [], "compare": []}
+
+
+CONTRAST = """(() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const parsed = (color) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const over = (top, below) => [0, 1, 2].map((i) => (top[i] * top[3] + below[i] * (255 - top[3])) / 255);
+  const behind = (element) => { if (!element) return [255, 255, 255]; const own = parsed(getComputedStyle(element).backgroundColor); return own[3] === 255 ? own : over(own, behind(element.parentElement)); };
+  const light = (rgb) => { const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const faded = (element) => (element ? Number(getComputedStyle(element).opacity) * faded(element.parentElement) : 1);
+  const found = {};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !element.checkVisibility({ visibilityProperty: true }) || element.closest('script, noscript, button:disabled')) continue;
+    const ground = behind(element);
+    const color = parsed(getComputedStyle(element).color);
+    const text = over([...color.slice(0, 3), color[3] * faded(element)], ground);
+    const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const name = `${element.tagName.toLowerCase()}.${element.className} ${walker.currentNode.textContent.trim().slice(0, 20)}`;
+    if (ratio < 4.5) found[name] = Number(ratio.toFixed(2));
+  }
+  const axis = over(parsed(getComputedStyle(document.documentElement).getPropertyValue('--soft')), [0, 0, 0]);
+  const paper = over(parsed(getComputedStyle(document.documentElement).getPropertyValue('--paper')), [0, 0, 0]);
+  const [a, b] = [light(axis), light(paper)].sort((x, y) => y - x);
+  if ((a + 0.05) / (b + 0.05) < 4.5) found['axis of a chart'] = (a + 0.05) / (b + 0.05);
+  return found;
+})()"""
+"""The texts of the page whose contrast with what is behind them is below 4.5, and their contrast."""
+
+
+def run_with_all(folder: Path) -> Path:
+    """A run whose report has every kind of text: warnings, errors, a conversation, coloured tokens."""
+    folder = write_run(folder, steps=5, num_steps=50)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    said = [
+        {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_errors": 1}},
+        {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
+        {"role": "assistant", "content": "the last word", "advantage": -0.5},
+    ]  # fmt: skip
+    tokens = {"text": ["4", "word", "x"], "logprob": [-0.01, -5.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
+    for place, row in enumerate(rows):
+        row |= {"tokens": tokens, "messages": [{"role": "user", "content": "what was asked"}]}
+        if place % 2:
+            row |= {"conversation": said, "left_out": "too long"}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "logs" / "rank_0.log").write_text(
+        "2026-11-21 12:00:00,000 ERROR root: the sink died\n2026-11-21 12:00:00,000 WARNING root: slow\n"
+    )
+    write_end(folder, "failed", 'Traceback (most recent call last):\n  File "a", line 3, in f\nOSError: full', code=1)
+    return folder
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("printed", [False, True])
+def test_all_text_has_a_contrast_of_4_5(browser, tmp_path, two, dark, printed):
+    write_report([run_with_all(tmp_path / "a")], tmp_path / "r.html")
+    found = {}
+    for page in (tmp_path / "r.html", two[0]):
+        for state in (
+            {}, {"view": "samples", "open": 0}, {"view": "samples", "open": 1}, {"view": "samples", "open": 0, "paint": "logprob"},
+            {"view": "samples", "open": 0, "paint": "diff"}, {"view": "samples", "open": 0, "paint": "advantage"},
+            {"view": "samples", "open": 1, "tab": "siblings"}, {"view": "samples", "open": 1, "tab": "history"},
+            {"view": "prompts"}, {"view": "compare"}, {"view": "health"},
+        ):  # fmt: skip
+            browser.open(at(page, **state), dark=dark)
+            if printed:
+                browser.call("Emulation.setEmulatedMedia", media="print")
+            browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+            low = browser.run(CONTRAST)
+            found |= {f"{state}: {name}": ratio for name, ratio in low.items()}
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert found == {}
+
+
+def test_nothing_moves_under_the_pointer(browser, one, two):
+    for page in (one[0], two[0]):
+        for width in (1400, 390):
+            browser.open(page, width=width)
+            browser.run("for (const f of document.querySelectorAll('figure')) f.scrollIntoView()")
+            browser.wait("[...document.querySelectorAll('.plot')].filter(p => p.plot).length >= 6")
+            sizes = "JSON.stringify([...document.querySelectorAll('figure')].map(f => [f.offsetTop, f.offsetHeight]))"
+            before = browser.run(sizes)
+            moved = browser.run(
+                f"""(() => {{ const seen = new Set([{sizes}]); for (const p of document.querySelectorAll('.plot')) if (p.plot)
+                for (let i = 0; i < p.plot.data[0].length; i++) {{ p.plot.setCursor({{ left: p.plot.valToPos(p.plot.data[0][i], 'x'), top: 10 }}); seen.add({sizes}); }}
+                return seen.size; }})()"""
+            )
+            assert moved == 1, (page, width, before)
+
+
+LARGE = {"steps": 40, "prompts": 40, "text": "word " * 400}
+TOTAL = 40 * 40 * 4
+
+
+def test_samples_beyond_the_size_are_loaded_when_they_are_asked_for(browser, tmp_path):
+    run = write_report([write_run(tmp_path / "a", **LARGE)], tmp_path / "r.html", size_mb=0.9)[0]
+    browser.open(at(tmp_path / "r.html", view="samples", sort="step", down=False))
+    count = "document.querySelector('.count').innerText"
+    assert int(re.match(r"[0-9,]+", browser.run(count))[0].replace(",", "")) < TOTAL
+    assert "more samples are in r.samples.js" in browser.run("document.querySelector('main .note').innerText")
+    browser.run("document.querySelector('[data-more]').click()")
+    browser.wait(f"{count} === '{TOTAL:,} samples'")
+    assert browser.run("document.querySelector('[data-more]')") is None
+    assert clean(browser), browser.errors
+    expected = sum(row["prompt_idx"] == 7 and row["correct"] for row in run.rows)
+    browser.open(at(tmp_path / "r.html", view="samples", q="what is 73", right="right", more=True))  # as after a reload
+    browser.wait(f"{count}.startsWith('{expected} samples of {TOTAL:,}')")
+    assert clean(browser), browser.errors
+
+
+@pytest.mark.parametrize("fault", ["missing", "of another page"])
+def test_a_second_file_that_is_missing_or_of_another_page_is_said(browser, tmp_path, fault):
+    page = tmp_path / "r.html"
+    write_report([write_run(tmp_path / "a", **LARGE)], page, size_mb=0.9)
+    second = tmp_path / "r.samples.js"
+    if fault == "missing":
+        second.unlink()
+    else:
+        second.write_text(re.sub(r"^torchtitanRows\(\"\w+", 'torchtitanRows("0', second.read_text()))
+    browser.open(at(page, view="samples"))
+    browser.run("document.querySelector('[data-more]').click()")
+    browser.wait("document.querySelector('.failed').innerText !== ''")
+    said = browser.run("document.querySelector('.failed').innerText")
+    assert ("is not beside this page" if fault == "missing" else "belongs to another version of this page") in said
+    assert browser.run("document.querySelectorAll('tr[data-row]').length") == PAGE
+    assert not browser.run("document.querySelector('[data-more]').disabled")
+
+
+def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path):
+    folders = []
+    for name in ("a", "b"):
+        folder = write_run(tmp_path / name, steps=1, prompts=1, siblings=2)
+        rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        for row in rows:
+            said = [
+                {"role": "assistant", "content": "call"},
+                {"role": "tool", "name": "multiply", "content": f"result {name}"},
+            ]
+            row |= {
+                "prompt": "<|im_start|>system",
+                "messages": [{"role": "user", "content": "what was asked"}],
+                "conversation": said,
+            }
+        (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        folders.append(folder)
+    write_report(folders, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="compare"))
+    assert "what was asked" in browser.run("document.querySelector('tr[data-outcome]').innerText")
+    texts = browser.run("[...document.querySelectorAll('.pair .sibling .text')].map(e => e.innerText)")
+    assert texts[0] == "assistant: call\ntool multiply: result a"
+    assert browser.run("[...document.querySelectorAll('.pair mark')].map(e => e.innerText)") == ["b"]
+    browser.open(at(tmp_path / "r.html", view="samples", open=0, tab="siblings"))
+    assert "tool multiply: result a" in browser.run("document.querySelector('.siblings').innerText")
     assert clean(browser), browser.errors
 
 
@@ -407,6 +579,22 @@ def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
     hidden = browser.run("['nav', '.theme'].map(s => getComputedStyle(document.querySelector(s)).display)")
     browser.call("Emulation.setEmulatedMedia", media="")
     assert hidden == ["none", "none"]
+
+
+def test_paper_has_all_charts_in_the_light_theme(browser, one):
+    browser.open(one[0], dark=True)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    theme = browser.run("document.documentElement.dataset.theme")
+    without = "[...document.querySelectorAll('figure')].filter(f => f.draw && !f.querySelector('canvas')).length"
+    wide = "[...document.querySelectorAll('figure canvas')].filter(c => c.getBoundingClientRect().right > c.closest('figure').getBoundingClientRect().right).length"
+    found = browser.run(f"[{without}, {wide}, document.querySelectorAll('figure canvas').length > 6]")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="", features=dark)
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert (theme, found) == ("light", [0, 0, True])
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    assert clean(browser), browser.errors
 
 
 def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, tmp_path):
@@ -430,7 +618,7 @@ def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, t
 def test_100k_rows_stay_usable(browser, tmp_path):
     chance = random.Random(0)
     rows = [row_of(step, p, s, 8, chance, None) for step in range(250) for p in range(50) for s in range(8)]
-    (tmp_path / "r.html").write_text(render([Run(name="large", folder=tmp_path, rows=rows)], size_mb=100), "utf-8")
+    (tmp_path / "r.html").write_text(render([Run(name="large", folder=tmp_path, rows=rows)], size_mb=100)[0], "utf-8")
     browser.open(at(tmp_path / "r.html", view="samples"))
     assert browser.run("document.querySelector('.count').innerText") == "100,000 samples"
     sort = "(() => { const t = performance.now(); document.querySelector('[data-sort=reward]').click(); return performance.now() - t; })()"

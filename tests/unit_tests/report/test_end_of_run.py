@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torchtitan_rl import train
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.report import load_run, page
-from torchtitan_rl.resilience.run_end import Phases, ensure_report, forget_end, write_end
+from torchtitan_rl.resilience.run_end import Phases, ensure_report, forget_end, phase_of, write_end
 
 
 @pytest.fixture
@@ -62,9 +63,64 @@ def test_an_error_is_written_with_its_phase_and_the_report_shows_it(run, error, 
     train._write_report(config, folder)
     end = end_of(folder)
     assert (end["outcome"], end["code"], end["rank"], end["phase"]) == (outcome, code, 0, "step 6: grade")
-    assert list(end["started_s"]) == ["start the vLLM engine"]
+    assert list(end["started_s"]) == ["Python and imports", "start the vLLM engine", "other"]
     assert said in end["message"]
     assert said in (folder / "report.html").read_text("utf-8")
+
+
+def caught(call) -> BaseException:
+    """The error that `call` raises, with the contexts that it left while phases were heard."""
+    stop_listening = events.listen(Phases())
+    try:
+        call()
+    except BaseException as error:
+        return error
+    finally:
+        stop_listening()
+    raise AssertionError("it raised nothing")
+
+
+def test_an_error_that_was_handled_before_is_not_where_the_run_failed():
+    def step():
+        with events.heartbeat("step 6"):
+            with suppress(ValueError), events.timed("generate"), events.timed("generate/prompts"):
+                raise ValueError
+            with events.timed("grade"):
+                raise ZeroDivisionError
+
+    assert phase_of(caught(step)) == "step 6: grade"
+
+
+def test_an_error_with_a_cause_failed_where_its_cause_was_raised():
+    def step():
+        with events.heartbeat("step 6"):
+            try:
+                with events.timed("grade"):
+                    raise ZeroDivisionError
+            except ZeroDivisionError as error:
+                raise UserError("the reward function raised") from error
+
+    assert phase_of(caught(step)) == "step 6: grade"
+    assert phase_of(KeyboardInterrupt()) == ""
+
+
+def test_the_start_is_timed_by_its_outermost_contexts_and_the_steps_are_not():
+    phases = Phases()
+    stop_listening = events.listen(phases)
+    try:
+        with events.timed("warm start"), events.timed("inside"):
+            time.sleep(0.02)
+        time.sleep(0.02)
+        with events.heartbeat("step 1"), events.timed("train"):
+            pass
+        with events.phase("save"):
+            pass
+    finally:
+        stop_listening()
+    assert list(phases.started_s) == ["Python and imports", "warm start", "other"]
+    assert 0.02 <= phases.started_s["warm start"] < 0.2
+    assert 0.02 <= phases.started_s["other"] < 0.2
+    assert phases.started_s["Python and imports"] > 0.1
 
 
 def test_the_first_to_know_why_writes_the_end_and_a_rank_that_lost_another_does_not(run):
@@ -85,11 +141,14 @@ def test_the_first_to_know_why_writes_the_end_and_a_rank_that_lost_another_does_
         (0, False, False, "done", ""),
         (0, True, False, "evaluated", ""),
         (0, False, True, "done", "stopped improving before step 5"),
-        (signal.SIGINT, False, False, "stopped", "SIGINT after step 5; start again with --dump-folder"),
+        (signal.SIGINT, False, False, "stopped", "SIGINT after step 5; nothing is saved"),
+        (signal.SIGTERM, False, False, "stopped", "SIGTERM after step 5; start again with --dump-folder"),
     ],
 )
 def test_a_run_that_did_as_asked_says_so(run, stopped, eval_only, gives_up, outcome, said):
     folder, _ = run
+    if "start again" in said:
+        (folder / "checkpoint" / "step-5").mkdir(parents=True)
     evaluation = SimpleNamespace(gives_up=gives_up)
     config = SimpleNamespace(eval_only=eval_only, evaluation=SimpleNamespace(best_by="evaluation/accuracy"))
     controller = SimpleNamespace(

@@ -104,6 +104,22 @@ def test_of_a_large_store_selected_rows_and_whole_groups_are_read(tmp_path, monk
     assert "rows were read" in " ".join(run.notes)
 
 
+def test_of_a_large_store_the_same_held_out_prompts_are_read_in_every_evaluation(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a", steps=1)
+    rows = [
+        {"step": step, "table": "evaluation/samples", "split": "eval_greedy", "prompt_idx": i, "select_reason": "",
+         "episode_id": f"eval_greedy/{step}/{i}/0"}
+        for step in (0, 10, 20)
+        for i in range(200)
+    ]  # fmt: skip
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(loading, "READ_BYTES", (folder / "samples.jsonl").stat().st_size // 4)
+    read = load_run(folder).rows
+    prompts = [{row["prompt_idx"] for row in read if row["step"] == step} for step in (0, 10, 20)]
+    assert 25 < len(prompts[0]) < 80
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
 def test_names_are_as_long_as_they_have_to_be(tmp_path):
     assert unique_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert unique_names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]

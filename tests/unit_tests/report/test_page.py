@@ -71,16 +71,48 @@ def test_embedded_values_read_back_as_they_were():
     assert json.loads(embed(value)) == value
 
 
-def test_the_size_is_bounded_by_leaving_out_whole_groups_with_a_note(tmp_path):
+def second_of(page):
+    """The token and the rows of the page's second file."""
+    token, rows = json.loads(
+        f"[{page.with_suffix('.samples.js').read_text('utf-8').strip()[len('torchtitanRows(') : -1]}]"
+    )
+    return token, {"rows": json.loads(rows)}
+
+
+def test_samples_beyond_the_size_are_in_a_second_file_in_whole_groups(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
+    run = write_report([folder], output, size_mb=0.9)[0]
     data = data_of(output)
     assert output.stat().st_size < 1.2e6
-    assert "were left out to limit this file's size" in data["notes"][0]
+    token, more = second_of(output)
+    assert data["more"] == {
+        "file": "r.samples.js",
+        "count": more["rows"]["count"],
+        "mb": data["more"]["mb"],
+        "token": token,
+    }
     groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
+    others = list(zip(column(more, "step"), column(more, "prompt_idx")))
     assert 0 < len(groups) < 40 * 40 * 4
     assert {groups.count(group) for group in set(groups)} == {4}
-    assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay
+    assert not set(groups) & set(others)
+    assert sorted(groups + others) == sorted((row["step"], row["prompt_idx"]) for row in run.rows)
+    assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
+
+
+def test_a_second_file_that_is_not_needed_any_more_is_removed(tmp_path):
+    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
+    write_report([folder], output, size_mb=0.9)
+    write_report([folder], output, size_mb=100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
+    assert data_of(output)["more"] is None
+
+
+def test_no_text_can_leave_the_second_file(tmp_path):
+    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text=HOSTILE * 10), tmp_path / "r.html"
+    write_report([folder], output, size_mb=0.9)
+    assert not set((tmp_path / "r.samples.js").read_text("utf-8")) & set("<>&\u2028\u2029")
+    assert HOSTILE * 10 in column(second_of(output)[1], "response")
 
 
 def test_a_text_of_100k_characters_shows_head_and_tail(tmp_path):

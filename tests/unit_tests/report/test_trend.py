@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from torchtitan_rl.report.trend import differ, trend
+from torchtitan_rl.report.trend import differ, differ_paired, trend
 
 RUNS = 800
 BY_CHANCE = 0.067
@@ -71,4 +71,23 @@ def test_equal_shares_differ_in_at_most_5_percent_of_pairs(share):
     chance = random.Random(0)
     draw = lambda: sum(chance.random() < share for _ in range(64)) / 64  # noqa: E731
     found = sum(differ(draw(), 64, draw(), 64) < 0.05 for _ in range(RUNS))
+    assert found / RUNS <= BY_CHANCE
+
+
+def test_mcnemar_s_exact_test_is_the_textbook_s():
+    # scipy.stats.binomtest(1, 9).pvalue, (5, 20) and (0, 8)
+    assert differ_paired(1, 8) == pytest.approx(0.0390625)
+    assert differ_paired(15, 5) == pytest.approx(0.04138947)
+    assert differ_paired(0, 8) == pytest.approx(0.0078125)
+    assert differ_paired(0, 0) == differ_paired(4, 4) == 1.0
+    assert differ_paired(3000, 0) < 1e-300
+
+
+def test_equal_policies_differ_in_pairs_in_at_most_5_percent():
+    chance = random.Random(0)
+    found = 0
+    for _ in range(RUNS):
+        share = [chance.random() for _ in range(64)]  # hard and easy prompts
+        pairs = [(chance.random() < s, chance.random() < s) for s in share]
+        found += differ_paired(sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)) < 0.05
     assert found / RUNS <= BY_CHANCE

@@ -71,6 +71,11 @@ def test_groups_without_signal_and_lost_time_are_shares():
     assert line(run, "unaccounted").level == "warn"
 
 
+def test_groups_without_signal_are_said_to_be_solved_or_hopeless():
+    run = run_of({"groups/zero_variance_fraction": [0.6] * 20, "groups/all_wrong_fraction": [0.5] * 20})
+    assert line(run, "groups").text.endswith("60 % in the last 2 steps, most of them all wrong")
+
+
 def test_the_sampler_is_held_to_the_gate_of_the_config():
     series = {"sampler/logprob_diff/max": [1e-5] * 19 + [3e-5]}
     assert "differ by at most 3.0e-05 nats (step 20)" in line(run_of(series), "differ").text
@@ -118,6 +123,50 @@ def test_a_failed_run_says_where_and_with_which_error():
     assert found["level"] == "bad"
 
 
+MANY_LINES = """Traceback (most recent call last):
+  File "/home/me/mine.py", line 7, in reward
+    raise ValueError(
+        message
+    )
+ValueError: no number in:
+  <answer>
+    12
+  </answer>
+"""
+
+
+def test_an_error_of_several_indented_lines_is_whole():
+    run = run_of({}, num_steps=50)
+    run.end = End(outcome="failed", message=MANY_LINES)
+    assert ending(run)["error"] == "ValueError: no number in:\n  <answer>\n    12\n  </answer>"
+
+
+def test_a_hung_run_says_where_it_was():
+    run = run_of({}, num_steps=50)
+    said = "rank 0 in step 21: grade for 20 s\nRank 0 is at:\n" + '  File "a.py", line 1 in f\n' * 9 + "  ... 2 more"
+    run.end = End(outcome="hung", message=said, rank=0, phase="step 21: grade")
+    assert ending(run)["error"].splitlines()[:3] == said.splitlines()[:3]
+    assert ending(run)["details"] == said
+
+
+def test_a_long_message_is_cut_and_whole_below():
+    run = run_of({}, num_steps=50)
+    message = "error: " + "\n".join(f"line {i}" for i in range(20))
+    run.end = End(outcome="failed", message=message)
+    assert ending(run)["error"].splitlines() == [f"line {i}" for i in range(8)]
+    assert ending(run)["details"] == message
+    run.end = End(outcome="failed", message="error: short")
+    assert ending(run)["details"] == ""
+
+
+def test_an_evaluation_of_a_trained_run_says_after_which_steps():
+    run = run_of({}, num_steps=20)
+    run.end = End(outcome="evaluated")
+    assert ending(run)["text"].startswith("Evaluated after 20 steps")
+    run.steps, run.times = [0], [1.0]
+    assert ending(run)["text"] == "Evaluated, without training"
+
+
 def test_a_run_that_stopped_itself_is_bad_and_one_stopped_by_a_signal_is_a_warning():
     run = run_of({}, num_steps=50)
     run.end = End(outcome="stopped", message="stopped: the log-probs differ", phase="step 21: train")
@@ -146,6 +195,41 @@ def test_accuracies_whose_difference_may_be_chance_are_said_to_be_so():
     )
     assert found.level == "plain"
     assert "the difference may be chance" in found.text
+
+
+def held_out(step, right, n=64):
+    return [
+        {"split": "eval_greedy", "step": step, "prompt_idx": i, "prompt": f"p{i}", "response": "r", "correct": right(i)}
+        for i in range(n)
+    ]
+
+
+def test_accuracies_of_the_same_prompts_are_compared_in_pairs():
+    series = {"evaluation/accuracy": [40 / 64, *[None] * 18, 48 / 64]}
+    few_flip = [*held_out(1, lambda i: i < 40), *held_out(20, lambda i: i < 48)]
+    found = line(run_of(series, rows=few_flip, evaluation={"num_prompts": 64}), "held-out")
+    assert found.level == "good"  # without the pairs it may be chance: p = 0.18
+    assert "8 prompts became right, 0 wrong" in found.text
+    many_flip = [*held_out(1, lambda i: i < 40), *held_out(20, lambda i: i >= 16)]
+    found = line(run_of(series, rows=many_flip, evaluation={"num_prompts": 64}), "held-out")
+    assert found.level == "plain"
+    assert "24 prompts became right, 16 wrong; the difference may be chance" in found.text
+
+
+@pytest.mark.parametrize("lost", [slice(0, 3), slice(64, 128)])
+def test_rows_that_are_not_all_stored_make_no_pairs(lost):
+    rows = [*held_out(1, lambda i: i < 40), *held_out(20, lambda i: i < 48)]
+    del rows[lost]
+    series = {"evaluation/accuracy": [40 / 64, *[None] * 18, 48 / 64]}
+    found = line(run_of(series, rows=rows, evaluation={"num_prompts": 64}), "held-out")
+    assert "became right" not in found.text
+    assert "the difference may be chance" in found.text
+
+
+def test_an_evaluation_alone_misses_no_metrics_of_training():
+    run = run_of({"evaluation/accuracy": [0.5]}, steps=1)
+    run.steps = [0]
+    assert health(run)["metrics"] == []
 
 
 def test_without_data_there_is_no_line():

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.events import phase, progress
+from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
 from torchtitan_rl.library.references import load_function
@@ -88,8 +88,9 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
     if folder.is_dir():
         return folder
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
-        while not folder.is_dir():  # if local rank 0 fails, torchrun ends this rank too
-            time.sleep(0.2)
+        with timed("warm start"):
+            while not folder.is_dir():  # if local rank 0 fails, torchrun ends this rank too
+                time.sleep(0.2)
         return folder
     try:
         cache_root.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,8 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
         ) from error
     with lock:
         if not folder.is_dir():
-            make_checkpoint(folder, task, seed, recipe)
+            with timed("warm start"):
+                make_checkpoint(folder, task, seed, recipe)
     return folder
 
 

@@ -12,7 +12,7 @@ from torchtitan_rl.observability.slim import Points
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
 
-READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "advantage")
+READ_FIRST = ("prompt", "response", "conversation", "expected_answer", "answer", "reward", "advantage")
 """The first lines of a sample table."""
 
 
@@ -82,13 +82,29 @@ def _markdown(rows: list[Row]) -> str:
     columns = [c for c in READ_FIRST if c in present] + [c for c in present if c not in READ_FIRST]
     titles = [row.get("select_reason") or f"row {i + 1}" for i, row in enumerate(rows)]
     lines = [["", *map(_cell, titles)], ["---"] * (len(rows) + 1)]
-    lines += [[_cell(column), *(_cell(row.get(column)) for row in rows)] for column in columns]
+    # Beside long texts TensorBoard would break a name after every few letters, were it not in <pre>.
+    lines += [[f"<pre>{_cell(column)}</pre>", *(_cell(row.get(column)) for row in rows)] for column in columns]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(cell: Any) -> str:
-    """One cell, escaped for markdown and HTML."""
-    text = head_and_tail(utf8(compact_number(flat_cell(cell))), MAX_CELL_CHARACTERS)
+    """One cell, escaped for markdown and HTML. Messages of a conversation begin with their role, each on its own line."""
+    if isinstance(cell, list) and cell and all(isinstance(m, dict) and "role" in m for m in cell):
+        most = max(200, MAX_CELL_CHARACTERS // len(cell))
+        return "<br>".join(
+            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}" for m in cell
+        )
+    return _escaped(cell, MAX_CELL_CHARACTERS)
+
+
+def _speaker(message: dict[str, Any]) -> str:
+    """A message's role, and what else it has besides its text. Example: "assistant (advantage 0.25)"."""
+    facts = [f"{name} {compact_number(flat_cell(v))}" for name, v in message.items() if name not in ("role", "content")]
+    return f"{message['role']} ({', '.join(facts)}):" if facts else f"{message['role']}:"
+
+
+def _escaped(cell: Any, most: int) -> str:
+    text = head_and_tail(utf8(compact_number(flat_cell(cell))), most)
     text = html.escape(text).replace("\x00", "\\x00")
     text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
     return text.replace("\r", "").replace("\n", "<br>")

@@ -32,11 +32,20 @@ document.body.append(
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
-      title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
+      title, view === 'samples' && h('small', {}, (data.rows.count + (data.more?.count ?? 0)).toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);
 show(state.view);
+if (state.more && data.more) loadMore().then(() => show(state.view), () => {}); // the page's note says that it is missing
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme()) { setTheme(); show(state.view); } });
+
+// Paper is white, and also has the charts that have not been in sight yet.
+addEventListener('beforeprint', () => {
+  setTheme('light');
+  show(state.view);
+  for (const one of document.querySelectorAll('figure')) { sight.unobserve(one); if (!one.querySelector('canvas')) one.draw?.(); }
+});
+addEventListener('afterprint', () => { setTheme(keptTheme()); show(state.view); });
 
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -33,7 +33,7 @@ function cells(name) {
   return decoded.get(name);
 }
 const cell = (row, name) => cells(name)[row];
-const columnNames = Object.keys(data.rows.columns).filter((name) => name !== 'run');
+let columnNames = Object.keys(data.rows.columns).filter((name) => name !== 'run');
 
 /** Rows grouped by a key. */
 function indexed(key) {
@@ -45,11 +45,47 @@ function indexed(key) {
   }
   return index;
 }
-const lazily = (make) => { let made; return () => (made ??= make()); };
+const forget = []; // functions that drop what was computed from the rows
+const lazily = (make) => { let made; forget.push(() => { made = undefined; }); return () => (made ??= make()); };
 const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
 const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
+
+/** Appends the rows of the second file. */
+function addRows({ count, columns }) {
+  const names = new Set([...Object.keys(data.rows.columns), ...Object.keys(columns)]);
+  const theirs = (column) => (column === undefined ? new Array(count).fill(null) : column.cells || (column.codes ? column.codes.map((code) => column.words[code]) : new Array(count).fill(column.same)));
+  const all = Object.fromEntries([...names].map((name) => [name, { cells: cells(name).concat(theirs(columns[name])) }]));
+  data.rows = { count: data.rows.count + count, columns: all };
+  columnNames = Object.keys(all).filter((name) => name !== 'run');
+  decoded.clear();
+  for (const drop of forget) drop();
+}
+/** Asks for the second file, by a script tag: a page opened from a file may not read another file in any other way. */
+function loadMore() {
+  return new Promise((done, failed) => {
+    const { file, token } = data.more;
+    globalThis.torchtitanRows = (theirs, rows) => {
+      if (theirs !== token) { failed(new Error(`${file} belongs to another version of this page: write the report again`)); return; }
+      addRows(JSON.parse(rows));
+      data.more = null;
+      state.more = true;
+      done();
+    };
+    document.head.append(h('script', { src: encodeURIComponent(file), onerror: () => failed(new Error(`${file} is not beside this page: keep the two files together`)) }));
+  });
+}
+/** A note that there are more samples, with a button that loads them; null if all are there. */
+function moreNote(again) {
+  if (!data.more) return null;
+  const { file, count, mb } = data.more;
+  const error = h('span', { class: 'failed', role: 'alert' });
+  const button = h('button', { 'data-more': '', onclick: () => { button.disabled = true; error.textContent = ''; loadMore().then(again, (problem) => { button.disabled = false; error.textContent = ` ${problem.message}`; }); } }, 'load them');
+  return h('p', { class: 'note' }, `${count.toLocaleString('en')} more samples are in ${file} (${mb} MB), beside this page. Here are the selected samples and randomly chosen whole groups. `, button, error);
+}
+/** Notes that only a part of a run's samples was read. */
+const partNotes = () => runs.flatMap((run) => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(runs.length > 1 ? `${run.name}: ${note}` : note))));
 
 /** What a row was asked: the last user message of a chat, else the prompt. */
 function question(row) {
@@ -62,6 +98,13 @@ function lastSaid(row) {
   const said = cell(row, 'conversation');
   const last = Array.isArray(said) && said.findLast((one) => one?.role === 'assistant');
   return typeof last?.content === 'string' ? last.content : cell(row, 'response');
+}
+/** All that was said after the prompt, as one text: a conversation's messages with their roles, else the response. */
+function saidText(row) {
+  const said = cell(row, 'conversation');
+  if (!Array.isArray(said) || !said.length) return String(cell(row, 'response') ?? '');
+  const text = (message) => (typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message));
+  return said.map((message) => `${[message?.role, message?.name].filter(Boolean).join(' ')}: ${text(message)}`).join('\n');
 }
 const spoken = new Map();
 /** All texts of a row in lower case, for the search: also messages of tools and environments. */
@@ -79,7 +122,7 @@ function searchText(row) {
 const DEFAULTS = {
   view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
   right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: null, tab: 'sample', paint: '', columns: [],
-  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: null,
+  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: null, more: false,
 };
 const state = structuredClone(DEFAULTS);
 try {

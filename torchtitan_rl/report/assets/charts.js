@@ -149,12 +149,16 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   } });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
+  // Room for the widest value, so that nothing moves under the pointer.
+  const last = columns[0].at(-1);
+  where.style.minWidth = `${`step ${last}`.length}ch`;
+  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
-    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note), where), body,
-    h('div', { class: 'legend' }, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
+    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body,
+    legend.length > 0 && h('div', { class: 'legend' }, where, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
   const show = (index) => {
-    where.textContent = index === null ? '' : `step ${columns[0][index]}`;
+    where.textContent = `step ${columns[0][index ?? columns[0].length - 1]}`;
     legend.forEach((one, i) => {
       const column = one.values || columns[one.index];
       let at = index === null ? column.length - 1 : index;
@@ -164,11 +168,12 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   };
   const line = cssColor('--line');
   const axis = { stroke: cssColor('--soft'), grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
-  const tens = (u, splits) => splits.map((value) => (log && Math.abs(Math.log10(value) % 1) > 1e-9 && Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? null : value));
+  const round = (value, ...leading) => leading.some((digit) => Math.abs(Math.log10(value / digit) - Math.round(Math.log10(value / digit))) < 1e-9);
+  const tens = (u, splits) => splits.map((value) => (!log || (Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? round(value, 1) : round(value, 1, 2, 5)) ? value : null));
   const options = {
     width: 400, height: definition.height || 190, series, bands, padding: [10, 12, 0, 0], legend: { show: false },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => spread(low, high, zero, definition.percent) } },
-    axes: [{ ...axis, size: 26, gap: 4 }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
+    axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
     hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)] },
   };
@@ -182,6 +187,13 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   return element;
 }
 
+const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole
+const MEASURED = 400; // values of a curve, evenly spread
+/** The number of characters of a curve's longest value; a percent sign is as wide as two digits. */
+function widest(values, format) {
+  const every = Math.ceil(values.length / MEASURED);
+  return values.reduce((most, value, i) => { if (i % every) return most; const text = format(value ?? null); return Math.max(most, text.length + text.endsWith('%')); }, 1);
+}
 const tick = (value) => (value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? figure(value) : Number(value.toPrecision(5)).toLocaleString('en', { maximumFractionDigits: 6 }));
 function spread(low, high, zero, share) {
   if (low === null || low === undefined) return [0, 1];

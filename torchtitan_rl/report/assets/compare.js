@@ -17,7 +17,7 @@ function compare(main) {
   const pairs = h('div', {});
   replace(main, finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
     h('h2', { class: 'run' }, 'The same prompts in two runs'),
-    h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
+    moreNote(again), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
     h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
   drawPairs(pairs, a, b);
   const hidden = state.hidden;
@@ -77,36 +77,48 @@ function drawPairs(container, a, b) {
   const pick = (one) => () => { state.outcome = one; state.pair = null; remember(); drawPairs(container, a, b); };
   const open = shown[Math.min(state.pair ?? 0, shown.length - 1)];
   replace(container,
-    table(['split', 'prompts in both', ...Object.values(OUTCOMES), `right in A`, `right in B`], splits.map((split) => {
+    table(['split', 'prompts in both', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p'], splits.map((split) => {
       const here = all.filter((pair) => pair.split === split);
       const share = (side) => percent(average(here.map((pair) => pair.shares[side])));
-      return [visible(split), figure(here.length), ...counts(split).map(figure), share(0), share(1)];
+      const [won, lost] = counts(split);
+      return [visible(split), figure(here.length), ...counts(split).map(figure), share(0), share(1), figure(pairedP(won, lost))];
     }), { 'data-table': 'outcomes' }),
+    h('p', { class: 'note' }, 'p: chance of such a difference, or a larger one, between two equal runs. McNemar’s exact test on the prompts that are better or worse.'),
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
       h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair, place) => h('tr', {
         class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => { state.pair = place; remember(); drawPairs(container, a, b); }, onkeydown: onEnter(() => { state.pair = place; remember(); drawPairs(container, a, b); container.querySelector('tr.open')?.focus(); }),
-      }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(pair.prompt, 70)))))))),
+      }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(question(pair.rows[0][0]), 70)))))))),
       open && pairBody(open, a, b)),
     shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
+}
+/** The p-value of McNemar's exact test: prompts that are better and worse are equally likely if the runs are equal. */
+function pairedP(won, lost) {
+  const n = won + lost;
+  let [term, sum] = [-n * Math.LN2, 0]; // the logarithm of a binomial probability
+  for (let k = 0; k <= Math.min(won, lost); k++) {
+    sum += Math.exp(term);
+    term += Math.log((n - k) / (k + 1));
+  }
+  return Math.min(1, 2 * sum);
 }
 const average = (values) => { const known = values.filter((value) => value !== null); return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null; };
 
 function pairBody(pair, a, b) {
   const sides = pair.rows.map(different);
-  const base = String(cell(sides[0][0][0], 'response') ?? '');
+  const base = saidText(sides[0][0][0]);
   const one = (rows, write) => h('div', { class: 'sibling' },
     facts(h('b', {}, figure(cell(rows[0], 'reward'))), verdictSign(cell(rows[0], 'correct')), `${figure(cell(rows[0], 'response_tokens'))} tokens`, rows.length > 1 && `${rows.length} times`),
-    textBlock(cell(rows[0], 'response'), write));
+    textBlock(saidText(rows[0]), write));
   const side = (place, which) => h('div', { class: 'history' },
     facts(h('span', { class: 'dot', color: palette(which) }), runs[which].name, `step ${cell(pair.rows[place][0], 'step')}`),
     sides[place].slice(0, MOST_ANSWERS).map((rows, i) => one(rows, place || i ? (text) => marked(base, text) : undefined)));
   return h('div', { class: 'pair' }, ...promptTurns(pair.rows[0][0]), answerLine(pair.rows[0][0], true), h('div', { class: 'siblings' }, side(0, a), side(1, b)));
 }
-/** The rows grouped by response, the most frequent first. */
+/** The rows grouped by what was said, the most frequent first. */
 function different(rows) {
   const found = new Map();
-  for (const row of sorted([...rows], 'reward', true)) found.set(cell(row, 'response'), [...(found.get(cell(row, 'response')) || []), row]);
+  for (const row of sorted([...rows], 'reward', true)) found.set(saidText(row), [...(found.get(saidText(row)) || []), row]);
   return [...found.values()].sort((x, y) => y.length - x.length);
 }
 

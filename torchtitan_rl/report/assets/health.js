@@ -1,7 +1,7 @@
 // The health page: warnings, counts that should be 0, repeated answers, rewards that correlate with length.
 
 function healthPage(main) {
-  replace(main, data.notes.length > 0 && section('This report', null, h('ul', { class: 'notes' }, data.notes.map((note) => h('li', {}, note)))),
+  replace(main, data.more && section('This report', 'Verdicts and this page use all samples that were read.', moreNote(() => healthPage(main))),
     runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
       runs.length > 1 && h('h2', { class: 'run' }, h('span', { class: 'dot', color: palette(place) }), run.name),
       warningsOf(run), countsOf(run), h('div', { class: 'two' }, duplicatesOf(run), partsOf(run)), scatterOf(run), metricsOf(run), settingsOf(run))));

@@ -50,14 +50,13 @@ function endingOf(run) {
   const { level, text, error, details } = run.ending;
   return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
     h('strong', {}, visible(text)),
-    error && h('pre', { class: 'text' }, visible(error.split('\n').slice(0, ERROR_LINES).join('\n'))),
+    error && h('pre', { class: 'text' }, visible(error)),
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
-const ERROR_LINES = 8;
 
 /** Seconds by phase: of the start, and of all steps together. The bars sum to the run's time. */
 function timeOf(run) {
-  const rows = [...Object.entries(run.started_s).map(([name, s]) => [`start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
+  const rows = [...Object.entries(run.started_s).map(([name, s]) => [name.startsWith('start') ? name : `start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
   if (!rows.length) return null;
   const total = rows.reduce((sum, [, s]) => sum + s, 0);
   rows.sort((a, b) => b[1] - a[1]);

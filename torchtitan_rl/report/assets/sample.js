@@ -118,6 +118,7 @@ function spreadTokens(tokens) {
   if (!tokens || typeof tokens.advantage !== 'number') return tokens;
   return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
 }
+const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; its text stays readable
 function paintedTokens(tokens, name) {
   const values = tokens[name];
   const own = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
@@ -127,7 +128,7 @@ function paintedTokens(tokens, name) {
   const token = (text, i) => {
     const value = values[i];
     const span = h('span', { class: value === null || value === undefined ? 'token observed' : 'token', title: tokenTitle(tokens, i) }, visible(text));
-    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(65 * share(value))}%, transparent)`;
+    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(STRONGEST[isDark() ? 'dark' : 'light'] * share(value))}%, transparent)`;
     return span;
   };
   return h('pre', { class: 'text tokens', dir: 'auto' }, tokens.text.map(token));
@@ -164,7 +165,7 @@ function otherColumns(row) {
 }
 
 function siblingsBody(siblings, row) {
-  const best = String(cell(siblings[0], 'response') ?? '');
+  const best = saidText(siblings[0]);
   const stored = cell(row, 'group_size') || siblings.length;
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
@@ -172,7 +173,7 @@ function siblingsBody(siblings, row) {
       siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words.'] : 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), `${figure(cell(one, 'response_tokens'))} tokens`),
-      textBlock(cell(one, 'response'), place ? against(String(cell(one, 'response') ?? '')) : undefined)))));
+      textBlock(saidText(one), place ? against(saidText(one)) : undefined)))));
 }
 
 function historyBody(history) {
@@ -185,7 +186,7 @@ function historyBody(history) {
     h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'Marked'), ' words are not in the previous sample.'),
     h('div', { class: 'history' }, shown.map((row, place) => h('div', { class: 'sibling', 'data-step': cell(row, 'step') },
       facts(`step ${cell(row, 'step')}`, h('b', {}, figure(cell(row, 'reward'))), verdictSign(cell(row, 'correct')), `${figure(cell(row, 'response_tokens'))} tokens`),
-      textBlock(cell(row, 'response'), place ? (text) => marked(String(cell(shown[place - 1], 'response') ?? ''), text) : undefined)))));
+      textBlock(saidText(row), place ? (text) => marked(saidText(shown[place - 1]), text) : undefined)))));
 }
 const correctColor = (value) => (value === true ? palette(2) : value === false ? palette(5) : palette(0));
 

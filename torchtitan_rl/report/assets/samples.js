@@ -49,7 +49,7 @@ function samples(main) {
   const detail = h('article', { class: 'detail', tabindex: -1 });
   const refresh = (keep) => { if (!keep) state.page = 0; listed = chosenRows(); drawList(list, detail); remember(); };
   const filter = () => refresh(false);
-  replace(main, filters(filter), data.notes.map((note) => h('p', { class: 'note' }, note)), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
+  replace(main, filters(filter), moreNote(() => samples(main)), partNotes(), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
   if (state.open !== null && state.open < data.rows.count) openSample(detail, state.open);
