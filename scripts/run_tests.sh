@@ -14,10 +14,7 @@ part=${1:-default}
 (($#)) && shift
 unit() { .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
 faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
-rehearsal() {
-  .venv/bin/python -m tests.gpu_rehearsal long "$@"
-  (($#)) || .venv/bin/python -m tests.gpu_rehearsal.compiled
-}
+rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }
 
 case $part in

@@ -153,6 +153,8 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(load_config(name), layout)
     config.model_spec = config.model_spec or models.qwen3("1.7B")
+    if config.trainer.lora.rank:
+        config.generator.dtype = "bfloat16"  # a GPU refuses debug_lora's float32
     if name not in FULL_DEPTH:
         config.model_spec.model.layers = config.model_spec.model.layers[:4]
     choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
