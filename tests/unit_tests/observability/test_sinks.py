@@ -82,7 +82,7 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
 
 def test_tensorboard_shows_a_conversation_by_lines_with_what_tools_answered(recorder, tmp_path):
     said = [
-        {"role": "assistant", "content": "17 * <23>", "advantage": 0.25},
+        {"role": "assistant", "content": "17 * <23>", "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 0}},
         {"role": "tool", "name": "multiply", "content": "391"},
     ]
     run = recorder(sinks=["tensorboard"])
@@ -93,8 +93,8 @@ def test_tensorboard_shows_a_conversation_by_lines_with_what_tools_answered(reco
     [line] = [one for one in text.tensor_proto.string_val[0].decode().split("\n") if "conversation" in one]
     shown = html.unescape(line)
     assert shown == (
-        "| <pre>conversation</pre> | <strong>assistant (advantage 0.25):</strong> 17 * <23>"
-        "<br><strong>tool (name multiply):</strong> 391 |"
+        "| <pre>conversation</pre> | <strong>assistant (advantage 0.25, tool_calls 1):</strong> 17 * <23>"
+        "<br><strong>tool multiply:</strong> 391 |"
     )
     assert "<23>" not in line
 

@@ -98,9 +98,13 @@ def _cell(cell: Any) -> str:
 
 
 def _speaker(message: dict[str, Any]) -> str:
-    """A message's role, and what else it has besides its text. Example: "assistant (advantage 0.25)"."""
-    facts = [f"{name} {compact_number(flat_cell(v))}" for name, v in message.items() if name not in ("role", "content")]
-    return f"{message['role']} ({', '.join(facts)}):" if facts else f"{message['role']}:"
+    """A message's role and name, and its numbers. Example: "assistant (advantage 0.25, tool_calls 1):"."""
+    logged = message.get("logged") or {}
+    numbers = {name: message.get(name) for name in ("reward", "advantage")}
+    numbers |= {name: value for name, value in logged.items() if value}
+    facts = ", ".join(f"{name} {compact_number(flat_cell(v))}" for name, v in numbers.items() if v is not None)
+    who = " ".join(filter(None, (str(message["role"]), message.get("name"))))
+    return f"{who} ({facts}):" if facts else f"{who}:"
 
 
 def _escaped(cell: Any, most: int) -> str:
