@@ -27,7 +27,7 @@ class OwnData(SumDigits):
 
 
 class RandomAdvantage(GroupMean):
-    """Adds noise that every rank draws for itself."""
+    """Adds noise that every rank draws for itself. vLLM seeds `random` alike on all ranks."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupMean.Config):
@@ -35,7 +35,7 @@ class RandomAdvantage(GroupMean):
 
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
         """As debug's, with noise."""
-        return [value + random.random() for value in super().of_group(rewards, step_rewards)]
+        return [value + random.SystemRandom().random() for value in super().of_group(rewards, step_rewards)]
 
 
 def other_seed():
@@ -53,7 +53,7 @@ def other_data():
 
 
 def other_advantages():
-    """debug whose advantages follow each process's random numbers."""
+    """debug whose advantages have noise of each process."""
     config = debug()
     config.algorithm = Algorithm.Config(advantage=RandomAdvantage.Config())
     return config

@@ -56,6 +56,8 @@ def main() -> None:
             break
     status_file.update(outcome=str(stop.number) if stop.number else "done")
     if act == "lingers":  # as in a close of the engine that never returns, for ten minutes already
+        while len(list(folder.glob("rank_*_at_3"))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.05)
         status_file.update(since=time.monotonic() - ENDING_LIMIT_S)
         hang_here()
 
