@@ -141,24 +141,12 @@ def exported_model_equals_policy(folder: Path) -> None:
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
 
 
-def trained_resumed_and_exported(folder: Path) -> None:
-    """`resumed` ended with the numbers of `straight`, to the last bit, and its export is whole."""
-    last, found = max(metrics_of(folder / "straight")), [metrics_of(folder / one) for one in ("straight", "resumed")]
-    parts = ("reward", "loss", "optimizer", "completions", "sampler")
-    kept = [{k: v for k, v in rows[last].items() if k.split("/")[0] in parts and "seconds" not in k} for rows in found]
-    assert len(kept[0]) > 20, kept[0]
-    assert kept[0]["optimizer/grad_norm"] > 0, kept[0]
-    differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
-    assert not differing, differing
-    export_is_whole(folder, folder / "resumed")
-
-
-def export_is_whole(folder: Path, run: Path | None = None) -> None:
+def export_is_whole(folder: Path) -> None:
     """transformers loads the exported folder with no tensor missing or left over, and the weights are no longer the start's."""
     from transformers import AutoModelForCausalLM
 
     exported = folder / "exported"
-    command = ["scripts/export_hf.py", "--run", str(run or folder), "--output", str(exported), "--dtype", "float32"]
+    command = ["scripts/export_hf.py", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not (info["missing_keys"] | info["unexpected_keys"]), info

@@ -72,6 +72,9 @@ HF_FAMILIES = {
 }  # fmt: skip
 """What each family has besides ODD_DIMENSIONS."""
 
+ENGINE_DIFFERS = {"cohere", "cohere2"}
+"""Families whose engine computes something else than transformers, so that the first push stops a run: see docs/models.md."""
+
 TIED = {"gemma3_text", "smollm3", "granite", "cohere", "cohere2"}
 """Families whose published models mostly tie the output head to the embedding."""
 

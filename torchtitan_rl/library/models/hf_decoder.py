@@ -4,9 +4,14 @@ The model has torchtitan's parts (`tok_embeddings`, `layers`, `norm`, `lm_head`)
 names. The forward is transformers' own, so each detail of a family is computed by the code that defines it.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -79,14 +84,30 @@ def packed_attention(
 
 def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
     """Returns transformers' model with packed attention and without dropout, on torch's default device and in its dtype."""
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+    shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    own = getattr(_own_copy(shared.__module__), shared.__name__)
+    model = own._from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
+
+
+@cache
+def _own_copy(name: str) -> ModuleType:
+    """Returns a module of transformers, imported once more, so that its classes are the policy's alone.
+
+    vLLM's Transformers backend replaces `__init__` and `__call__` of a family's class, for every instance in the process. A model
+    that is built afterwards would fail.
+    """
+    spec = spec_from_file_location(f"{name}_of_policy", find_spec(name).origin)
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # transformers looks up the module of a class
+    spec.loader.exec_module(module)
+    return module
 
 
 class ScaledHead(LogprobHead):
@@ -150,7 +171,7 @@ class HFDecoder(Decoder):
         self.enable_weight_tying = config.enable_weight_tying
         if self.enable_weight_tying:
             self.tok_embeddings.weight = self.lm_head.weight
-        # Not a child: its parameters would have two names. Its class may have been changed by vLLM (see `forward`).
+        # Not a child: its parameters would have two names.
         self._base = (base,)
         attention = config.first_attention.inner_attention
         self._inner = {
@@ -175,11 +196,7 @@ class HFDecoder(Decoder):
                 base._init_weights(module)
 
     def forward(self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata) -> Any:
-        """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores.
-
-        vLLM's Transformers backend replaces `__init__` and `__call__` of transformers' class for every instance, so
-        `forward` is called directly.
-        """
+        """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
         packed = PackedCall(attention_masks, self._inner)
         found = self._base[0].forward(input_ids=tokens, position_ids=positions, use_cache=False, packed=packed)
         return self.lm_head(found.last_hidden_state)
