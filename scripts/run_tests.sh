@@ -12,7 +12,8 @@ scripts/setup.sh
 
 part=${1:-default}
 (($#)) && shift
-unit() { .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
+# One thread for each of the two processes: with more, their threads wait for each other on two cores.
+unit() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
 faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
 rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }

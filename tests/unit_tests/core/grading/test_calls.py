@@ -259,13 +259,9 @@ def test_columns_that_cannot_be_pickled_fail_and_cost_no_worker(build):
     assert rewards(score(graded, "a")) == [1.0]
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["torchtitan_rl.core.grading", "torchtitan.components.metrics", "torchtitan_rl.library.tasks"],
-)
-def test_any_order_of_imports_works(first):
+def test_torchtitan_may_be_imported_first():
     program = (
-        f"import {first}, torchtitan_rl.core.controller\n"
+        "import torchtitan.components.metrics, torchtitan_rl.core.controller\n"
         "from torchtitan.components import metrics\n"
         "from torchtitan.tools import utils\n"
         "from torchtitan_rl.core.device import DEVICE_TYPE\n"
