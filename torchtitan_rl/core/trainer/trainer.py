@@ -253,7 +253,7 @@ class Trainer(Configurable):
         diffs = LogprobDiffs()
         for i, batch in enumerate(work.batches):
             learns = i >= work.silent
-            if 0 < i == work.silent:
+            if 0 < i == work.silent and not self._keeps_weights:
                 self.model.reset_iter_state()  # no backward of the silent ones comes: see `score_only`
             with torch.set_grad_enabled(learns):
                 logprobs, entropy = score(
