@@ -37,15 +37,17 @@ document.body.append(
   main);
 show(state.view);
 if (state.more && data.more) loadMore().then(() => show(state.view), () => {}); // the page's note says that it is missing
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme()) { setTheme(); show(state.view); } });
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme() && !printing) { setTheme(); show(state.view); } });
 
-// Paper is white, and also has the charts that have not been in sight yet.
+// Paper is white, and also has the charts that have not been in sight yet. The browser may change its own theme for it.
+let printing = false;
 addEventListener('beforeprint', () => {
+  printing = true;
   setTheme('light');
   show(state.view);
   for (const one of document.querySelectorAll('figure')) { sight.unobserve(one); if (!one.querySelector('canvas')) one.draw?.(); }
 });
-addEventListener('afterprint', () => { setTheme(keptTheme()); show(state.view); });
+addEventListener('afterprint', () => { printing = false; setTheme(keptTheme()); show(state.view); });
 
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
