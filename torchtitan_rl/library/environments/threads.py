@@ -62,7 +62,8 @@ def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: 
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop that all coroutines of environments, tools and agents share."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
@@ -76,7 +77,7 @@ def resolve(value: Any, seconds: float | None = None) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    future = asyncio.run_coroutine_threadsafe(_awaited(value), _event_loop())
+    future = asyncio.run_coroutine_threadsafe(_awaited(value), event_loop())
     try:
         return future.result(seconds)
     except TimeoutError:
