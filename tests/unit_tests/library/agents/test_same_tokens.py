@@ -61,6 +61,7 @@ def conversations(generator, made, task, **config):
     generator.environments = settings.build(
         members=task.members(), tokenizer=made, end_token_ids=generator.end_token_ids, template_options={}
     )
+    generator.llm.reset_prefix_cache()  # the first call's blocks would change the last bits of the second's numbers
     stream = PromptStream.Config(max_prompt_tokens=200).build(task=task, tokenizer=made, seed=0)
     return generator.generate(stream.next_batch(4), step=1)
 
