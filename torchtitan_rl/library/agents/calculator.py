@@ -28,7 +28,7 @@ class AgentCalculator(Calculator):
 
 async def play(task: list[dict[str, Any]], *, base_url: str, api_key: str) -> None:
     """Asks the policy, and answers its calls until it makes none."""
-    client, messages = _client(base_url).with_options(api_key=api_key), [*task]
+    client, messages = openai_client(base_url).with_options(api_key=api_key), [*task]
     schemas = tool_schemas([multiply])
     while True:
         response = await client.chat.completions.create(model="policy", messages=messages, tools=schemas)
@@ -53,8 +53,8 @@ def _answer(name: str, arguments: str) -> str:
 
 
 @functools.cache
-def _client(base_url: str) -> "AsyncOpenAI":
-    """One client for all agents. It waits as long as the policy takes: others' turns may come first."""
+def openai_client(base_url: str) -> "AsyncOpenAI":
+    """Returns one client for all coroutines. It waits as long as the policy takes: others' turns may come first."""
     from openai import AsyncOpenAI  # vLLM brings it
 
     return AsyncOpenAI(base_url=base_url, api_key="of each session", timeout=None, max_retries=0)
