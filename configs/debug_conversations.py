@@ -2,6 +2,7 @@
 
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.library.agents.calculator import AgentCalculator
 from torchtitan_rl.library.tasks import Calculator, GuessNumber
 from torchtitan_rl.setup.run_config import RunConfig
 
@@ -16,6 +17,16 @@ def debug_calculator() -> RunConfig:
         instruction="", warm_start="torchtitan_rl.library.starts.conversation_recipes:calculator"
     )
     config.num_steps = 30
+    return config
+
+
+def debug_agent() -> RunConfig:
+    """debug_calculator with the tool in an agent, which speaks to the policy over HTTP with the `openai` client.
+
+    The conversations are those of debug_calculator, token for token. docs/agents.md explains it.
+    """
+    config = debug_calculator()
+    config.task = AgentCalculator.Config(instruction="", warm_start=config.task.warm_start)
     return config
 
 

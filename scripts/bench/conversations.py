@@ -1,9 +1,10 @@
-"""Wall time of conversations with slow tools: continuous rollouts against a lock-step loop, in one run.
+"""Wall time of conversations with slow tools: continuous rollouts against a lock-step loop, and against agents over HTTP.
 
     .venv/bin/torchrun --nproc_per_node=1 scripts/bench/conversations.py
 
 A random small Qwen3 talks in 4 turns of some 30 tokens with a tool that takes 0 to 2 seconds. The lock-step loop is made of the
-same parts and asks all tools of a turn at once, but samples the next turn only when the last one has answered.
+same parts and asks all tools of a turn at once, but samples the next turn only when the last one has answered. The agents use
+the `openai` client, with the same tools and the continuous loop.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
 from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
+from torchtitan_rl.library.agents import AgentEnvironment  # noqa: E402
+from torchtitan_rl.library.agents.calculator import openai_client  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
@@ -61,6 +64,23 @@ class Talk(SumDigits):
 
     def environment(self, prompt: Prompt, *, seed: int) -> Environment:
         return SlowTool(seed, self.most_seconds)
+
+
+async def slow_agent(task: dict, *, base_url: str, api_key: str) -> None:
+    """SlowTool as an agent."""
+    dice, client = random.Random(task["seed"]), openai_client(base_url).with_options(api_key=api_key)
+    messages = [{"role": "user", "content": "begin"}]
+    for _ in range(TURNS):
+        response = await client.chat.completions.create(model="policy", messages=messages)
+        await asyncio.sleep(dice.uniform(0, task["most_seconds"]))
+        messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+
+
+class AgentTalk(Talk):
+    """The same with an agent in place of the environment."""
+
+    def environment(self, prompt: Prompt, *, seed: int) -> Environment:
+        return AgentEnvironment(slow_agent, task={"seed": seed, "most_seconds": self.most_seconds})
 
 
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
@@ -117,10 +137,15 @@ def main() -> None:
     with closing(generator):
         for most_seconds in (0.0, args.most_seconds):
             seconds, tokens = {}, {}
-            for name, loop in (("lock-step", lock_step), ("continuous", continuous)):
+            loops = (
+                ("lock-step", lock_step, Talk),
+                ("continuous", continuous, Talk),
+                ("agents", continuous, AgentTalk),
+            )
+            for name, loop, task in loops:
                 generators.roll_out = loop
                 generator.environments = Conversations.Config().build(
-                    members={"": Talk(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
+                    members={"": task(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
                     template_options={},
                 )  # fmt: skip
                 generator.llm.reset_prefix_cache()
@@ -131,8 +156,8 @@ def main() -> None:
             turns = sum(len(completion.turns) for completion in flat(groups))
             print(
                 f"tool of 0 to {most_seconds:g} s, {len(tokens[name])} conversations, {turns} turns: lock-step "
-                f"{seconds['lock-step']:.2f} s, continuous {seconds['continuous']:.2f} s; "
-                f"{'the same' if tokens['lock-step'] == tokens['continuous'] else 'other'} tokens",
+                f"{seconds['lock-step']:.2f} s, continuous {seconds['continuous']:.2f} s, agents {seconds['agents']:.2f} s; "
+                f"{'the same' if tokens['lock-step'] == tokens['continuous'] == tokens['agents'] else 'other'} tokens",
                 flush=True,
             )
 

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from torchtitan_rl.core.generator.environment import Message, Turn
 from torchtitan_rl.core.text import plain
@@ -11,6 +13,21 @@ BREAK = "\ufdd0"
 
 _UNREADABLE = re.compile(f"[\ud800-\udfff{BREAK}]")
 """Lone surrogates, which no tokenizer accepts, and `BREAK`."""
+
+
+class WholePrompt(list[Message]):
+    """Messages of a reset that are the whole prompt, instead of following the task's.
+
+    Example: WholePrompt([{"role": "user", "content": "What is 3 * 4?"}], tools=[])
+    """
+
+    def __init__(self, messages: Sequence[Message], *, tools: list[dict[str, Any]]) -> None:
+        """
+        Args:
+            tools: JSON schemas that the chat template describes to the policy, instead of the task's.
+        """
+        super().__init__(messages)
+        self.tools = tools
 
 
 def escaped(text: str) -> str:

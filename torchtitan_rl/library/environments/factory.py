@@ -16,6 +16,7 @@ from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
@@ -111,11 +112,13 @@ class Conversations(Configurable):
             raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
         return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
 
-    def _fitted(self, prompt: Prompt, seed: int) -> Environment | None:
-        """A new environment for the conversation that begins with this prompt."""
-        environment = self._environment(prompt, seed)
-        if isinstance(environment, ToolEnvironment):
+    def _fitted(self, conversation: Conversation) -> Environment | None:
+        """A new environment for the conversation."""
+        prompt = conversation.prompt
+        environment = self._environment(prompt, conversation.seed)
+        if isinstance(environment, FittedEnvironment):
             environment.fit(
+                conversation=conversation,
                 call_seconds=self.config.call_seconds or math.inf,
                 most_characters=self.config.max_answer_characters,
                 parser=self._parsers[prompt.task],
@@ -162,8 +165,7 @@ class Conversations(Configurable):
         pool = EnvironmentPool(limits, on_failure=config.on_failure)
         for place, one in enumerate(conversations):
             if _may_answer(self._members[one.prompt.task]):
-                make = partial(self._fitted, one.prompt, one.seed)
-                pool.add(place, one, make, self._templates[one.prompt.task])
+                pool.add(place, one, partial(self._fitted, one), self._templates[one.prompt.task])
         return pool
 
 

@@ -14,7 +14,14 @@ from torchtitan_rl.core.generator.conversation import Answer, Conversation
 from torchtitan_rl.core.generator.environment import Environment, Message, Turn
 from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import FinishReason, Prompt, TurnRecord
-from torchtitan_rl.library.environments.checks import checked_messages, checked_reward, checked_turn, described, escaped
+from torchtitan_rl.library.environments.checks import (
+    WholePrompt,
+    checked_messages,
+    checked_reward,
+    checked_turn,
+    described,
+    escaped,
+)
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 
@@ -69,12 +76,16 @@ class EnvironmentSession:
         if self._environment is None:
             return Answer(place)
         self._kind = f"environment {type(self._environment).__name__}"
-        opening_messages = checked_messages(resolve(self._environment.reset()), self._limits.answer_characters)
+        opening = resolve(self._environment.reset())
+        opening_messages = checked_messages(opening, self._limits.answer_characters)
+        before = prompt.messages
+        if isinstance(opening, WholePrompt):
+            before, self._template = [], self._template.with_tools(opening.tools)
         room = self.conversation.room()
         if opening_messages:
-            text, token_ids = self._template.prompt(prompt.messages, opening_messages)
+            text, token_ids = self._template.prompt(before, opening_messages)
             room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
-            prompt = replace(prompt, messages=[*prompt.messages, *opening_messages], text=text, token_ids=token_ids)
+            prompt = replace(prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids)
         if room <= 0:
             self.close("max_tokens")
         return Answer(place, prompt=prompt, end=None if room > 0 else "max_tokens")
@@ -221,7 +232,8 @@ class EnvironmentPool:
         if result.error is not None or result.value.prompt is None:
             return result
         prompt = result.value.prompt
-        if self._first.setdefault(prompt.prompt_idx, prompt).messages == prompt.messages:
+        first = self._first.setdefault(prompt.prompt_idx, prompt)
+        if (first.messages, first.text) == (prompt.messages, prompt.text):
             return result
         return CallResult(error=ValueError("reset returned other messages than for another sample of the same prompt"))
 

@@ -47,6 +47,12 @@ class ChatTemplate:
         self._tools = tools
         self._options = options
 
+    def with_tools(self, tools: list[dict[str, Any]]) -> "ChatTemplate":
+        """Returns this template with other tools. Both share the tokenizer and its lock."""
+        other = copy.copy(self)
+        other._tools = tools or None
+        return other
+
     def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
         text = self._render([*messages, *map(self._as_text, first_messages)])

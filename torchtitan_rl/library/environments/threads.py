@@ -1,7 +1,6 @@
 """Threads that run user code (tools and environments), which may block, fail or never return."""
 
 import asyncio
-import functools
 import inspect
 import queue
 import threading
@@ -62,11 +61,18 @@ def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: 
     return [results.get(place) or (late if place in begun else missed) for place in range(len(calls))]
 
 
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop that all coroutines of environments, tools and agents share."""
+    global _loop
+    with _loop_lock:  # the first calls may come from several threads at once
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, daemon=True).start()
+        return _loop
 
 
 def resolve(value: Any, seconds: float | None = None) -> Any:
@@ -77,7 +83,7 @@ def resolve(value: Any, seconds: float | None = None) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    future = asyncio.run_coroutine_threadsafe(_awaited(value), _event_loop())
+    future = asyncio.run_coroutine_threadsafe(_awaited(value), event_loop())
     try:
         return future.result(seconds)
     except TimeoutError:

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, get_type_hints
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.generator.environment import Environment, Message, Turn
+from torchtitan_rl.core.generator.environment import Message, Turn
 from torchtitan_rl.core.text import head_and_tail
-from torchtitan_rl.library.environments.calls import CallParser, ToolCall, parse_calls, without_thinking
+from torchtitan_rl.library.environments.calls import CallParser, ToolCall
 from torchtitan_rl.library.environments.checks import described, escaped
+from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve
 
 Tool = Callable[..., Any]
@@ -40,7 +41,7 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         ) from error
 
 
-class ToolEnvironment(Environment):
+class ToolEnvironment(FittedEnvironment):
     """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
     The calls of one message run at the same time, up to `SIDE_BY_SIDE` of them, and share one time limit. Calls inside
@@ -74,23 +75,18 @@ class ToolEnvironment(Environment):
         self._seconds = seconds
         self._most_characters = most_characters
         self._parser = parser
-        self._begins_thinking = False
 
-    def fit(self, *, call_seconds: float, most_characters: int, parser: CallParser, begins_thinking: bool) -> None:
-        """Adapt to the limits and the chat template of a run, which calls this before the first turn.
-
-        Args:
-            begins_thinking: whether each turn of the policy begins inside a `<think>` block.
-        """
+    def fit(self, *, call_seconds: float, most_characters: int, **facts: Any) -> None:
+        """Adapt to the limits and the chat template of a run, which calls this before the first turn."""
+        super().fit(call_seconds=call_seconds, most_characters=most_characters, **facts)
         self._seconds = min(self._seconds, 0.9 * call_seconds)
         self._most_characters = min(self._most_characters, most_characters)
-        self._parser = self._parser or parser
-        self._begins_thinking = begins_thinking
 
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
-        calls = self._calls(without_thinking(message["content"], begins_inside=self._begins_thinking))
-        results = call_side_by_side(self._seconds, [partial(self._text, call) for call in calls], SIDE_BY_SIDE)
+        calls = self._calls(self._spoken(message["content"]), self._tools.keys())
+        runs = [partial(run_call, self._tools, call, self._seconds) for call in calls]
+        results = call_side_by_side(self._seconds, runs, SIDE_BY_SIDE)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
             messages=answers,
@@ -98,27 +94,26 @@ class ToolEnvironment(Environment):
             columns={"tool_calls": len(calls), "tool_errors": sum(result.error is not None for result in results)},
         )
 
-    def _calls(self, text: str) -> list[ToolCall]:
-        try:
-            return (self._parser or parse_calls)(text, self._tools.keys())
-        except Exception as error:
-            return [ToolCall("", {}, f"the call cannot be read: {described(error)}")]
-
     def _message(self, call: ToolCall, result: CallResult) -> Message:
         content = result.value if result.error is None else f"error: {described(result.error)}"
         content = head_and_tail(escaped(content), self._most_characters)
         return {"role": "tool", "name": call.name if call.name in self._tools else "unknown", "content": content}
 
-    def _text(self, call: ToolCall) -> str:
-        """Runs the call. Returns its result as text."""
-        if call.error is not None:
-            raise ValueError(call.error)
-        if call.name not in self._tools:
-            raise LookupError(f"there is no tool {call.name!r}; there are {sorted(self._tools)}")
-        tool = self._tools[call.name]
-        inspect.signature(tool).bind(**call.arguments)
-        check_types(tool, call.arguments)
-        return result_text(resolve(tool(**call.arguments), self._seconds))
+
+def run_call(tools: Mapping[str, Tool], call: ToolCall, seconds: float | None = None) -> str:
+    """Runs one call of the policy and returns its result as text.
+
+    Raises what the tool raises, ValueError for a call that could not be read, LookupError for an unknown tool, and TypeError for
+    arguments that do not suit.
+    """
+    if call.error is not None:
+        raise ValueError(call.error)
+    if call.name not in tools:
+        raise LookupError(f"there is no tool {call.name!r}; there are {sorted(tools)}")
+    tool = tools[call.name]
+    inspect.signature(tool).bind(**call.arguments)
+    check_types(tool, call.arguments)
+    return result_text(resolve(tool(**call.arguments), seconds))
 
 
 def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
+import asyncio
 import copy
 import threading
 import time
@@ -11,7 +12,7 @@ from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
-from torchtitan_rl.library.environments import ToolEnvironment
+from torchtitan_rl.library.environments import ToolEnvironment, threads
 from torchtitan_rl.library.environments.pool import ConversationError
 
 
@@ -293,3 +294,15 @@ def test_a_close_that_raises_after_a_failure_is_reported(talk, caplog):
     with pytest.raises(ConversationError):
         talk(lambda prompt: Fails("right"), num=1)
     assert "failed to close: OSError: no such container" in caplog.text
+
+
+def test_all_coroutines_share_one_event_loop_also_if_the_first_come_at_once(monkeypatch):
+    class Slow(asyncio.SelectorEventLoop):
+        def __init__(self):
+            time.sleep(0.05)
+            super().__init__()
+
+    monkeypatch.setattr(threads, "_loop", None)
+    monkeypatch.setattr(asyncio, "new_event_loop", Slow)
+    results = threads.call_side_by_side(5, [threads.event_loop] * 8, 8)
+    assert len({id(result.value) for result in results}) == 1

@@ -317,7 +317,7 @@ def test_whatever_a_tool_raises_is_told():
 
 def test_a_turn_that_begins_inside_a_thought_has_no_call_before_its_end():
     environment = ToolEnvironment([multiply])
-    environment.fit(call_seconds=60, most_characters=100, parser=parse_calls, begins_thinking=True)
+    environment.fit(conversation=None, call_seconds=60, most_characters=100, parser=parse_calls, begins_thinking=True)
     call = hermes("multiply", a=6, b=7)
     assert environment.step(said(f"I might {call}")).done
     assert environment.step(said(f"I {call} might</think>{call}")).columns["tool_calls"] == 1

@@ -1,0 +1,50 @@
+"""The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit_tests.docs.test_conversations import talk
+from torchtitan_rl.setup.registry import load_config
+
+PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The page's Python blocks, each in the file that its first line names, and a venv with the `openai` client."""
+    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "agent_venv").symlink_to(sys.prefix)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_agent_task", None)
+
+
+def test_the_agent_plays_and_its_reward_is_trained_on(files):
+    config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
+    secret = int(config.task.build().train_example(0, seed=0).expected_answer)
+    prompt, scored = talk(config, str(secret + 1), "x", str(secret))
+    assert prompt.messages[0]["content"].startswith("Guess my number")
+    assert [message["content"] for message in scored.completion.messages] == [
+        str(secret + 1), "lower", "x", "higher", str(secret),
+    ]  # fmt: skip
+    assert (scored.reward, scored.correct, scored.completion.finish_reason) == (1.0, True, "stop")
+    assert scored.completion.turns[-1].columns == {"guesses": 3}
+
+
+def test_the_variables_and_reasons_of_the_page_are_those_of_the_code():
+    from torchtitan_rl.library.agents import running
+
+    assert set(running.INHERITED) <= set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    code = " ".join(path.read_text() for path in Path(running.__file__).parent.glob("*.py"))
+    for reason in (
+        "ended without a request",
+        "two requests at once",
+        "'s request is not JSON",
+        "'s outcome is not JSON",
+    ):
+        assert reason in PAGE.read_text()
+        assert reason in code

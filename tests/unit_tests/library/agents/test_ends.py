@@ -1,0 +1,181 @@
+"""Commands as agents: every way to go wrong is an end with a name, the other conversations go on, and nothing is left running."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parts.conversations import ScriptedEngine, conversations, prompts
+from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.library.agents import AgentEnvironment
+from torchtitan_rl.library.environments.pool import ConversationError
+
+ASK = """
+import json, os, signal, subprocess, sys, threading, time, urllib.request
+def post(path, body, key=os.environ["OPENAI_API_KEY"]):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    url = os.environ["OPENAI_BASE_URL"] + path
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"Authorization": "Bearer " + key})))
+def ask(messages, **more):
+    return post("/chat/completions", {"model": "x", "messages": messages, **more})["choices"][0]["message"]
+task = json.load(open(os.environ["AGENT_TASK"]))
+messages = [{"role": "user", "content": task["question"]}]
+"""
+"""The beginning of every command here."""
+
+GOOD = """
+messages.append(ask(messages))
+messages.append({"role": "user", "content": "And again?"})
+ask(messages)
+json.dump({"reward": 0.5, "columns": {"asked": 2}}, open(os.environ["AGENT_RESULT"], "w"))
+"""
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", ASK + code]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return chat_tokenizer()
+
+
+@pytest.fixture
+def talk(made):
+    """Plays one conversation of each command to its end."""
+
+    def talk(*codes: str, seconds: float = 30.0, **config) -> list[Conversation]:
+        played = [
+            Conversation(
+                prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000,
+                most_tokens=4000,
+            )
+            for prompt in prompts(made, len(codes))
+        ]  # fmt: skip
+
+        def make(prompt):
+            task = {"question": f"question {prompt.prompt_idx}"}
+            return AgentEnvironment(command(codes[prompt.prompt_idx]), task=task, seconds=seconds)
+
+        pool = conversations(make, made, **config).start(played)
+        try:
+            engine = ScriptedEngine(made, "x")
+            list(roll_out(played, engine, pool, lambda one: one, wait_for_answers=False))
+        finally:
+            pool.close()
+        return played
+
+    return talk
+
+
+def agents() -> list[str]:
+    """The processes that were started with an agent's key."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environ, state = (
+                (folder / "environ").read_bytes(),
+                (folder / "stat").read_text().rpartition(")")[2].split()[0],
+            )
+        except OSError:
+            continue
+        if b"AGENT_TASK=" in environ and state != "Z":
+            found.append(folder.name)
+    return found
+
+
+def test_a_command_plays_a_conversation_and_leaves_its_reward_in_a_file(talk):
+    [one] = talk(GOOD)
+    assert one.finish_reason == "stop"
+    assert one.prompt.messages == [{"role": "user", "content": "question 0"}]
+    assert [turn.reward for turn in one.turns] == [None, 0.5]
+    assert one.turns[1].columns == {"asked": 2}
+    assert [turn.text for turn in one.turns] == ["x", "x"]
+    assert one.turns[0].messages[0]["content"] == "And again?"
+
+
+AT_ONCE = "sent two requests at once|left out the last 1 of 2 messages"
+"""The second reason is that of a second request that comes when the first has been answered."""
+
+ENDS = {
+    "killed": ("ask(messages); os.kill(os.getpid(), signal.SIGKILL)", "the agent was killed by SIGKILL"),
+    "raises": ("ask(messages); raise ValueError('no dice')", "ended with exit code 1: (?s:.*)ValueError: no dice"),
+    "hangs": ("ask(messages); time.sleep(99)", "sent no request and did not end within 3 s"),
+    "never asks": ("", "the agent ended without a request"),
+    "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "a request of more than 16,777,216 bytes"),
+    "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
+    "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
+    "two at once": (
+        "[threading.Thread(target=ask, args=(messages,), daemon=True).start() for _ in range(2)]; time.sleep(99)",
+        AT_ONCE,
+    ),
+    "many at once": (
+        "[threading.Thread(target=ask, args=(messages,), daemon=True).start() for _ in range(200)]; time.sleep(99)",
+        AT_ONCE,
+    ),
+    "rewrites": (
+        "ask(messages); ask([{'role': 'user', 'content': 'other'}, {'role': 'user', 'content': 'b'}])",
+        "changed message 1 of its history: .*question.* became .*other",
+    ),
+    "no JSON": ("post('/chat/completions', b'{')", "the agent's request is not JSON"),
+    "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
+    "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the reward is inf"),
+    "long message": ("ask([{'role': 'user', 'content': 'x' * 30_000}])", "conversations.max_answer_characters, 20,000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_an_agent_does_wrong_is_an_end_with_a_name_and_the_others_go_on(talk, end):
+    code, reason = ENDS[end]
+    wrong, good = talk(code, GOOD, seconds=3 if end == "hangs" else 30, on_failure="none")
+    assert wrong.finish_reason == "env_error"
+    assert re.search(reason, wrong.error), wrong.error
+    assert (good.finish_reason, good.turns[-1].reward) == ("stop", 0.5)
+    assert agents() == []
+
+
+def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
+    with pytest.raises(
+        ConversationError, match="AgentEnvironment of prompt .* failed: AgentError: the agent ended with"
+    ):
+        talk("sys.exit(3)", GOOD)
+    assert agents() == []
+
+
+def test_a_command_that_is_not_there_is_named(talk, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    [one] = talk("", on_failure="none")
+    assert "FileNotFoundError" in one.error
+    assert "/no/such/python" in one.error
+
+
+def test_the_processes_that_an_agent_has_left_are_killed_and_its_folder_is_removed(talk, tmp_path):
+    note = tmp_path / "note"
+    child = f"subprocess.Popen(['sleep', '99']); open({str(note)!r}, 'w').write(os.getcwd())"
+    [one] = talk(f"{child}{GOOD}")
+    assert one.finish_reason == "stop"
+    assert agents() == []
+    assert not os.path.exists(note.read_text())
+
+
+def test_an_agent_that_is_cut_off_is_killed_and_its_posted_reward_counts(talk):
+    code = (
+        "post('/reward', {'reward': 0.25})\nwhile True: messages += [ask(messages), {'role': 'user', 'content': 'y'}]"
+    )
+    [one] = talk(code, max_turns=3)
+    assert (one.finish_reason, one.turns[-1].reward) == ("max_turns", 0.25)
+    assert agents() == []
+
+
+def test_agents_get_no_variable_of_the_run_but_the_named_ones(talk, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    [one] = talk("messages[0]['content'] = json.dumps(sorted(os.environ)); ask(messages)")
+    names = json.loads(one.prompt.messages[0]["content"])
+    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "AGENT_TASK", "AGENT_RESULT", "PATH"} <= set(names)
+    assert "WANDB_API_KEY" not in names

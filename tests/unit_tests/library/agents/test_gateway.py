@@ -1,0 +1,290 @@
+"""Agents that speak HTTP to a policy whose turns the test says itself: requests, streams, refusals, rewards, history."""
+
+import asyncio
+import json
+import queue
+import threading
+
+import httpx
+import openai
+import pytest
+
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.agents import AgentEnvironment
+from torchtitan_rl.library.agents.gateway import gateway
+from torchtitan_rl.library.agents.protocol import AgentError
+from torchtitan_rl.library.environments.calls import parse_calls
+
+USER = {"role": "user", "content": "What is 3 * 4?"}
+TOOL = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_call>'
+
+
+class Policy:
+    """The policy's side of one agent's conversation."""
+
+    def __init__(self, agent, **settings) -> None:
+        self.conversation = Conversation(
+            prompt=Prompt(prompt_idx=0, text="?", token_ids=[1, 2, 3], expected_answer="", messages=[USER]),
+            sample_idx=0, sampling=SamplingConfig(max_tokens=100), most_in_turn=50, most_tokens=1000,
+        )  # fmt: skip
+        self.environment = AgentEnvironment(agent, **settings)
+        self.environment.fit(
+            conversation=self.conversation, call_seconds=20, most_characters=1000, parser=parse_calls,
+            begins_thinking=False,
+        )  # fmt: skip
+
+    def __enter__(self):
+        self.opening = self.environment.reset()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.final = self.environment.close("stop")
+
+    def say(self, text: str):
+        self.conversation.append_turn(Sampled(0, [7, 8], [-0.5, -0.5], text, "stop"))
+        return self.environment.step({"role": "assistant", "content": text})
+
+
+def client(base_url: str, api_key: str, **settings) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, **settings)
+
+
+def asks(*requests, seen: queue.SimpleQueue | None = None):
+    """An agent that sends these requests one after another; each is a dict or made of the last message."""
+
+    async def agent(task, *, base_url, api_key):
+        message = None
+        for request in requests:
+            given = request if isinstance(request, dict) else request(message)
+            chat = client(base_url, api_key).chat.completions
+            response = await chat.create(**{"model": "any", **given})
+            message = response.choices[0].message.model_dump(exclude_none=True)
+            if seen is not None:
+                seen.put(response)
+
+    return agent
+
+
+def test_the_policy_s_turn_is_the_response_and_what_the_agent_appends_is_the_answer():
+    seen = queue.SimpleQueue()
+
+    def answered(message):
+        assert message["tool_calls"][0]["function"] == {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}
+        tool = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12"}
+        return {"messages": [USER, message, tool], "tools": [TOOL]}
+
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, answered, seen=seen)) as policy:
+        assert policy.opening == [USER]
+        assert policy.opening.tools == [TOOL]
+        turn = policy.say(f"<think>hm</think>I multiply. {CALL}")
+        assert turn.messages == [{"role": "tool", "name": "multiply", "content": "12"}]
+        assert not turn.done
+        assert policy.say("It is 12.").done
+    first, last = seen.get(timeout=1), seen.get(timeout=1)
+    assert (first.choices[0].message.content, first.choices[0].finish_reason) == ("I multiply.", "tool_calls")
+    assert (last.choices[0].message.content, last.choices[0].finish_reason) == ("It is 12.", "stop")
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 2)
+
+
+def test_a_call_that_cannot_be_read_has_the_reason_as_its_arguments():
+    seen = queue.SimpleQueue()
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, seen=seen)) as policy:
+        policy.say("<tool_call>{broken</tool_call>")
+    [call] = seen.get(timeout=1).choices[0].message.tool_calls
+    assert call.function.arguments.startswith("the call is not valid JSON")
+
+
+def test_a_stream_is_the_same_turn():
+    seen = queue.SimpleQueue()
+
+    async def agent(task, *, base_url, api_key):
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        for tools in ({"tools": [TOOL]},):
+            async for chunk in await client(base_url, api_key).chat.completions.create(
+                model="x", messages=[USER], **tools, **options
+            ):
+                seen.put(chunk)
+
+    with Policy(agent) as policy:
+        assert policy.say(f"Well. {CALL}").done
+    chunks = [seen.get(timeout=1) for _ in range(3)]
+    assert chunks[0].choices[0].delta.content == "Well."
+    assert chunks[0].choices[0].delta.tool_calls[0].function.name == "multiply"
+    assert chunks[1].choices[0].finish_reason == "tool_calls"
+    assert chunks[2].usage.total_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"temperature": 0.2}, "asked for temperature 0.2; this run has 1.0: leave it out"),
+        ({"n": 2}, "asked for n 2; this run has 1"),
+        ({"max_tokens": 49}, "asked for max_tokens 49; a turn of this run has up to 50"),
+        ({"seed": 3}, "asked for seed, which is not supported"),
+        ({"logprobs": True}, "asked for logprobs True"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "asked for tool_choice 'required'"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "the message .*robot"),
+        ({"messages": []}, "the agent's request has no messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the content .*expected text"),
+    ],
+)
+def test_what_the_run_does_not_do_is_refused_by_a_sentence(setting, reason):
+    seen = queue.SimpleQueue()
+
+    async def agent(task, *, base_url, api_key):
+        try:
+            await client(base_url, api_key).chat.completions.create(**{"model": "x", "messages": [USER], **setting})
+        except openai.BadRequestError as error:
+            seen.put(error.message)
+
+    policy = Policy(agent)
+    with pytest.raises(AgentError, match=reason):
+        policy.__enter__()
+    assert seen.get(timeout=5)
+    policy.environment.close("env_error")
+
+
+def test_settings_that_are_the_run_s_are_accepted():
+    same = {"temperature": 1, "top_p": 1.0, "n": 1, "max_tokens": 50, "user": "u", "tool_choice": "auto"}
+    with Policy(asks({"messages": [USER], **same})) as policy:
+        assert policy.say("12").done
+
+
+SAID = {"role": "assistant", "content": "12"}
+NEXT = {"role": "user", "content": "And 5 * 6?"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([USER, {**SAID, "content": "13"}, NEXT], 'changed message 2 of its history: .*"12".* became .*"13"'),
+        ([{**USER, "content": "Hi"}, SAID, NEXT], "changed message 1 of its history"),
+        ([USER], "left out the last 1 of 2 messages"),
+        ([USER, NEXT], "changed message 2 of its history"),
+        ([USER, SAID], "appended no message"),
+        ([USER, SAID, NEXT, SAID], "appended a message of role assistant, which the policy did not say"),
+        ([USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}], "call_9.* did not make"),
+    ],
+)
+def test_another_history_ends_the_conversation_with_what_has_changed(messages, reason):
+    agent = asks({"messages": [USER]}, {"messages": messages})
+    with Policy(agent) as policy, pytest.raises(AgentError, match=reason):
+        policy.say("12")
+
+
+def test_white_space_fields_and_forms_of_the_same_history_do_not_count():
+    def again(message):
+        [call] = message["tool_calls"]
+        call["function"]["arguments"] = '{"b":4,"a":3}'
+        parts = [{"type": "text", "text": "12"}]
+        tool = {"role": "tool", "tool_call_id": call["id"], "content": parts, "name": "multiply"}
+        return {"messages": [USER, {**message, "content": "Well. ", "refusal": None}, tool], "tools": [TOOL]}
+
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, again)) as policy:
+        assert policy.say(f"Well. {CALL}").messages == [{"role": "tool", "name": "multiply", "content": "12"}]
+
+
+def test_other_tools_in_a_later_request_end_the_conversation():
+    later = {"messages": [USER, SAID, NEXT], "tools": [TOOL]}
+    with Policy(asks({"messages": [USER]}, later)) as policy, pytest.raises(AgentError, match="changed its tools"):
+        policy.say("12")
+
+
+@pytest.mark.parametrize("given", [0.5, {"reward": 0.5, "columns": {"tests": 3}}])
+def test_a_coroutine_returns_its_reward(given):
+    async def agent(task, **address):
+        await asks({"messages": [USER]})(task, **address)
+        return given
+
+    with Policy(agent) as policy:
+        turn = policy.say("12")
+    assert (turn.done, turn.reward) == (True, 0.5)
+    assert turn.columns == ({"tests": 3} if isinstance(given, dict) else {})
+    assert policy.final is None
+
+
+def test_a_posted_reward_counts_also_if_the_conversation_ends_first():
+    async def agent(task, *, base_url, api_key):
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}) as web:
+            posted = await web.post(f"{base_url}/reward", json={"reward": 0.25})
+            assert posted.status_code == 200
+        await asks({"messages": [USER]}, {"messages": [USER, SAID, NEXT]})(task, base_url=base_url, api_key=api_key)
+
+    with Policy(agent) as policy:
+        assert policy.say("12").messages == [NEXT]
+    assert policy.final == 0.25
+
+
+def test_an_outcome_that_is_none_ends_the_conversation():
+    async def agent(task, **address):
+        await asks({"messages": [USER]})(task, **address)
+        return "very good"
+
+    with Policy(agent) as policy, pytest.raises(AgentError, match="the agent's outcome is 'very good'"):
+        policy.say("12")
+
+
+def test_models_lists_the_policy():
+    session = gateway().open_session()
+    listed = openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
+    assert [model.id for model in listed] == ["policy"]
+    session.close("done")
+    with pytest.raises(openai.AuthenticationError, match="names no open conversation"):
+        openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
+
+
+def test_a_wrong_key_reaches_no_conversation():
+    seen = queue.SimpleQueue()
+
+    async def agent(task, *, base_url, api_key):
+        for path in ("chat/completions", "reward"):
+            async with httpx.AsyncClient(headers={"Authorization": "Bearer wrong"}) as web:
+                seen.put((await web.post(f"{base_url}/{path}", json={"messages": [USER], "reward": 9})).status_code)
+        await asks({"messages": [USER]})(task, base_url=base_url, api_key=api_key)
+
+    with Policy(agent) as policy:
+        assert policy.say("12").reward is None
+    assert [seen.get(timeout=1), seen.get(timeout=1)] == [401, 401]
+
+
+def test_two_requests_at_once_are_refused_with_409():
+    seen = queue.SimpleQueue()
+
+    async def one(base_url, api_key):
+        try:
+            await client(base_url, api_key).chat.completions.create(model="x", messages=[USER])
+        except openai.APIStatusError as error:
+            seen.put(error.status_code)
+
+    async def agent(task, **address):
+        await asyncio.gather(one(**address), one(**address))
+
+    policy = Policy(agent)
+
+    def play() -> None:
+        policy.__enter__()
+        policy.say("12")
+
+    with pytest.raises(AgentError, match="sent two requests at once"):
+        play()
+    assert seen.get(timeout=5) == 409
+    policy.environment.close("env_error")
+
+
+def test_the_gateway_listens_on_the_loopback_address_only():
+    port = int(gateway().base_url.split(":")[2].removesuffix("/v1"))
+    with open("/proc/net/tcp") as file:
+        listening = [line.split()[1] for line in file if line.split()[3] == "0A"]
+    assert [one for one in listening if int(one.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
+
+
+def test_all_agents_of_a_process_share_one_gateway():
+    found = queue.SimpleQueue()
+    threads = [threading.Thread(target=lambda: found.put(gateway())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert len({id(found.get(timeout=5)) for _ in threads}) == 1
+    assert json.loads(httpx.get(f"{gateway().base_url}/models").text)["error"]

@@ -1,0 +1,232 @@
+"""OpenAI's chat completions as plain values: requests, the history that they repeat, and the policy's turn as a response."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.environment import Message
+from torchtitan_rl.core.text import head_and_tail
+from torchtitan_rl.library.environments.calls import ToolCall
+
+MODEL = "policy"
+"""The name of the model in responses. Requests may use any name."""
+
+_WITHOUT_EFFECT = {"model", "messages", "tools", "stream", "stream_options", "user", "metadata", "store"}
+_WITHOUT_EFFECT |= {"safety_identifier", "prompt_cache_key", "service_tier"}
+"""Fields of a request that do not change what is sampled."""
+
+_SUPPORTED = {"n": 1, "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False}
+_SUPPORTED |= {"presence_penalty": 0, "frequency_penalty": 0, "response_format": {"type": "text"}}
+"""The one supported value of other fields."""
+
+
+class AgentError(Exception):
+    """What an agent did wrong, in a sentence. The conversation ends with `env_error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an agent says of its conversation. Example: Outcome(reward=1.0, columns={"tests_passed": 12})"""
+
+    reward: float | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> "Outcome":
+        """Returns the outcome that None, a number, or {"reward": ..., "columns": {...}} stands for. Raises AgentError."""
+        found = {"reward": value} if value is None or isinstance(value, int | float) else value
+        if not isinstance(found, dict) or not found.keys() <= {"reward", "columns"}:
+            raise AgentError(
+                f'the agent\'s outcome is {str(value)[:80]!r}; expected {{"reward": 1.0, "columns": {{...}}}}'
+            )
+        reward, columns = found.get("reward"), found.get("columns", {})
+        if not isinstance(reward, int | float | None) or not isinstance(columns, dict):
+            raise AgentError(f"the agent's outcome is {str(value)[:80]!r}; expected a number and a dict of columns")
+        return cls(reward, columns)
+
+    @classmethod
+    def read(cls, text: bytes) -> "Outcome":
+        """Returns the outcome in a JSON text. Raises AgentError."""
+        try:
+            return cls.of(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise AgentError(f"the agent's outcome is not JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request. Its messages have only the fields that count: role, content, tool_call_id, tool_calls."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    stream: bool
+    stream_usage: bool
+
+    @classmethod
+    def read(cls, body: bytes, conversation: Conversation) -> "ChatRequest":
+        """Raises AgentError for a request that is malformed, or asks for what the run does not do."""
+        try:
+            asked = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise AgentError(f"the agent's request is not JSON: {error}") from None
+        messages = asked.get("messages") if isinstance(asked, dict) else None
+        if not isinstance(messages, list) or not messages:
+            raise AgentError("the agent's request has no messages")
+        _check_settings(asked, conversation)
+        tools, options = asked.get("tools") or [], asked.get("stream_options")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
+            raise AgentError("the agent's tools are malformed; expected a list of functions with names")
+        stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        return cls([_read_message(message) for message in messages], tools, bool(asked.get("stream")), stream_usage)
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Names of the tools."""
+        return [_name(tool) for tool in self.tools]
+
+
+def _name(tool: Mapping[str, Any]) -> str | None:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _check_settings(asked: Mapping[str, Any], conversation: Conversation) -> None:
+    sampling = conversation.sampling
+    most = min(sampling.max_tokens, conversation.most_in_turn)
+    supported = {**_SUPPORTED, "stop": sampling.stop}
+    supported |= {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
+    for name, value in asked.items():
+        if name in _WITHOUT_EFFECT or value is None:
+            continue
+        if name in ("max_tokens", "max_completion_tokens"):
+            if not isinstance(value, int) or value < most:
+                raise AgentError(
+                    f"the agent asked for {name} {value!r}; a turn of this run has up to {most}: leave it out"
+                )
+        elif name not in supported:
+            raise AgentError(f"the agent asked for {name}, which is not supported")
+        elif value != supported[name]:
+            raise AgentError(f"the agent asked for {name} {value!r}; this run has {supported[name]!r}: leave it out")
+
+
+def _read_message(given: Any) -> Message:
+    role = given.get("role") if isinstance(given, dict) else None
+    if role in ("system", "developer", "user"):
+        return {"role": "user" if role == "user" else "system", "content": _text(given.get("content"))}
+    if role == "tool":
+        return {"role": role, "tool_call_id": given.get("tool_call_id"), "content": _text(given.get("content"))}
+    if role == "assistant":
+        calls = given.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise AgentError("the agent's request has tool_calls that are no list")
+        return {
+            "role": role,
+            "content": _text(given.get("content")),
+            "tool_calls": [_read_call(call) for call in calls],
+        }
+    raise AgentError(
+        f"the agent's request has the message {str(given)[:80]!r}; expected one of role system, user, assistant or tool"
+    )
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    if content is not None and not isinstance(content, str):
+        raise AgentError(f"the agent's request has the content {str(content)[:80]!r}; expected text")
+    return content or ""
+
+
+def _read_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise AgentError(f"the agent's request has the tool call {str(call)[:80]!r}; expected one with a function")
+    arguments = function.get("arguments")
+    with contextlib.suppress(
+        TypeError, ValueError, RecursionError
+    ):  # what the policy wrote wrongly is compared as it is
+        arguments = json.loads(arguments)
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": arguments}
+
+
+def appended_messages(history: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages after `history`. White space at the ends of the policy's texts does not count.
+
+    Raises AgentError, which says what has changed, if the messages do not begin with `history`.
+    """
+    for number, (before, now) in enumerate(zip(history, messages, strict=False), 1):
+        if _compared(before) != _compared(now):
+            raise AgentError(
+                f"the agent changed message {number} of its history: {_shown(before)} became {_shown(now)}"
+            )
+    if len(messages) < len(history):
+        left_out = len(history) - len(messages)
+        raise AgentError(f"the agent left out the last {left_out} of {len(history)} messages of its history")
+    if len(messages) == len(history):
+        raise AgentError("the agent appended no message to its history")
+    if any(message["role"] == "assistant" for message in messages[len(history) :]):
+        raise AgentError("the agent appended a message of role assistant, which the policy did not say")
+    return messages[len(history) :]
+
+
+def _compared(message: Message) -> Message:
+    return {**message, "content": message["content"].strip()} if message["role"] == "assistant" else message
+
+
+def _shown(message: Message) -> str:
+    return head_and_tail(json.dumps(message, ensure_ascii=False), 200)
+
+
+def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message:
+    """Returns a turn of the policy as OpenAI's message.
+
+    A call that could not be read has the reason as its arguments, which no client can read as JSON.
+    """
+    if not calls:
+        return {"role": "assistant", "content": spoken}
+    before = spoken.partition("<tool_call>")[0].strip() if "<tool_call>" in spoken else ""
+    functions = [
+        {"name": call.name or "unknown", "arguments": call.error or json.dumps(call.arguments, ensure_ascii=False)}
+        for call in calls
+    ]
+    listed = [{"id": f"call_{turn}_{i}", "type": "function", "function": one} for i, one in enumerate(functions)]
+    return {"role": "assistant", "content": before or None, "tool_calls": listed}
+
+
+def heard(message: Message) -> Message:
+    """Returns the policy's message as a later request repeats it."""
+    return _read_message(message)
+
+
+def completion(turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Returns the response to a request."""
+    reason = "tool_calls" if "tool_calls" in message else "stop"
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {
+        "id": f"chatcmpl-{turn}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
+        "usage": {**usage, "total_tokens": prompt_tokens + completion_tokens},
+    }
+
+
+def streamed(response: Mapping[str, Any], *, with_usage: bool) -> str:
+    """Returns a response as the events of a stream: the message, the finish reason, and the usage if it is asked for."""
+    [choice] = response["choices"]
+    calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
+    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+    head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    chunks: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+    ]
+    if with_usage:
+        chunks.append({**head, "choices": [], "usage": response["usage"]})
+    return "".join(f"data: {text}\n\n" for text in [*map(json.dumps, chunks), "[DONE]"])

@@ -1,0 +1,129 @@
+"""Agents that run: a command in a process group and a folder of its own, or a coroutine of this process."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torchtitan_rl.library.agents.protocol import AgentError, Outcome
+from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.threads import event_loop
+
+if TYPE_CHECKING:
+    from torchtitan_rl.library.agents.gateway import Session
+
+INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
+"""Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
+
+MOST_PRINTED = 16 * 2**20
+"""Bytes that a command may print; then it is killed."""
+
+KEPT = 2000
+"""Last bytes of what a command has printed, for error messages."""
+
+STOP_SECONDS = 10.0
+"""Maximum time that a killed command is waited for."""
+
+
+class Running(Protocol):
+    """An agent that has been started. Its end is reported to the session."""
+
+    def stop(self) -> None:
+        """End the agent, if it still runs, and remove what it has left."""
+
+
+class RunningCommand:
+    """A command in a new folder. Its whole process group is killed when its first process ends, or by `stop`."""
+
+    def __init__(self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]) -> None:
+        self._session = session
+        self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
+        self._task, self._result = self._folder / "task.json", self._folder / "result.json"
+        self._task.write_text(json.dumps(task))
+        own = {
+            "OPENAI_BASE_URL": session.base_url,
+            "OPENAI_API_KEY": session.key,
+            "AGENT_TASK": str(self._task),
+            "AGENT_RESULT": str(self._result),
+        }
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self._printed = b""
+        try:
+            self._process = subprocess.Popen(
+                command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            shutil.rmtree(self._folder)
+            raise
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._reader.start()
+        self._waiter.start()
+
+    def stop(self) -> None:
+        """Kills the process group and removes the folder."""
+        if self._waiter.is_alive():
+            self._kill()
+        self._waiter.join(STOP_SECONDS)
+        shutil.rmtree(self._folder)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        size = 0
+        with self._process.stdout as pipe:
+            while size <= MOST_PRINTED and (chunk := os.read(pipe.fileno(), 65536)):
+                size += len(chunk)
+                self._printed = (self._printed + chunk)[-KEPT:]
+        if size > MOST_PRINTED:
+            self._session.end(AgentError(f"the agent printed more than {MOST_PRINTED:,} bytes"))
+            self._kill()
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        self._kill()  # what it has started and left
+        self._reader.join(STOP_SECONDS)
+        try:
+            self._session.end(self._outcome(code))
+        except (AgentError, OSError) as error:
+            self._session.end(error if isinstance(error, AgentError) else AgentError(described(error)))
+
+    def _outcome(self, code: int) -> Outcome:
+        if code != 0:
+            how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+            raise AgentError(f"the agent {how}: {self._printed.decode(errors='replace').strip()}")
+        if not self._result.exists():
+            return self._session.outcome
+        with self._result.open("rb") as file:
+            return Outcome.read(file.read(MOST_PRINTED))
+
+
+class RunningCoroutine:
+    """A coroutine on the event loop that all coroutines of environments share."""
+
+    def __init__(self, agent: Callable[..., Awaitable[Any]], session: "Session", *, task: Any) -> None:
+        self._future = asyncio.run_coroutine_threadsafe(self._play(agent, session, task), event_loop())
+
+    def stop(self) -> None:
+        """Cancels the coroutine."""
+        self._future.cancel()
+
+    async def _play(self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any) -> None:
+        try:
+            value = await agent(task, base_url=session.base_url, api_key=session.key)
+            session.end(session.outcome if value is None else Outcome.of(value))
+        except AgentError as error:
+            session.end(error)
+        except (Exception, SystemExit) as error:
+            session.end(AgentError(f"the agent raised {described(error)}"))

@@ -1,0 +1,46 @@
+"""An environment that adapts to the run: to its limits, its format of tool calls and its chat template."""
+
+from collections.abc import Collection
+
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.environment import Environment
+from torchtitan_rl.library.environments.calls import CallParser, ToolCall, parse_calls, without_thinking
+from torchtitan_rl.library.environments.checks import described
+
+
+class FittedEnvironment(Environment):
+    """Base of environments that read the policy's tool calls. A run calls `fit` before the reset."""
+
+    _parser: CallParser | None = None
+    _begins_thinking = False
+
+    def fit(
+        self,
+        *,
+        conversation: Conversation,
+        call_seconds: float,
+        most_characters: int,
+        parser: CallParser,
+        begins_thinking: bool,
+    ) -> None:
+        """Adapt to a run.
+
+        Args:
+            conversation: the conversation of this environment, which grows while it is played.
+            call_seconds: time limit of one call of the environment; may be infinite.
+            most_characters: maximum length of one of its messages.
+            begins_thinking: whether each turn of the policy begins inside a `<think>` block.
+        """
+        self._parser = self._parser or parser
+        self._begins_thinking = begins_thinking
+
+    def _spoken(self, text: str) -> str:
+        """Returns the text without the policy's thoughts."""
+        return without_thinking(text, begins_inside=self._begins_thinking)
+
+    def _calls(self, spoken: str, tools: Collection[str]) -> list[ToolCall]:
+        """Returns the tool calls in a text without thoughts; one with an error if they cannot be read."""
+        try:
+            return (self._parser or parse_calls)(spoken, tools)
+        except Exception as error:
+            return [ToolCall("", {}, f"the call cannot be read: {described(error)}")]
