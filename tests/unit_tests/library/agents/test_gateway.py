@@ -271,7 +271,8 @@ def test_two_requests_at_once_are_refused_with_409():
 
     with pytest.raises(AgentError, match="sent two requests at once"):
         play()
-    assert (refused or [seen.get(timeout=5)]) == [409]
+    # If the second came before the first was read, the failure ends the reset, which refuses the first too.
+    assert 409 in (refused or [seen.get(timeout=5), seen.get(timeout=5)])
     policy.environment.close("env_error")
 
 
