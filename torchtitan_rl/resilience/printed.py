@@ -101,6 +101,7 @@ class _LimitedStream(io.TextIOBase):
         self._whose = whose
 
     def write(self, text: str) -> int:
+        """Show the text, or keep it if its source has printed too much. Returns its length."""
         thread = threading.current_thread()
         if thread.name.startswith(_OWN_THREADS) and (self._whose == OVERDUE or thread is not threading.main_thread()):
             self._show(text)

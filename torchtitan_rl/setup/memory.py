@@ -270,6 +270,7 @@ class _Shape:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "_Shape":
+        """Returns the sizes of a model, from its architecture and its parameters on meta."""
         a = hf_architecture(spec.model)
         dim, hidden, layers = a["hidden_size"], a["intermediate_size"], a["num_hidden_layers"]
         embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
