@@ -260,10 +260,11 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         end_token_ids=end_token_ids(config.hf_assets_path, tokenizer),
         template_options={"enable_thinking": config.prompts.enable_thinking},
     )
-    environments.check(held_out)
+    environments.check(held_out, in_flight=config.in_flight.prompts)
     trainer, generator = _build_policy_and_engine(config, algorithm, tokenizer, environments, run_folder)
     recorder = _build_recorder(config, tokenizer, run_folder)
-    state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation)
+    in_flight = config.in_flight.build(prompt_at=prompts.at)
+    state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
     checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
     proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.adapter))
     generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
@@ -276,6 +277,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         config,
         trainer=trainer,
         generator=generator,
+        in_flight=in_flight,
         grader=grader,
         algorithm=algorithm,
         evaluation=evaluation,

@@ -16,6 +16,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.generator.in_flight import InFlight
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.generator.weight_sync import Proof, WeightSync
 from torchtitan_rl.core.grading import Grader, TrainerState
@@ -41,6 +42,7 @@ class Controller(Configurable):
         )
         """Prompts per step, over all generator replicas. Each gets sampling.n completions."""
 
+        in_flight: InFlight.Config = field(default_factory=InFlight.Config)
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
         generator: Generator.Config = field(default_factory=Generator.Config)
         weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
@@ -55,6 +57,7 @@ class Controller(Configurable):
         *,
         trainer: Trainer,
         generator: Generator,
+        in_flight: InFlight,
         grader: Grader,
         algorithm: Algorithm,
         evaluation: Evaluation,
@@ -65,6 +68,7 @@ class Controller(Configurable):
     ) -> None:
         """
         Args:
+            in_flight: the groups that an earlier step has begun, new or from a checkpoint.
             state: the progress of the run, new or from a checkpoint.
             held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
             weight_proof: compares the engine's weights with the policy's after a push.
@@ -72,6 +76,7 @@ class Controller(Configurable):
         self.config = config
         self.trainer = trainer
         self.generator = generator
+        self.in_flight = in_flight
         self.grader = grader
         self.algorithm = algorithm
         self.evaluation = evaluation
@@ -155,7 +160,8 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
-            scored += self._sample(self.services.prompts.next_batch(missing, first_idx=len(scored)), round=round)
+            new = self.services.prompts.next_batch(self.in_flight.num_new(missing), first_idx=len(scored))
+            scored += self._sample(self.in_flight.admit(new), round=round, needed=missing)
             missing = self.config.num_prompts_per_step - sum(self.algorithm.has_preference(g.samples) for g in scored)
             if missing == 0:
                 break
@@ -172,6 +178,7 @@ class Controller(Configurable):
         prompts: Sequence[Prompt],
         *,
         round: int = 0,
+        needed: int = 0,
         sampling: SamplingConfig | None = None,
         prefix: str = "",
     ) -> list[Group[ScoredCompletion]]:
@@ -183,6 +190,8 @@ class Controller(Configurable):
         with timed(f"{prefix}generate"):
             # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
+            if carries := needed > 0 and self.in_flight.active:
+                draws |= {"in_flight": self.in_flight, "needed": needed}
             finished = grading.begin if self.generator.rank_in_replica == 0 else None
             self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
         with timed(f"{prefix}grade"):
@@ -191,6 +200,9 @@ class Controller(Configurable):
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
+            if carries:
+                speaks = self.generator.rank_in_replica == 0
+                self.in_flight.gather(speaks=speaks, version=self.generator.policy_version)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def sync_weights(self) -> None:

@@ -32,6 +32,9 @@ class Prompts(Protocol):
     def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
         """The next training prompts, with prompt_idx first_idx, first_idx + 1, ..."""
 
+    def at(self, stream_idx: int) -> Prompt:
+        """The training prompt with this `stream_idx`, prompt_idx 0."""
+
     def held_out(self, num: int) -> list[Prompt]:
         """The first `num` held-out prompts; the same at every call."""
 

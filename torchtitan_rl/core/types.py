@@ -54,6 +54,8 @@ class Prompt:
     """The mixture member that the prompt comes from; "" without a mixture."""
     sampling: "SamplingConfig | None" = None
     """Sampling settings of this prompt in training; None: the run's."""
+    stream_idx: int = -1
+    """Index in the stream of training prompts, for a checkpoint; -1 for a prompt that is not from it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))
@@ -96,7 +98,7 @@ class Completion:
     sample_idx: int
     """0 <= sample_idx < n, unique within the group."""
     policy_version: int
-    """The step after which the sampling weights were synced; 0 for the start."""
+    """The step after which the sampling weights were synced; 0 for the start. With `token_versions`: of the last step."""
     token_ids: IntArray
     """int32 [L], with the end-of-sequence token when finish_reason is "stop"."""
     logprobs: FloatArray
@@ -109,6 +111,8 @@ class Completion:
     """The turns of a conversation in order; empty without an environment."""
     error: str | None = None
     """The environment's error, with finish_reason "env_error"."""
+    token_versions: IntArray | None = None
+    """int32 [L], the policy version that sampled each token of a group in flight; None: all are `policy_version`."""
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
@@ -133,6 +137,18 @@ class Completion:
         if not self.turns:
             return [{"role": "assistant", "content": self.text}]
         return [said for turn in self.turns for said in ({"role": "assistant", "content": turn.text}, *turn.messages)]
+
+    @property
+    def fresh_mask(self) -> BoolArray:
+        """bool [L], True for tokens that the policy sampled with its newest weights."""
+        stale = self.token_versions is not None and self.token_versions != self.policy_version
+        return self.loss_mask & ~np.asarray(stale)
+
+    @property
+    def oldest_version(self) -> int:
+        """The policy version of the first token."""
+        known = self.token_versions is not None and len(self.token_versions) > 0
+        return int(self.token_versions[0]) if known else self.policy_version
 
     @property
     def sampled_logprobs(self) -> FloatArray:
@@ -183,7 +199,10 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogprobDiff:
-    """Differences between the trainer's and the sampler's log-probabilities of an episode's sampled tokens."""
+    """Differences between the trainer's and the sampler's log-probabilities of an episode's sampled tokens.
+
+    Mean and maximum leave out tokens that older weights sampled; they are 0 if there are no others.
+    """
 
     mean: float
     """Mean absolute difference."""
@@ -349,6 +368,8 @@ class TrainBatch:
     members: list[Member]
     """[S] the source of each sequence."""
     normalizers: Normalizers
+    fresh_mask: Tensor | None = None
+    """[T] float32, 1 on the tokens of `loss_mask` that the newest weights sampled; None if all are."""
     old_logprobs: Tensor | None = None
     """[T] float32, the policy's before the first update of this batch; None: this is the first update."""
     reference_logprobs: Tensor | None = None

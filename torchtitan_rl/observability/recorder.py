@@ -36,7 +36,7 @@ VALUES_A_STEP = 256
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
-    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "maxent/tau", "maxent/beta",
+    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
     "evaluation/*", "obs/overhead_ms",
 )  # fmt: skip

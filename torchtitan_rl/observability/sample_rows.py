@@ -86,7 +86,7 @@ def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, p
         step: the controller's step that the rows belong to.
         split: such as "train" or "eval_greedy". Only "train" rows have an advantage.
         policy_step: the step that produced the current weights: `step - 1` during the step, `step` after its update.
-            A row's staleness is `policy_step` minus the step that produced the weights it was sampled with.
+            A row's staleness is `policy_step` minus the step that produced the weights of its first token.
     """
     return [
         _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step)
@@ -124,7 +124,7 @@ def _row(
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
         "policy_version": completion.policy_version,
-        "staleness": policy_step - completion.policy_version,
+        "staleness": policy_step - completion.oldest_version,
         "split": split,
         "prompt_idx": prompt.prompt_idx,
         "sample_idx": completion.sample_idx,
@@ -152,6 +152,8 @@ def _row(
     row.update({name: mass for name, mass in masses.items() if mass is not None})
     if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
+    if completion.token_versions is not None:
+        row["carried_tokens"] = num_sampled - int(np.count_nonzero(completion.fresh_mask))
     if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
     if prompt.task:

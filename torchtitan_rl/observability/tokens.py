@@ -43,6 +43,8 @@ class TokenPayload:
             "text": _pieces(completion.token_ids.tolist(), decode),
             "logprob": _spread(completion.sampled_logprobs, mask, 3),
         }
+        if completion.token_versions is not None:
+            found["age"] = (completion.policy_version - completion.token_versions).tolist()  # in updates
         signed = episode.logprob_diff and episode.logprob_diff.signed  # [num_sampled]
         if signed is not None and len(signed) == completion.num_sampled:
             found["diff"] = _spread(signed, mask, 2)

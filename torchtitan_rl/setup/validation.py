@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchtitan_rl.core.algorithm import NoCorrection
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
@@ -79,6 +80,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_training(config)
     _check_lengths(config)
     _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
+    _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     if config.model_spec is not None:
@@ -236,6 +238,35 @@ def _check_training(config: "RunConfig") -> None:
         f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
         "Lower it, or raise the other.",
     )
+
+
+def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:
+    """Check that groups can be carried from step to step: how many, in equal shares, and with what else."""
+    prompts, needed, algorithm = config.in_flight.prompts, config.num_prompts_per_step, config.algorithm
+    if not prompts:
+        return
+    expect(
+        needed <= prompts <= 2 * needed, "in_flight.prompts", prompts,
+        f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age", "Use 1.5 times.",
+    )  # fmt: skip
+    for field, number in {"in_flight.prompts": prompts, "num_prompts_per_step": needed}.items():
+        share = (
+            f"a multiple of the {replicas} generator replicas with in_flight.prompts, so that each has the same share"
+        )
+        expect(number % replicas == 0, field, number, share, "Change it.")
+    alone = "with in_flight.prompts"
+    expect(
+        algorithm.zero_variance != "refill", "algorithm.zero_variance", "refill", f'"keep" or "drop" {alone}',
+        "Groups in flight are a supply of new prompts already.",
+    )  # fmt: skip
+    corrected = algorithm.old_logprobs == "sampler" or not isinstance(algorithm.mismatch, NoCorrection.Config)
+    expect(
+        corrected, "algorithm.mismatch", "none", f"a correction {alone}, for tokens of older weights",
+        'Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it).',
+    )  # fmt: skip
+    for field, sampling in {"sampling": config.sampling, **config.task.samplings()}.items():
+        remedy = "Use stop_token_ids."
+        expect(not sampling.stop, f"{field}.stop", sampling.stop, f"none {alone}: a text may span two steps", remedy)
 
 
 def _check_replicas(world_size: int, degree: int, num_prompts: int) -> None:

@@ -274,7 +274,8 @@ class Algorithm(OwnConfig):
             tally.put("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum")
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, clean)
-            record_sampler(tally, log_weight, correction, inputs)
+            fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
+            record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
         if self.raises and metrics["nonfinite/tokens"].value > 0:
             raise_for_token(batch, raw)

@@ -122,12 +122,17 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
         tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
 
 
-def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs) -> None:
-    """The difference between sampler and trainer. `log_weight` [T] is log pi_old - log mu."""
+def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs, fresh: Tensor) -> None:
+    """The difference between sampler and trainer.
+
+    Args:
+        log_weight: [T] log pi_old - log mu.
+        fresh: [T] 1 on loss tokens of the newest weights. `sampler/logprob_diff` leaves out older ones; the rest has all.
+    """
     difference = log_weight.abs()  # [T]
-    tally.mean("sampler/logprob_diff/mean", difference, inputs.mask)
-    tally.extremes("sampler/logprob_diff/", difference, inputs.mask, ("max",))
-    tally.distribution("sampler/logprob_diff", difference, inputs.mask)
+    tally.mean("sampler/logprob_diff/mean", difference, fresh)
+    tally.extremes("sampler/logprob_diff/", difference, fresh, ("max",))
+    tally.distribution("sampler/logprob_diff", difference, fresh)
     weight = safe_exp(log_weight)  # [T]
     tally.mean("sampler/importance_weight/mean", weight, inputs.mask)
     tally.extremes("sampler/importance_weight/", weight, inputs.mask)

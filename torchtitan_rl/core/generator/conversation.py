@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from torchtitan_rl.core.types import Completion, FinishReason, Prompt, TurnRecord
 
 if TYPE_CHECKING:
@@ -18,8 +20,21 @@ class Sampled(NamedTuple):
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     text: str
-    finish_reason: FinishReason
-    """stop or length"""
+    finish_reason: FinishReason | None
+    """stop or length; None for a turn that is not at its end"""
+
+
+class Partial(NamedTuple):
+    """The tokens of a sample that goes on in the next step, or waits for the other samples of its group."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    """The policy version that sampled each token."""
+    finish_reason: FinishReason | None
+    """None if it goes on."""
+    text: str
+    """The whole text, if it does not go on."""
 
 
 class Answer(NamedTuple):
@@ -58,6 +73,8 @@ class Conversation:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """The policy version of the tokens from earlier steps. The other tokens are of this step."""
     num_sampled: int = 0
     last: Sampled | None = None
     """The policy's most recent turn."""
@@ -77,7 +94,7 @@ class Conversation:
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 
     def append_turn(self, sampled: Sampled) -> None:
-        """Append a turn of the policy as it was sampled."""
+        """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
         self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
@@ -98,6 +115,21 @@ class Conversation:
         self.logprobs += logprobs
         self.loss_mask += [is_sampled] * len(token_ids)
 
+    def partial(self, version: int) -> Partial:
+        """Returns the tokens so far, the new ones of which were sampled with the policy `version`."""
+        text = self.last.text if self.finish_reason and self.last else ""
+        return Partial(self.token_ids, self.logprobs, self._versions(version), self.finish_reason, text)
+
+    def go_on(self, partial: Partial) -> None:
+        """Take the tokens of an earlier step. A limit that is lower now ends the sample."""
+        self._append(partial.token_ids, partial.logprobs, is_sampled=True)
+        self.versions, self.num_sampled = list(partial.versions), len(partial.token_ids)
+        self.finish_reason = partial.finish_reason or (None if self.room() > 0 else "length")
+        self.last = Sampled(-1, partial.token_ids, partial.logprobs, partial.text, self.finish_reason)
+
+    def _versions(self, version: int) -> list[int]:
+        return self.versions + [version] * (len(self.token_ids) - len(self.versions))
+
     def completion(self, policy_version: int) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over."""
         said = [turn.text for turn in self.turns] if self.in_turns else [self.last.text if self.last else ""]
@@ -111,4 +143,5 @@ class Conversation:
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             error=self.error,
+            token_versions=np.array(self._versions(policy_version), dtype=np.int32) if self.versions else None,
         )

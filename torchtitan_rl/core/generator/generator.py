@@ -16,6 +16,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import ON_CPU, expandable_segments, replace_engine_parts, unlink_shared_memory
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.in_flight import InFlight, Quota
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
@@ -135,6 +136,8 @@ class Generator(Configurable):
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
         finished: Callable[[Group[Completion]], None] | None = None,
+        in_flight: InFlight | None = None,
+        needed: int = 0,
     ) -> list[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn or several.
 
@@ -147,6 +150,8 @@ class Generator(Configurable):
             sampling_config: replaces the prompt's and the configured sampling, for evaluation.
             seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is slower.
             finished: called with each group when its last completion ends, while other groups are still being sampled.
+            in_flight: its groups go on, and those that are unfinished when the call ends are given to it.
+            needed: with `in_flight`, the number of groups, over all replicas, after which the call ends.
         """
         if self.policy_version < 0:
             raise RuntimeError(
@@ -164,6 +169,11 @@ class Generator(Configurable):
         torch.manual_seed(seed_of(self.replica))
         np.random.seed(seed_of(self.replica) % 2**32)
         groups = [self._begin(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
+        quota = Quota(len(mine))
+        if in_flight is not None:
+            in_flight.go_on(groups)
+            share = len(range(self.replica, needed, self.num_replicas))
+            quota = in_flight.quota(mine, share, version=self.policy_version)
         conversations = [one for group in groups for one in group]
         whole: dict[int, Group[Completion]] = {}
         engine = TurnEngine(
@@ -179,12 +189,20 @@ class Generator(Configurable):
             waits = self.environments is not None and self.environments.wait_for_answers
             ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
             for place, group in self._as_they_end(groups, ended):
+                if not quota.takes(mine[place].prompt_idx):
+                    continue
                 whole[place] = group
                 if finished is not None:
                     finished(group)
+                if not quota.left:
+                    break
+            for turn in engine.take_back() if in_flight is not None else ():
+                conversations[turn.place].append_turn(turn)
         if self.stats is not None and self.rank_in_replica == 0:
             record_metrics(self.stats.metrics(engine.outputs))
-        return [whole[place] for place in range(len(groups))]
+        for place in set(range(len(groups))) - set(whole) if in_flight is not None else ():
+            in_flight.keep(mine[place], groups[place], version=self.policy_version)
+        return [whole[place] for place in sorted(whole)]
 
     def _as_they_end(
         self, groups: list[list[Conversation]], ended: Iterable[int]

@@ -50,7 +50,7 @@ def roll_out(
 ) -> Iterator[int]:
     """Sample all conversations to their end. Yields the place of each when it ends.
 
-    A conversation without an environment ends with its first turn.
+    A conversation without an environment ends with its first turn. One that has ended in an earlier step comes first.
 
     Args:
         environments: the running environments on the engine's first rank; None on other ranks and without environments.
@@ -62,19 +62,21 @@ def roll_out(
     # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
     seeded = seeded or bool(in_turns)
     for place, conversation in enumerate(conversations):
-        if place not in in_turns:
+        if place not in in_turns and conversation.finish_reason is None:
             engine.add(place, conversation, seeded=seeded)
+    yield from [place for place, conversation in enumerate(conversations) if conversation.finish_reason is not None]
     asked = len(in_turns)
     while engine.busy or asked:
-        for sampled in engine.step() if engine.busy else ():
-            conversation = conversations[sampled.place]
-            conversation.append_turn(sampled)
-            if conversation.in_turns:
+        turns = engine.step() if engine.busy else []
+        for sampled in turns:  # all are appended before one is yielded: the caller may stop
+            conversations[sampled.place].append_turn(sampled)
+        for place in (sampled.place for sampled in turns):
+            if conversations[place].in_turns:
                 asked += 1
                 if environments is not None:
-                    environments.step_async(sampled.place)
+                    environments.step_async(place)
             else:
-                yield sampled.place
+                yield place
         if not asked:
             continue
         with timed("generate/environments"):

@@ -32,9 +32,9 @@ class TurnEngine:
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
         self._seed, self._lora_request = seed, lora_request
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, Conversation] = {}
         self.outputs: list[RequestOutput] = []
-        """vLLM's outputs of all turns that have ended, for the engine's statistics."""
+        """vLLM's outputs of all turns that have ended or were taken back, for the engine's statistics."""
 
     @property
     def busy(self) -> bool:
@@ -62,7 +62,7 @@ class TurnEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-        self._under_way.add(str(place))
+        self._under_way[str(place)] = conversation
         self._engine.add_request(
             str(place), tokens_input(conversation.context), params, lora_request=self._lora_request
         )
@@ -71,21 +71,33 @@ class TurnEngine:
         """Sample a token of every turn in the batch. Returns the turns that ended."""
         ended = self._engine.step()
         self.outputs += ended
-        self._under_way -= {output.request_id for output in ended}
         return [self._sampled(output) for output in ended]
+
+    def take_back(self) -> list[Sampled]:
+        """End every unfinished turn. Returns the tokens sampled so far, without a finish_reason."""
+        from vllm.v1.engine import FinishReason
+
+        states = list(self._engine.output_processor.request_states.values())
+        cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
+        self.outputs += cut
+        self._engine.abort_request([output.request_id for output in cut])
+        self._engine.step()  # a GPU's engine is a batch ahead, whose tokens belong to nobody
+        return [self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut]
 
     def close(self) -> None:
         """Abort all unfinished turns, so that the engine is free for the next call."""
         self._engine.abort_request(list(self._under_way))
 
-    def _sampled(self, output: "RequestOutput") -> Sampled:
+    def _sampled(self, output: "RequestOutput", ends: tuple[str, ...] = ("stop", "length")) -> Sampled:
         [turn] = output.outputs
-        if turn.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"vLLM ended a turn with finish_reason {turn.finish_reason!r}; expected stop or length.")
+        if turn.finish_reason not in ends:
+            raise RuntimeError(f"vLLM ended a turn with {turn.finish_reason!r}; expected {' or '.join(ends)}.")
+        conversation = self._under_way.pop(output.request_id)
+        before = [] if conversation.in_turns else conversation.token_ids  # of earlier steps
         return Sampled(
             place=int(output.request_id),
             token_ids=turn.token_ids,
             logprobs=turn.logprobs.logprobs,
-            text=self._tokenizer.decode(turn.token_ids, skip_special_tokens=True),
+            text=self._tokenizer.decode([*before, *turn.token_ids], skip_special_tokens=True),
             finish_reason=turn.finish_reason,
         )

@@ -112,15 +112,18 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     """Set `logprob_diff` of the batch's episodes from the trainer's `logprobs` [T], computed before the first update.
 
-    Returns the absolute differences, [loss tokens].
+    Returns the absolute differences of the fresh tokens: [fresh loss tokens].
     """
-    rows = torch.stack([batch.loss_mask, batch.sequence_ids.float(), logprobs - batch.sampler_logprobs])  # [3, T]
-    mask, sequence_ids, signed = rows.cpu().numpy()  # [T] each, with one transfer from the device
-    signed, sequence_ids = signed[mask > 0], sequence_ids[mask > 0].astype(np.int64)  # [loss tokens] each
-    lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
-    for member, diff in zip(batch.members, np.split(signed, np.cumsum(lengths))[:-1], strict=True):
+    fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
+    rows = torch.stack(
+        [batch.loss_mask, fresh, batch.sequence_ids.float(), logprobs - batch.sampler_logprobs]
+    )  # [4, T]
+    rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
+    _, is_fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
+    ends = np.cumsum(np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members)))  # [S]
+    for member, diff, new in zip(batch.members, np.split(signed, ends), np.split(is_fresh > 0, ends), strict=False):
         if len(diff):
-            values = np.abs(diff)
-            mean, most = float(values.mean(dtype=np.float64)), float(values.max())  # NaN counts as the largest
-            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)
-    return np.abs(signed)  # [loss tokens]
+            values = np.abs(diff[new])  # [fresh loss tokens]
+            mean, most = float(values.sum(dtype=np.float64)) / max(len(values), 1), float(values.max(initial=0.0))
+            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)  # NaN counts as the largest
+    return np.abs(signed[is_fresh > 0])  # [fresh loss tokens]

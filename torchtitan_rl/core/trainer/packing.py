@@ -139,11 +139,13 @@ def pack(
 
     token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
     references = [e.reference_logprobs for e in episodes]
+    all_fresh = all(c.token_versions is None for c in completions)
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
         layout=SequenceLayout.of([*lengths, *padded], [*shared, *[0] * len(padded)], device=DEVICE_TYPE),
         loss_mask=at_labels([c.loss_mask for c in completions]),
+        fresh_mask=None if all_fresh else at_labels([c.fresh_mask for c in completions]),
         sampler_logprobs=at_labels([c.logprobs for c in completions]),
         advantages=at_labels([e.token_advantages for e in episodes]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),

@@ -126,8 +126,18 @@ class Conversations(Configurable):
             )
         return environment
 
-    def check(self, prompts: Collection[Prompt]) -> None:
-        """Checks the chat template for each task that has environments. Raises UserError if it cannot be used."""
+    def check(self, prompts: Collection[Prompt], *, in_flight: int = 0) -> None:
+        """Checks the chat template for each task that has environments. Raises UserError if it cannot be used.
+
+        Args:
+            in_flight: `in_flight.prompts`, which must be 0 for a task with environments.
+        """
+        for task in self._members.values():
+            if in_flight and _may_answer(task):
+                raise ConversationError(
+                    f"in_flight.prompts: {in_flight}; expected 0 with conversations, as {type(task).__name__} has "
+                    "environments or tools, whose state is not carried from step to step."
+                )
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
             try:
                 environment = self._environment(prompt, seed=0)

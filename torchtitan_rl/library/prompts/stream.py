@@ -58,6 +58,13 @@ class PromptStream(Configurable):
         """
         return [replace(self._next(), prompt_idx=first_idx + index) for index in range(num_prompts)]
 
+    def at(self, stream_idx: int) -> Prompt:
+        """Returns the training prompt with this `stream_idx`. Raises UserError if it can no longer be one."""
+        prompt = self._at(stream_idx)
+        if not isinstance(prompt, Prompt):
+            raise prompt
+        return prompt
+
     def held_out(self, num: int) -> list[Prompt]:
         """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call.
 
@@ -102,7 +109,7 @@ class PromptStream(Configurable):
         SystemExit is returned too: it would end the read-ahead thread, and the step would wait forever.
         """
         try:
-            return self._renderer.prompt(self._example(index))
+            return replace(self._renderer.prompt(self._example(index)), stream_idx=index)
         except BaseException as error:
             return error
 

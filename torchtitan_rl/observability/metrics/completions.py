@@ -42,6 +42,25 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
 
 
+def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
+    """`in_flight/...` of groups that earlier steps have begun: their share of groups and tokens, and their ages in updates.
+
+    Empty if every token is from the newest weights. A group's age is that of its oldest token.
+    """
+    completions = [episode.completion for episode in flat(groups)]
+    if all(one.token_versions is None for one in completions):
+        return {}
+    carried = sum(one.num_sampled - int(np.count_nonzero(one.fresh_mask)) for one in completions)
+    ages = [
+        max((e.completion.policy_version - e.completion.oldest_version for e in g.samples), default=0) for g in groups
+    ]
+    return {
+        **describe("in_flight/age", [float(age) for age in ages], ("mean", "max")),
+        "in_flight/carried_groups_fraction": fraction([age > 0 for age in ages]),
+        "in_flight/carried_tokens_fraction": same_everywhere(carried / max(sum(c.num_sampled for c in completions), 1)),
+    }
+
+
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
     """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 

@@ -12,7 +12,11 @@ from torchtitan_rl.core.events import record_metric, record_metrics
 from torchtitan_rl.core.types import Metric, flat
 from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.machine import measured_speeds, peak_flops_per_s, peak_memory_bytes
-from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
+from torchtitan_rl.observability.metrics.completions import (
+    completion_metrics,
+    diversity_metrics,
+    staleness_metrics,
+)
 from torchtitan_rl.observability.metrics.conversation_stats import conversation_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
@@ -61,7 +65,9 @@ def record_step(
     for task, its_groups in groups_by_task(groups).items():
         record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))
     completions = completion_metrics(groups)
-    record_metrics(completions | diversity_metrics(groups) | optimizer_metrics(update, state))
+    record_metrics(
+        completions | diversity_metrics(groups) | optimizer_metrics(update, state) | staleness_metrics(groups)
+    )
     conversations = conversation_metrics(groups)
     if conversations and (seconds := elapsed("step")):
         waited = elapsed("generate/environments") / seconds

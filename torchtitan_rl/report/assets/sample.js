@@ -100,7 +100,7 @@ function sampleBody(row) {
   return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
 }
 
-const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage' };
+const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage', age: 'age in updates' };
 /** The response. If its tokens are stored, they can be coloured. */
 function responseBlock(row) {
   const tokens = spreadTokens(cell(row, 'tokens'));

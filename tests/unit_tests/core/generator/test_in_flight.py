@@ -1,0 +1,196 @@
+"""Groups in flight: which are taken, where they go on, and that no token is lost, sampled twice or of an unknown version."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from tests.parts.conversations import engine, prompts
+from tests.parts.talk import chat_tokenizer, save_talker
+from tests.parts.tiny import DIMENSIONS
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.in_flight import InFlight, Quota
+from torchtitan_rl.core.types import Prompt, flat
+
+SAMPLING = SamplingConfig(n=3, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return chat_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory, made):
+    import os
+
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    generator = engine(save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS), made)
+    yield generator
+    generator.close()  # ends the process group too
+
+
+class Stream:
+    """Training prompts of a made-up stream, repeated every seven."""
+
+    def __init__(self, made) -> None:
+        self._prompts = prompts(made, 7)
+        self.seen = 0
+
+    def at(self, index: int) -> Prompt:
+        return replace(self._prompts[index % 7], prompt_idx=0, stream_idx=index)
+
+    def next_batch(self, num: int) -> list[Prompt]:
+        self.seen += num
+        return [replace(self.at(self.seen - num + i), prompt_idx=i) for i in range(num)]
+
+
+class Run:
+    """Steps of `needed` groups on one engine, whose weights stay the same; only their version counts up."""
+
+    def __init__(self, generator, made, *, prompts: int, max_age: int = 4, needed: int = 4, sampling=SAMPLING) -> None:
+        self.stream, self.needed, self.version = Stream(made), needed, 0
+        self.in_flight = InFlight.Config(prompts=prompts, max_age=max_age).build(prompt_at=self.stream.at)
+        self.generator, self.sampling = generator, sampling
+
+    def step(self):
+        self.generator.policy_version = self.version
+        self.generator.llm.reset_prefix_cache()
+        new = self.stream.next_batch(self.in_flight.num_new(self.needed))
+        groups = self.generator.generate(
+            self.in_flight.admit(new), step=self.version, sampling_config=self.sampling, in_flight=self.in_flight,
+            needed=self.needed,
+        )  # fmt: skip
+        self.in_flight.gather(speaks=True, version=self.version)
+        self.version += 1
+        return groups
+
+
+def said(groups):
+    return {
+        (g.prompt.stream_idx, c.sample_idx): (c.token_ids.tolist(), c.text, c.finish_reason)
+        for g in groups
+        for c in g.samples
+    }
+
+
+def test_a_quota_keeps_room_for_urgent_groups():
+    quota = Quota(3, urgent=[7])
+    assert [quota.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
+    assert quota.left == 0
+
+
+def test_new_prompts_take_the_places_that_are_free(made):
+    stream = Stream(made)
+    in_flight = InFlight.Config(prompts=6).build(prompt_at=stream.at)
+    assert in_flight.num_new(4) == 6
+    first = in_flight.admit(stream.next_batch(6))
+    assert [p.prompt_idx for p in first] == [0, 1, 2, 3, 4, 5]
+    for prompt in (first[1], first[4]):
+        in_flight.keep(prompt, [], version=0)
+    dist_free = in_flight._kept  # noqa: SLF001  (gather needs a process group)
+    in_flight.carried = {one.prompt.prompt_idx: one for one in dist_free}
+    assert in_flight.num_new(4) == 4
+    then = in_flight.admit(stream.next_batch(4))
+    assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
+
+
+def test_without_groups_in_flight_nothing_changes(generator, made):
+    plain = Run(generator, made, prompts=0)
+    groups = plain.step()
+    generator.llm.reset_prefix_cache()
+    expected = generator.generate(Stream(made).next_batch(4), step=0, sampling_config=SAMPLING)
+    assert said(groups) == said(expected)
+    assert all(c.token_versions is None for c in flat(groups)) and not plain.in_flight.carried
+
+
+def test_greedy_tokens_are_those_of_completions_that_were_never_cut(generator, made):
+    greedy = SamplingConfig(n=1, max_tokens=40, temperature=0)
+    run = Run(generator, made, prompts=8, sampling=greedy)
+    groups = [group for _ in range(6) for group in run.step()]
+    cut = [c for c in flat(groups) if c.token_versions is not None and len(set(c.token_versions.tolist())) > 1]
+    assert cut, "no completion was cut, so nothing was tested"
+    stream = Stream(made)
+    generator.llm.reset_prefix_cache()
+    whole = generator.generate(stream.next_batch(7), step=0, sampling_config=greedy)
+    uncut = {group.prompt.stream_idx: group.samples[0] for group in whole}
+    for group in groups:
+        [one], other = group.samples, uncut[group.prompt.stream_idx % 7]
+        assert (one.token_ids.tolist(), one.text) == (other.token_ids.tolist(), other.text)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_every_prompt_is_trained_once_and_none_beyond_the_greatest_age(generator, made):
+    run = Run(generator, made, prompts=8, max_age=2)
+    groups = []
+    for step in range(12):
+        taken = run.step()
+        assert len(taken) == 4 and len({g.prompt.prompt_idx for g in taken}) == 4
+        assert all(step - c.oldest_version <= 2 for c in flat(taken))
+        assert {c.policy_version for c in flat(taken)} == {step}
+        groups += taken
+    trained = sorted(group.prompt.stream_idx for group in groups)
+    carried = sorted(one.prompt.stream_idx for one in run.in_flight.carried.values())
+    assert sorted(trained + carried) == list(range(run.stream.seen))
+    ages = [c.policy_version - c.oldest_version for c in flat(groups)]
+    assert max(ages) == 2
+
+
+def test_versions_say_which_step_sampled_a_token(generator, made):
+    run = Run(generator, made, prompts=8)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for step in range(6):
+        groups = run.step()
+        for group in groups:
+            for one in group.samples:
+                before = seen.get((group.prompt.stream_idx, one.sample_idx), [])
+                versions = (
+                    [one.policy_version] * len(one.token_ids)
+                    if one.token_versions is None
+                    else one.token_versions.tolist()
+                )
+                assert versions[: len(before)] == before
+                assert all(version == step for version in versions[len(before) :])
+                assert one.fresh_mask.tolist() == [version == step for version in versions]
+        for carried in run.in_flight.carried.values():
+            for i, partial in enumerate(carried.samples):
+                assert len(partial.versions) == len(partial.token_ids) == len(partial.logprobs)
+                seen[carried.prompt.stream_idx, i] = list(partial.versions)
+
+
+def test_a_checkpoint_goes_on_bitwise(generator, made):
+    one = Run(generator, made, prompts=8)
+    for _ in range(3):
+        one.step()
+    state = json.loads(json.dumps(one.in_flight.state_dict()))
+    assert state, "nothing is carried, so nothing was tested"
+    other = Run(generator, made, prompts=8)
+    other.in_flight.load_state_dict(state)
+    other.stream.seen, other.version = one.stream.seen, one.version
+    for _ in range(3):
+        expected, found = one.step(), other.step()
+        assert said(found) == said(expected)
+        for a, b in zip(flat(found), flat(expected), strict=True):
+            assert np.array_equal(a.logprobs, b.logprobs)
+
+
+def test_a_checkpoint_is_refused_if_its_prompts_have_changed(generator, made):
+    run = Run(generator, made, prompts=8)
+    run.step()
+    state = json.loads(json.dumps(run.in_flight.state_dict()))
+    changed = InFlight.Config(prompts=8).build(prompt_at=lambda index: replace(run.stream.at(index + 1)))
+    with pytest.raises(UserError, match="unfinished completions of training prompt"):
+        changed.load_state_dict(state)
+
+
+def test_carried_groups_are_finished_when_the_setting_is_turned_off(generator, made):
+    run = Run(generator, made, prompts=8)
+    run.step()
+    carried = len(run.in_flight.carried)
+    run.in_flight.config.prompts = 0
+    assert run.in_flight.num_new(4) == 4 - carried
+    assert len(run.step()) == 4 and not run.in_flight.carried and not run.in_flight.active
