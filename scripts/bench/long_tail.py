@@ -6,22 +6,18 @@ Digits are added one after another, each total written out. Most prompts have a 
 import itertools
 import random
 
+from configs.debug import debug
 from torchtitan_rl.core.algorithm import TokenTruncate
 from torchtitan_rl.library.starts.warm_start import Recipe
 from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.run_config import RunConfig
 
-from configs.debug import debug
-
 MAX_TOKENS = 288
 
 
 class LongTail(SumDigits):
     """Sums of 2 to 30 digits. The number of digits has a Pareto distribution."""
-
-    class Config(SumDigits.Config):
-        pass
 
     def _draw(self, rng: random.Random) -> tuple[int, ...]:
         count = min(30, 1 + int(rng.paretovariate(1.0)))

@@ -249,11 +249,11 @@ def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:
         needed <= prompts <= 2 * needed, "in_flight.prompts", prompts,
         f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age", "Use 1.5 times.",
     )  # fmt: skip
-    for field, number in {"in_flight.prompts": prompts, "num_prompts_per_step": needed}.items():
+    for field, count in {"in_flight.prompts": prompts, "num_prompts_per_step": needed}.items():
         share = (
             f"a multiple of the {replicas} generator replicas with in_flight.prompts, so that each has the same share"
         )
-        expect(number % replicas == 0, field, number, share, "Change it.")
+        expect(count % replicas == 0, field, count, share, "Change it.")
     alone = "with in_flight.prompts"
     expect(
         algorithm.zero_variance != "refill", "algorithm.zero_variance", "refill", f'"keep" or "drop" {alone}',

@@ -105,7 +105,8 @@ def test_without_groups_in_flight_nothing_changes(generator, made):
     generator.llm.reset_prefix_cache()
     expected = generator.generate(Stream(made).next_batch(4), step=0, sampling_config=SAMPLING)
     assert said(groups) == said(expected)
-    assert all(c.token_versions is None for c in flat(groups)) and not plain.in_flight.carried
+    assert all(c.token_versions is None for c in flat(groups))
+    assert not plain.in_flight.carried
 
 
 def test_greedy_tokens_are_those_of_completions_that_were_never_cut(generator, made):
@@ -129,7 +130,8 @@ def test_every_prompt_is_trained_once_and_none_beyond_the_greatest_age(generator
     groups = []
     for step in range(12):
         taken = run.step()
-        assert len(taken) == 4 and len({g.prompt.prompt_idx for g in taken}) == 4
+        assert len(taken) == 4
+        assert len({g.prompt.prompt_idx for g in taken}) == 4
         assert all(step - c.oldest_version <= 2 for c in flat(taken))
         assert {c.policy_version for c in flat(taken)} == {step}
         groups += taken
@@ -193,4 +195,6 @@ def test_carried_groups_are_finished_when_the_setting_is_turned_off(generator, m
     carried = len(run.in_flight.carried)
     run.in_flight.config.prompts = 0
     assert run.in_flight.num_new(4) == 4 - carried
-    assert len(run.step()) == 4 and not run.in_flight.carried and not run.in_flight.active
+    assert len(run.step()) == 4
+    assert not run.in_flight.carried
+    assert not run.in_flight.active
