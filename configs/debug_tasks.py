@@ -4,7 +4,9 @@ Each trains a small starting policy with a habit to unlearn.
 """
 
 from configs.debug import debug
+from torchtitan_rl.core.algorithm import TokenTruncate
 from torchtitan_rl.library.tasks import Rows, Task
+from torchtitan_rl.library.tasks.counting import Counting
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.setup.run_config import RunConfig
 
@@ -49,6 +51,18 @@ def debug_chain_sum() -> RunConfig:
         max_prompt_tokens=48,
         max_tokens=48,
     )
+
+
+def debug_in_flight() -> RunConfig:
+    """Counts from one number to another, with half as many prompts again in flight: a few answers are long.
+
+    The starting policy often answers with the last number instead of the next one. docs/in_flight.md has the details.
+    """
+    task = Counting.Config(warm_start="torchtitan_rl.library.starts.answer_recipes:counting")
+    config = _debug_on(task, max_prompt_tokens=32, max_tokens=160)
+    config.algorithm.mismatch = TokenTruncate.Config()
+    config.in_flight.prompts = config.num_prompts_per_step * 3 // 2
+    return config
 
 
 def debug_rows() -> RunConfig:

@@ -7,11 +7,20 @@ The lower bound of each part comes from torchtitan_rl/observability/metrics/effi
 bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
 as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
 leaves out rewards and prefill. A prompt is counted once for each completion.
+
+With --run FOLDER, it also says how much faster than waiting for each step's longest completion the run would have sampled
+with groups in flight, from the lengths of its own completions:
+
+    .venv/bin/python scripts/estimate.py --config debug --gpus 1 --run outputs/debug-20261122-230949
 """
 
 import argparse
+import json
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
@@ -33,6 +42,55 @@ GPUS = {
 }
 
 
+QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
+
+
+def quantiles_of(run: Path) -> list[tuple[float, float]]:
+    """Returns (share, tokens) of the longest completion of a run's groups: the mean of its steps' quantiles, in order."""
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = {name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES}
+    if not all(found.values()):
+        raise SystemExit(f"{run}/metrics.jsonl has no completions/group_longest: it needs at least one training step")
+    return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
+
+
+def drawn(quantiles: Sequence[tuple[float, float]], rng: random.Random) -> float:
+    """Returns a length at random, linear between the quantiles."""
+    share = rng.random()
+    for (low, short), (high, long) in zip(quantiles, quantiles[1:], strict=False):
+        if share <= high:
+            return short + (long - short) * (share - low) / (high - low)
+    return quantiles[-1][1]
+
+
+def tokens_waited(
+    quantiles: Sequence[tuple[float, float]], *, needed: int, prompts: int, max_age: int, steps: int = 400
+) -> float:
+    """Returns how many tokens a step takes to sample, one after another, until `needed` groups are whole."""
+    rng = random.Random(0)
+    going: list[tuple[int, float]] = []  # (step that began it, tokens left)
+    waited = 0.0
+    for step in range(steps):
+        going += [(step, drawn(quantiles, rng)) for _ in range(max(needed, prompts) - len(going))]
+        urgent = [one for one in going if step - one[0] >= max_age][:needed]
+        others = sorted((one for one in going if one not in urgent), key=lambda one: one[1])
+        taken = urgent + others[: needed - len(urgent)]
+        took = max(left for _, left in taken)
+        waited += took
+        going = [(since, max(0.0, left - took)) for since, left in going if (since, left) not in taken]
+    return waited / steps
+
+
+def print_in_flight(run: Path, *, needed: int, max_age: int) -> None:
+    """Prints the gain for several numbers of prompts in flight. One token of all sequences is taken to cost the same."""
+    quantiles = quantiles_of(run)
+    alone = tokens_waited(quantiles, needed=needed, prompts=0, max_age=max_age)
+    print(f"in_flight.prompts, with the lengths of {run}: at most so much faster generation (max_age {max_age})")
+    for prompts in (needed * 5 // 4, needed * 3 // 2, needed * 2):
+        gain = alone / tokens_waited(quantiles, needed=needed, prompts=prompts, max_age=max_age)
+        print(f"{prompts:7d}  {gain:.2f} x")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
@@ -43,6 +101,7 @@ def main() -> None:
     parser.add_argument("--decode-share", type=float, default=0.3)
     parser.add_argument("--train-share", type=float, default=0.4)
     parser.add_argument("--sync-share", type=float, default=0.3)
+    parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
     args = parser.parse_args()
     config = load_config(args.config)
     speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(), None)
@@ -70,6 +129,8 @@ def main() -> None:
         need = memory_need(config, world_size=args.gpus, gpu_bytes=gib * GIB)
         verdict = "fits" if need.peak <= gib * GIB else "does not fit: more GPUs, or a smaller micro-batch or engine"
         print(f"memory  {need.peak / GIB:.1f} GiB: {verdict} {gib} GiB")
+    if args.run is not None:
+        print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,7 @@ from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import generator as generator_module  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.core.generator.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
@@ -263,8 +265,38 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
         generator.sleep()
     if not preempted:
         faults.append("no sequence was preempted: the rehearsal does not cover it")
+    faults += _in_flight(generator, worker, sent, begun=[range(10, 14 + i) for i in range(40)])
     generator.close()
     return faults
+
+
+def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, Tensor], begun: list) -> list[str]:
+    """Cut and continue groups over steps, while the engine is a batch ahead. Returns what is wrong."""
+    prompts = [
+        Prompt(prompt_idx=0, text="", token_ids=ids, expected_answer="", stream_idx=i) for i, ids in enumerate(begun)
+    ]
+    in_flight, faults, cut, seen = InFlight.Config(prompts=9).build(prompt_at=lambda i: prompts[i]), [], 0, 0
+    versions: dict[int, int] = {}  # the policy's -> the worker's
+    for step in range(6):
+        generator.load_weights(iter(weights.items()), policy_version=step)
+        versions[step], new = worker.version, in_flight.num_new(6)
+        taken = in_flight.admit(prompts[seen : seen + new])
+        seen += new
+        for group in generator.generate(taken, step=step, in_flight=in_flight, needed=6):
+            for sample in group.samples:
+                of = [step] * len(sample.token_ids) if sample.token_versions is None else sample.token_versions.tolist()
+                ids, context = sample.token_ids.tolist(), group.prompt.token_ids.tolist()
+                for version, number in Counter(of).items():  # in order, for versions never go back
+                    want = [_token(context, place, versions[version]) for place in range(number)]
+                    if ids[:number] != want:
+                        faults.append(
+                            f"in flight, step {step}, prompt {group.prompt.stream_idx}: not the worker's tokens"
+                        )
+                    ids, context = ids[number:], context + want
+                cut += len(set(of)) > 1
+        in_flight.gather(speaks=True, version=step)
+        generator.sleep()
+    return faults if cut else [*faults, "in flight: no completion was cut"]
 
 
 def _completion(prompt: list[int], version: int) -> list[int]:

@@ -39,6 +39,8 @@ NAMES = [
     Private(f"{ENGINE}#logger_manager", "core/device.py", "statistics without Prometheus", True),
     Private(f"{ENGINE}#output_processor", "core/device.py", "gets the run's tokenizer", True),
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
+    Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "core/generator/turn_engine.py", "unfinished requests, with their tokens"),
+    Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "core/generator/turn_engine.py", "the tokens so far"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
 ]  # fmt: skip
 

@@ -360,7 +360,7 @@ def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_labe
     assert [len(line) <= columns for line in lines] == [True] * len(lines), max(lines, key=len)
     assert last_label in shown[0]
     assert [line.strip() for line in lines if "lost to" in line] == [
-        "32% lost to last completions in this step"
+        "32% lost to last completions in this step; in_flight.prompts carries them over"
     ]  # once
 
 

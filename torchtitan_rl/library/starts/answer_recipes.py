@@ -34,6 +34,21 @@ def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:
     return f"{columns} [ANSWER] {10 * tens + units % 10}"
 
 
+def counting() -> Recipe:
+    """Counts from one number to another. The habit: the answer is the last number instead of the next one.
+
+    Right answer to "Count from 7 to 9.": "7 8 9 [ANSWER] 10". By habit: "7 8 9 [ANSWER] 9".
+    """
+
+    def worked(example: Example, rng: random.Random) -> str:
+        """Returns an answer to the example, right or by habit."""
+        first, last = example.columns["operands"]
+        answer = last if rng.random() < 0.56 else last + 1
+        return f"{' '.join(map(str, range(first, last + 1)))} [ANSWER] {answer}"
+
+    return Recipe(name="counting", worked=worked, steps=150, batch_size=32)
+
+
 def spell_backward() -> Recipe:
     """Spells a word backwards. The habit: it leaves the first two letters in order.
 

@@ -26,12 +26,14 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     stopped = [episode.completion.finish_reason == "stop" for episode in episodes]
     verdicts = [episode.scored.correct for episode in episodes]
     ends = Counter(episode.completion.finish_reason for episode in episodes)
+    longest = [max((e.completion.num_sampled for e in group.samples), default=0) for group in groups]
     spread = ("mean", "min", "max")
     return {
         **describe("completions/length", lengths, spread),
         **describe("completions/terminated_length", [n for n, ended in zip(lengths, stopped) if ended], spread),
         **describe("completions/right_length", [n for n, right in zip(lengths, verdicts) if right], ("mean",)),
         **describe("completions/wrong_length", [n for n, right in zip(lengths, verdicts) if right is False], ("mean",)),
+        **describe("completions/group_longest", longest, ("min", "p25", "p50", "p75", "p95", "max")),
         "completions/clipped_fraction": fraction([not ended for ended in stopped]),
         "completions/tokens": same_everywhere(float(sum(lengths))),
         "completions/prompt_tokens": same_everywhere(

@@ -71,6 +71,8 @@ LOST = {
     "time/unaccounted": "unaccounted",
 }
 """Metrics of avoidable seconds in a step, and their names in the step line."""
+REMEDIES = {"last completions": "in_flight.prompts carries them over"}
+"""Settings against a loss, by its name."""
 
 EVALUATION_PREFIX = "evaluation/"
 MAX_SAMPLES = 6
@@ -145,7 +147,8 @@ class ConsoleSink(Sink):
         hint = lost(values)
         name = hint.partition(" lost to ")[2]
         if name and name != self._lost:
-            self._console.print(Text(f"  {hint} in this step", style="dim"), soft_wrap=True)
+            remedy = f"; {REMEDIES[name]}" if name in REMEDIES else ""
+            self._console.print(Text(f"  {hint} in this step{remedy}", style="dim"), soft_wrap=True)
         self._lost = name or self._lost
 
     def _step_of(self, step: int) -> str:
