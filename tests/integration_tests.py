@@ -56,6 +56,23 @@ TRL = {
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
+GOES_ON = resumed_as_if_never_stopped(above={"conversations/turns/max": 1})
+IN_FLIGHT = [
+    "--config",
+    "debug",
+    "--in-flight.prompts",
+    "24",
+    "--algorithm.old-logprobs",
+    "sampler",
+    "--evaluation.every",
+    "0",
+]
+"""Groups in flight; the ratio's denominator is the sampler's, which corrects the tokens of older weights."""
+STRAIGHT_AND_RESUMED = [
+    [*IN_FLIGHT, "--num-steps", steps, "--dump-folder", f"{{dir}}/{name}"]
+    for name, steps in (("straight", "6"), ("resumed", "3"), ("resumed", "6"))
+]
+CARRIED_ON = resumed_as_if_never_stopped(above={"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}, step=6)
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -260,7 +277,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
              ["--config", "tests/parts/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
              ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
-            "conversations go on after a resume to the last bit", "conversations", 1, [resumed_as_if_never_stopped],
+            "conversations go on after a resume to the last bit", "conversations", 1, [GOES_ON],
             quick=True,
         ),
         OverrideDefinitions(
@@ -269,7 +286,17 @@ def build_test_list() -> list[OverrideDefinitions]:
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
             "the same on 2 ranks, with replaced groups, a length penalty and a reference; and a listwise loss", "conversations_2", 2,
-            [resumed_as_if_never_stopped],
+            [GOES_ON],
+        ),
+        OverrideDefinitions(
+            STRAIGHT_AND_RESUMED,
+            "groups in flight go on after a resume to the last bit", "in_flight", 1,
+            [CARRIED_ON],
+        ),
+        OverrideDefinitions(
+            STRAIGHT_AND_RESUMED,
+            "the same on 2 ranks", "in_flight_2", 2,
+            [CARRIED_ON], quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,

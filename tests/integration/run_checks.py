@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -96,19 +96,27 @@ def optimizer_goes_on(folder: Path) -> None:
     assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
 
 
-def resumed_as_if_never_stopped(folder: Path) -> None:
-    """The last step of a run that was resumed and of one that never stopped have the same numbers, to the last bit."""
-    found = [metrics_of(folder / name)[4] for name in ("straight", "resumed")]
-    parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
-    kept = [
-        {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
-        for row in found
-    ]  # fmt: skip
-    assert len(kept[0]) > 20, found[0]
-    assert kept[0]["conversations/turns/max"] > 1, kept[0]
-    assert kept[0]["optimizer/grad_norm"] > 0, kept[0]
-    differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
-    assert not differing, differing
+def resumed_as_if_never_stopped(*, above: Mapping[str, float], step: int = 4) -> Callable[[Path], None]:
+    """The last `step` of a resumed run and of one that never stopped have the same numbers, to the last bit.
+
+    Args:
+        above: metrics that show that the run did what is tested, and values that they must exceed.
+    """
+    parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations", "in_flight")
+
+    def check(folder: Path) -> None:
+        found = [metrics_of(folder / name)[step] for name in ("straight", "resumed")]
+        kept = [
+            {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
+            for row in found
+        ]  # fmt: skip
+        assert len(kept[0]) > 20, found[0]
+        for key, least in {"optimizer/grad_norm": 0, **above}.items():
+            assert kept[0][key] > least, (key, kept[0])
+        differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
+        assert not differing, differing
+
+    return check
 
 
 def files_exist(*names: str) -> Callable[[Path], None]:
