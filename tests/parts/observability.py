@@ -2,6 +2,8 @@
 
 import multiprocessing
 
+import numpy as np
+
 from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability import episode_rows
 
@@ -17,13 +19,14 @@ NASTY = (
 
 def sample(
     sample_idx=0, reward=1.0, *, token_ids=(5, 6, 7), text="[ANSWER]", finish_reason="stop", loss_mask=None,
-    policy_version=3, breakdown=None, extra=None, answer="1", correct=None, **episode
+    policy_version=3, token_versions=None, breakdown=None, extra=None, answer="1", correct=None, **episode
 ):  # fmt: skip
     """An episode of three tokens with log-probabilities of -0.5; further keywords are its Credit's or the Episode's own."""
     credit = {name: episode.pop(name) for name in Credit.__dataclass_fields__ if name in episode}
     completion = Completion(
         sample_idx=sample_idx, policy_version=policy_version, token_ids=list(token_ids),
         logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
+        token_versions=None if token_versions is None else np.array(token_versions, dtype=np.int32),
     )  # fmt: skip
     scored = ScoredCompletion(
         completion=completion, reward=reward, reward_breakdown={"correct": reward} if breakdown is None else breakdown,

@@ -56,6 +56,21 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "100000",
             "100000: expected at least 1 and at most 65536. Use 16 or more; the host keeps",
         ),
+        _option("in-flight.prompts", "12", "12: expected 0, or num_prompts_per_step 16 to twice as many"),
+        _option("in-flight.prompts", "33", "33: expected 0, or num_prompts_per_step 16 to twice as many"),
+        _option("in-flight.prompts", "23", "23: expected a multiple of the 2 generator replicas", ranks=2),
+        _option("in-flight.max-age", "0", "0: expected at least 1"),
+        WrongInput(
+            "--in-flight.prompts 24", "algorithm.mismatch = 'none': expected a correction with in_flight.prompts"
+        ),
+        WrongInput(
+            "--in-flight.prompts 24 --algorithm.old-logprobs sampler --algorithm.zero-variance refill",
+            'algorithm.zero_variance = \'refill\': expected "keep" or "drop" with in_flight.prompts',
+        ),
+        WrongInput(
+            "--in-flight.prompts 24 --algorithm.old-logprobs sampler --sampling.stop x",
+            "sampling.stop = ['x']: expected none with in_flight.prompts",
+        ),
         _option("num-prompts-per-step", "3", "3: expected at least 4, one for each generator replica", ranks=4),
         _option("seed", "-1", "-1: expected at least 0 and at most 4294967295. Use 0, 1, 2, ..."),
         _option("seed", "5000000000", "5000000000: expected at least 0 and at most 4294967295"),

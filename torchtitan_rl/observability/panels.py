@@ -34,8 +34,9 @@ _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
     "expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out", "turns",
     "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
-    "staleness",
+    "staleness", "carried_tokens",
 )  # fmt: skip
+_SILENT_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size",
     "episode_id", "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
@@ -113,12 +114,12 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
 
 
 def _numbers(row: Row, console: Console) -> Text:
-    """Names and cells of the other columns, without those that add nothing: no value, score = reward, staleness 0."""
+    """Names and cells of the other columns, without those that add nothing: no value, score = reward, no staleness."""
     numbers = Text()
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
         told = cell is not None or column in ("answer", "reward")
-        if column == "score" and cell == row.get("reward") or column == "staleness" and cell == 0 or not told:
+        if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
             continue
         numbers.append_text(safe(column.replace("_", " "), console, style="dim")).append(" ")
         numbers.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console)).append("  ")

@@ -143,6 +143,7 @@ def _row(
         "left_out": episode.credit.left_out,
         "prompt_tokens": len(prompt.token_ids),
         "response_tokens": num_sampled,
+        "carried_tokens": num_sampled - int(np.count_nonzero(completion.fresh_mask)),
         "finish_reason": completion.finish_reason,
         "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if num_sampled else None,
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
@@ -152,8 +153,6 @@ def _row(
     row.update({name: mass for name, mass in masses.items() if mass is not None})
     if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
-    if completion.token_versions is not None:
-        row["carried_tokens"] = num_sampled - int(np.count_nonzero(completion.fresh_mask))
     if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
     if prompt.task:

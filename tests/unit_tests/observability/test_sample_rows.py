@@ -16,7 +16,7 @@ from torchtitan_rl.observability.select import Selection
 SPECIFIED = [
     "step", "episode_id", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group",
     "select_reason", "prompt", "response", "expected_answer", "answer", "correct", "reward", "score", "advantage", "in_loss",
-    "left_out", "prompt_tokens", "response_tokens", "finish_reason", "logprob_mean", "logprob_diff_mean", "logprob_diff_max",
+    "left_out", "prompt_tokens", "response_tokens", "carried_tokens", "finish_reason", "logprob_mean", "logprob_diff_mean", "logprob_diff_max",
 ]  # fmt: skip
 
 

@@ -47,6 +47,12 @@ def test_the_store_has_text_log_probability_difference_and_advantage_of_every_to
     }  # fmt: skip
 
 
+def test_tokens_of_groups_in_flight_have_their_age(stored):
+    (row,) = stored(group(0, sample(token_versions=[1, 3, 3])))
+    assert row["tokens"]["age"] == [2, 0, 0]
+    assert (row["staleness"], row["carried_tokens"]) == (2, 1)
+
+
 def test_of_all_rows_that_are_kept_those_shown_have_tokens(stored):
     rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
     assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]

@@ -147,7 +147,7 @@ class ConsoleSink(Sink):
         hint = lost(values)
         name = hint.partition(" lost to ")[2]
         if name and name != self._lost:
-            remedy = f"; {REMEDIES[name]}" if name in REMEDIES else ""
+            remedy = f"; {REMEDIES[name]}" if name in REMEDIES and not values.get("in_flight/groups") else ""
             self._console.print(Text(f"  {hint} in this step{remedy}", style="dim"), soft_wrap=True)
         self._lost = name or self._lost
 

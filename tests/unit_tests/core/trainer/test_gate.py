@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,26 @@ def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
     first, second = (m.episode for m in members)
     assert (first.logprob_diff.mean, first.logprob_diff.max) == (pytest.approx(0.25), pytest.approx(0.5))
     assert (second.logprob_diff.mean, second.logprob_diff.max) == (pytest.approx(0.125), pytest.approx(0.25))
+
+
+def test_tokens_of_older_weights_are_not_compared():
+    stale = member((1,), (2, 3, 4))
+    completion = replace(stale.episode.completion, policy_version=3, token_versions=np.array([1, 3, 3], dtype=np.int32))
+    stale.episode.scored = replace(stale.episode.scored, completion=completion)
+    all_old = member((1,), (2, 3))
+    old = replace(all_old.episode.completion, policy_version=3, token_versions=np.array([2, 2], dtype=np.int32))
+    all_old.episode.scored = replace(all_old.episode.scored, completion=old)
+    batch = pack([member(), stale, all_old], normalizers=COUNTS, multiple=4)
+    logprobs = batch.sampler_logprobs.clone()  # [T]
+    logprobs[5] += 7.0  # sampled by version 1
+    logprobs[6] += 0.5
+    logprobs[9:11] += 9.0  # by version 2
+    diffs = fill_logprob_diff(batch, logprobs)
+    assert len(diffs) == 4
+    assert diffs.max() == pytest.approx(0.5)
+    assert stale.episode.logprob_diff.max == pytest.approx(0.5)
+    assert stale.episode.logprob_diff.signed.tolist() == pytest.approx([7.0, 0.5, 0.0])
+    assert (all_old.episode.logprob_diff.mean, all_old.episode.logprob_diff.max) == (0, 0)
 
 
 def test_a_micro_batch_of_padding_alone_has_no_difference():

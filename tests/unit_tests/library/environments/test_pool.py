@@ -111,6 +111,11 @@ def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
     assert Counted.open == 0
 
 
+def test_conversations_are_not_carried_from_step_to_step(made):
+    with pytest.raises(ConversationError, match=r"in_flight.prompts: 24; expected 0 with conversations, as TaskWith"):
+        conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
+
+
 def test_the_check_before_training_closes_what_it_opens(made):
     conversations(lambda prompt: Counted("right"), made).check(prompts(made, 1))
     assert Counted.closes == ["env_error"]

@@ -12,7 +12,7 @@ from tests.parts.observability import group, sample
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
-from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics
+from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops, efficiency_metrics, lost_metrics
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
@@ -138,6 +138,24 @@ def test_completion_lengths_of_all_and_of_those_that_terminated_and_of_right_and
     assert found["completions/clipped_fraction"] == pytest.approx(1 / 3)
     assert found["completions/finish_reason/stop"] == pytest.approx(2 / 3)
     assert (found["completions/tokens"], found["completions/prompt_tokens"], found["completions/count"]) == (15, 6, 3)
+
+
+def test_each_group_counts_with_its_longest_completion():
+    groups = [group(0, sample(token_ids=[1] * 2), sample(token_ids=[1] * 9)), group(1, sample(token_ids=[1] * 4))]
+    found = values(completion_metrics(groups))
+    assert [found[f"completions/group_longest/{part}"] for part in ("min", "p50", "max")] == [4, 6.5, 9]
+
+
+def test_staleness_is_of_groups_that_earlier_steps_have_begun():
+    assert staleness_metrics([group(0, sample(), sample())]) == {}
+    carried = group(0, sample(token_versions=[1, 1, 3]), sample(token_versions=[1, 2, 2]))
+    found = values(staleness_metrics([carried, group(1, sample())]))
+    assert found == {
+        "in_flight/age/mean": 1.0,
+        "in_flight/age/max": 2.0,
+        "in_flight/carried_groups_fraction": 0.5,
+        "in_flight/carried_tokens_fraction": 5 / 9,
+    }
 
 
 def test_lengths_count_what_the_policy_sampled_and_not_what_an_environment_wrote():
