@@ -1,11 +1,15 @@
 """Groups in flight: which are taken, where they go on, and that no token is lost, sampled twice or of an unknown version."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
 from tests.parts.talk import chat_tokenizer, save_talker
@@ -24,12 +28,15 @@ def made():
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory, made):
-    import os
+def folder(tmp_path_factory):
+    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
 
+
+@pytest.fixture(scope="module")
+def generator(folder, made):
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    generator = engine(save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS), made)
+    generator = engine(folder, made)
     yield generator
     generator.close()  # ends the process group too
 
@@ -162,6 +169,33 @@ def test_versions_say_which_step_sampled_a_token(generator, made):
             for i, partial in enumerate(carried.samples):
                 assert len(partial.versions) == len(partial.token_ids) == len(partial.logprobs)
                 seen[carried.prompt.stream_idx, i] = list(partial.versions)
+
+
+def test_every_token_has_the_log_probability_of_the_weights_that_sampled_it(generator, made, folder):
+    start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
+    run, groups = Run(generator, made, prompts=8), []
+    for one in weights:
+        generator.load_weights(one.items(), policy_version=run.version)
+        groups += run.step()
+    model, compared = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), 0
+    scored = {}
+    for version, one in enumerate(weights):
+        model.load_state_dict(one, strict=False)
+        for i, (prompt, completion) in enumerate((g.prompt, c) for g in groups for c in g.samples):
+            ids = torch.tensor([[*prompt.token_ids.tolist(), *completion.token_ids.tolist()]])  # [1, Lp + L]
+            with torch.no_grad():
+                every = model(ids).logits[0].log_softmax(-1)  # [Lp + L, vocabulary]
+            scored[version, i] = every[:-1].gather(1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0].numpy()  # [L]
+    for i, one in enumerate(flat(groups)):
+        versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
+        own = np.array([scored[version, i][place] for place, version in enumerate(versions.tolist())])  # [L]
+        assert np.abs(own - one.logprobs).max() < 1e-4
+        if len(set(versions.tolist())) > 1:
+            compared += 1
+            assert np.abs(scored[one.policy_version, i] - one.logprobs).max() > 1e-3  # the newest weights say otherwise
+    assert compared
+    generator.load_weights(start.items(), policy_version=0)
 
 
 def test_a_checkpoint_goes_on_bitwise(generator, made):
