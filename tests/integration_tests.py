@@ -58,15 +58,9 @@ TRL = {
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 GOES_ON = resumed_as_if_never_stopped(above={"conversations/turns/max": 1})
 IN_FLIGHT = [
-    "--config",
-    "debug",
-    "--in-flight.prompts",
-    "24",
-    "--algorithm.old-logprobs",
-    "sampler",
-    "--evaluation.every",
-    "0",
-]
+    "--config", "debug", "--in-flight.prompts", "24", "--algorithm.old-logprobs", "sampler", "--evaluation.every", "0",
+    "--trainer.lr-scheduler.warmup-steps", "0", "--trainer.lr-scheduler.decay-ratio", "0",
+]  # fmt: skip
 """Groups in flight; the ratio's denominator is the sampler's, which corrects the tokens of older weights."""
 STRAIGHT_AND_RESUMED = [
     [*IN_FLIGHT, "--num-steps", steps, "--dump-folder", f"{{dir}}/{name}"]

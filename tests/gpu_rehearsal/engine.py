@@ -68,11 +68,11 @@ from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import generator as generator_module  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.generator.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.library import models  # noqa: E402
+from torchtitan_rl.library.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
 from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
 from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402

@@ -42,7 +42,6 @@ class Controller(Configurable):
         )
         """Prompts per step, over all generator replicas. Each gets sampling.n completions."""
 
-        in_flight: InFlight.Config = field(default_factory=InFlight.Config)
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
         generator: Generator.Config = field(default_factory=Generator.Config)
         weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)

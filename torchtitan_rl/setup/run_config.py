@@ -9,6 +9,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.library.environments.factory import Conversations
+from torchtitan_rl.library.in_flight import InFlight
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.recorder import Recorder
@@ -42,6 +43,7 @@ class RunConfig(Controller.Config):
     task: Task.Config | None = None
     prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
     conversations: Conversations.Config = field(default_factory=Conversations.Config)
+    in_flight: InFlight.Config = field(default_factory=InFlight.Config)
     checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
     metrics: Recorder.Config = field(default_factory=Recorder.Config)
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)

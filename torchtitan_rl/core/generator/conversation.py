@@ -24,19 +24,6 @@ class Sampled(NamedTuple):
     """stop or length; None for a turn that is not at its end"""
 
 
-class Partial(NamedTuple):
-    """The tokens of a sample that goes on in the next step, or waits for the other samples of its group."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    """The policy version that sampled each token."""
-    finish_reason: FinishReason | None
-    """None if it goes on."""
-    text: str
-    """The whole text, if it does not go on."""
-
-
 class Answer(NamedTuple):
     """An environment's answer to one turn or its first messages, identical on every rank of the engine."""
 
@@ -115,20 +102,9 @@ class Conversation:
         self.logprobs += logprobs
         self.loss_mask += [is_sampled] * len(token_ids)
 
-    def partial(self, version: int) -> Partial:
-        """Returns the tokens so far, the new ones of which were sampled with the policy `version`."""
-        text = self.last.text if self.finish_reason and self.last else ""
-        return Partial(self.token_ids, self.logprobs, self._versions(version), self.finish_reason, text)
-
-    def go_on(self, partial: Partial) -> None:
-        """Take the tokens of an earlier step. A limit that is lower now ends the sample."""
-        self._append(partial.token_ids, partial.logprobs, is_sampled=True)
-        self.versions, self.num_sampled = list(partial.versions), len(partial.token_ids)
-        self.finish_reason = partial.finish_reason or (None if self.room() > 0 else "length")
-        self.last = Sampled(-1, partial.token_ids, partial.logprobs, partial.text, self.finish_reason)
-
-    def _versions(self, version: int) -> list[int]:
-        return self.versions + [version] * (len(self.token_ids) - len(self.versions))
+    def all_versions(self, newest: int) -> list[int]:
+        """Returns the policy version of every token, if the `newest` sampled those of this step."""
+        return self.versions + [newest] * (len(self.token_ids) - len(self.versions))
 
     def completion(self, policy_version: int) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over."""
@@ -143,5 +119,5 @@ class Conversation:
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             error=self.error,
-            token_versions=np.array(self._versions(policy_version), dtype=np.int32) if self.versions else None,
+            token_versions=np.array(self.all_versions(policy_version), dtype=np.int32) if self.versions else None,
         )

@@ -1,0 +1,144 @@
+"""Sampling over several steps: a step ends when enough groups are whole, and the others go on after its update.
+
+A carried group keeps its tokens with their log-probabilities. Which groups make a step depends on tokens, never on time, and
+none is thrown away: a group that has reached the greatest age is waited for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.core import comm
+from torchtitan_rl.core.config import number
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.events import record_metrics
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.generator.in_flight import Quota
+from torchtitan_rl.core.types import FinishReason, Metric, Prompt
+
+
+class Partial(NamedTuple):
+    """The tokens of a sample that goes on in the next step, or waits for the other samples of its group."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    """The policy version that sampled each token."""
+    finish_reason: FinishReason | None
+    """None if it goes on."""
+    text: str
+    """The whole text, if it does not go on."""
+
+    @classmethod
+    def of(cls, one: Conversation, newest: int) -> "Partial":
+        """The tokens so far, the new ones of which the policy version `newest` sampled."""
+        text = one.last.text if one.finish_reason and one.last else ""
+        return cls(one.token_ids, one.logprobs, one.all_versions(newest), one.finish_reason, text)
+
+    def go_on_in(self, one: Conversation) -> None:
+        """Give a new conversation these tokens. A limit that is lower now ends it."""
+        one.append_turn(Sampled(-1, self.token_ids, self.logprobs, self.text, self.finish_reason))
+        one.versions = list(self.versions)
+        if one.finish_reason is None and one.room() <= 0:
+            one.finish_reason = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Carried:
+    """A prompt whose group goes on in the next step."""
+
+    prompt: Prompt
+    since: int
+    """The policy version of the group's first tokens."""
+    samples: list[Partial]
+
+
+class InFlight(Configurable):
+    """The carried groups. Between steps they are equal on every rank and part of checkpoints."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        prompts: int = number(0, least=0, remedy="Use 1.5 times num_prompts_per_step, or 0.")
+        """Prompts that are sampled at once. A step ends when num_prompts_per_step of them are whole; the others go on after
+        the update. 0: every step waits for its longest completion."""
+
+        max_age: int = number(4, least=1, remedy="Use 4.")
+        """Most updates between a group's first token and the step that trains on it. That step waits for the group."""
+
+    def __init__(self, config: Config, *, prompt_at: Callable[[int], Prompt]) -> None:
+        """`prompt_at`: returns the training prompt of a `stream_idx`, after a resume."""
+        self.config = config
+        self.carried: dict[int, Carried] = {}  # by prompt_idx
+        self._prompt_at = prompt_at
+        self._kept: list[Carried] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether a step may begin or end with unfinished groups."""
+        return bool(self.config.prompts or self.carried)
+
+    def num_new(self, needed: int) -> int:
+        """Returns how many prompts a step of `needed` groups begins."""
+        return max(0, max(needed, self.config.prompts) - len(self.carried))
+
+    def admit(self, new: Sequence[Prompt]) -> list[Prompt]:
+        """Returns the carried prompts and the new ones, by prompt_idx. A new prompt gets the smallest index that is free.
+
+        Replicas share the prompts by index, so a carried group stays on its replica, and its successor gets its place.
+        """
+        if not self.active:
+            return list(new)
+        free = sorted(set(range(len(self.carried) + len(new))) - set(self.carried))
+        prompts = [replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)]
+        return sorted([*prompts, *(one.prompt for one in self.carried.values())], key=lambda one: one.prompt_idx)
+
+    def go_on(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        """Give the carried samples among `groups` their tokens."""
+        for one in (one for group in groups for one in group if one.prompt.prompt_idx in self.carried):
+            self.carried[one.prompt.prompt_idx].samples[one.sample_idx].go_on_in(one)
+
+    def quota(self, mine: Sequence[Prompt], size: int, *, version: int) -> Quota:
+        """Returns the quota of a replica that samples `mine` with the policy `version`."""
+        began = {p.prompt_idx: self.carried[p.prompt_idx].since for p in mine if p.prompt_idx in self.carried}
+        old = sorted((since, index) for index, since in began.items() if version - since >= self.config.max_age)
+        return Quota(size, [index for _, index in old[:size]])
+
+    def keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
+        """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
+        before = self.carried.get(prompt.prompt_idx)
+        samples = [Partial.of(one, version) for one in conversations]
+        self._kept.append(Carried(prompt=prompt, since=before.since if before else version, samples=samples))
+
+    def gather(self, *, speaks: bool, version: int) -> None:
+        """Make the kept groups of all replicas the carried ones, on every rank. Collective.
+
+        Args:
+            speaks: whether this rank is the first of its replica.
+        """
+        kept, self._kept = self._kept if speaks else [], []
+        self.carried = {one.prompt.prompt_idx: one for one in comm.all_gather_lists(kept)}
+        tokens = sum(len(sample.token_ids) for one in self.carried.values() for sample in one.samples)
+        oldest = max((version - one.since + 1 for one in self.carried.values()), default=0)
+        counts = {"groups": len(self.carried), "tokens": tokens, "oldest": oldest}
+        record_metrics({f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The carried groups, as JSON values. A prompt is saved as its place in the data, and its tokens to compare."""
+        return {
+            str(index): [one.prompt.stream_idx, one.prompt.token_ids.tolist(), one.since, one.samples]
+            for index, one in self.carried.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises UserError if the data have other prompts there now."""
+        self.carried = {}
+        for index, (place, tokens, since, samples) in state.items():
+            prompt = replace(self._prompt_at(place), prompt_idx=int(index))
+            if prompt.token_ids.tolist() != tokens:
+                raise UserError(
+                    f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "
+                    "Resume with the data that the run was started with."
+                )
+            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=[Partial(*one) for one in samples])
