@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.parts.report_page import at, clean, shown
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
@@ -22,7 +24,8 @@ def test_a_chat_is_shown_as_turns(browser, tmp_path):
     assert roles == ["system", "user", "tool", "assistant"]
 
 
-def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path):
+@pytest.mark.parametrize(("waited", "shown_as"), [(1.5, "1.5 s"), (0.00584, "6 ms"), (9.7e-5, "under 1 ms")])
+def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path, waited, shown_as):
     folder = write_run(tmp_path / "a", steps=1)
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     said = [
@@ -31,7 +34,12 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
         {"role": "assistant", "content": "the last word", "advantage": -0.5},
     ]  # fmt: skip
     messages = [{"role": "system", "content": "<tools>"}, {"role": "user", "content": "what was asked"}]
-    rows[0] |= {"conversation": said, "messages": messages, "prompt": "<|im_start|>system", "environment_seconds": 1.5}
+    rows[0] |= {
+        "conversation": said,
+        "messages": messages,
+        "prompt": "<|im_start|>system",
+        "environment_seconds": waited,
+    }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
@@ -40,7 +48,7 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
     assert "what was asked" in line
     assert "the last word" in line
     cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
-    assert cards == ["turns 2", "tool calls 1", "tool errors 1", "waiting 1.5 s"]
+    assert cards == ["turns 2", "tool calls 1", "tool errors 1", f"waiting {shown_as}"]
     turns = browser.run("[...document.querySelectorAll('.turn.assistant')].map(e => e.innerText)")
     assert "turn 1" in turns[0]
     assert "advantage 0.25" in turns[0]
