@@ -194,7 +194,7 @@ def test_an_async_tool_that_exits_leaves_the_loop_of_all_to_the_others(error):
         return 42
 
     for tool in (exits, leaves_it_to_a_task):
-        assert answers(hermes(tool.__name__), tool, seconds=5) == [f"error: {error.__name__}"]
+        assert answers(hermes(tool.__name__), tool, seconds=5) == [f"error: {error.__name__}: "]
         assert answers(hermes("fine"), fine, seconds=5) == ["42"]
 
 
