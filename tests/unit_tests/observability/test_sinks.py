@@ -364,6 +364,33 @@ def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_labe
     ]  # once
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_an_evaluation_begins_with_its_accuracy_and_fits_its_terminal(recorder, monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr("torchtitan_rl.observability.panels.PLAIN_WIDTH", columns)
+    run = recorder(sinks=["console"], console_every=0, total_steps=50)
+    measures = {"length": 19.52, "length_max": 21.0, "clipped_fraction": 0.0, "format_rate": 1.0, "reward": 0.4344,
+                "accuracy": 0.617, "accuracy_low": 0.556, "accuracy_high": 0.675, "reward/correct/seconds": 0.1, "sampled/mean@8": 0.5}  # fmt: skip
+    for name, value in measures.items():
+        record_metric(f"evaluation/{name}", value)
+    run.flush(0)
+    run.close()
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines[0].startswith("  evaluation  accuracy 61.7% (55.6 to 67.5)")
+    rest = (
+        "sampled/mean@8 50.0%",
+        "length 19.52",
+        "length max 21",
+        "clipped fraction 0.0%",
+        "format rate 100.0%",
+        "reward 0.4344",
+    )
+    assert all(part in "\n".join(lines) for part in rest)
+    assert "seconds" not in " ".join(lines)
+    assert max(map(len, lines)) <= columns
+
+
 @pytest.mark.parametrize("columns", [50, 80, 120])
 def test_a_panel_never_breaks_a_name(monkeypatch, columns):
     stream = io.StringIO()
