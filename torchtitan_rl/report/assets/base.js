@@ -208,10 +208,11 @@ function input(label, name, type, changed, extra) {
   return h('label', { class: `field ${type}` }, h('span', {}, label),
     h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
 }
+const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
 function table(headers, lines, props) {
   return h('div', { class: 'scroll' }, h('table', { class: 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
-    h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', {}, one)))))));
+    h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
 }
 /** Two number inputs for a column's bounds, which write to the state. */
 function bounds(label, [low, high], changed) {
