@@ -167,6 +167,8 @@ function figure(value) {
   return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
 }
 const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
+/** A name that may be broken after its separators. */
+const breakable = (name) => h('span', {}, visible(name).split(/(?<=[._/])/).flatMap((part) => [part, h('wbr', {})]));
 /** A duration. Example: 0.00584 as "6 ms". */
 const seconds = (value) => (value >= 1 ? `${figure(value)} s` : value >= 0.001 ? `${Math.round(1000 * value)} ms` : 'under 1 ms');
 const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;

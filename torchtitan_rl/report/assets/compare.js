@@ -128,7 +128,7 @@ function configTable(places) {
   const differs = (key) => sides.some((side) => told(side[key]) !== told(sides[0][key]));
   const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && !key.startsWith('environment.measured_speeds') && differs(key));
   if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
-  return table(['setting', ...places.map(runName)], keys.map((key) => [key, ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config' });
+  return table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config' });
 }
 const runName = (place) => h('span', {}, h('span', { class: 'dot', color: palette(place) }), runs[place].name);
 

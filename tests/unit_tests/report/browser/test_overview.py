@@ -1,5 +1,6 @@
 """The overview in a browser: verdicts, charts, and how a run ended."""
 
+import json
 import re
 
 import pytest
@@ -52,4 +53,24 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     assert "start the vLLM engine" in where
     shares = [float(share) for share in re.findall(r"([0-9.]+) %", where)]
     assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert clean(browser), browser.errors
+
+
+def test_a_run_of_conversations_has_a_chart_of_its_tool_calls(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=6)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {
+            "conversations/turns/mean": 2.0 + line["step"],
+            "conversations/tool_calls": 1.0,
+            "conversations/tool_errors": 0.5,
+        }
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    assert "tool calls per conversation 1 → 1; of them failed 50 % → 50 %" in browser.run(
+        "document.querySelector('.verdicts').innerText"
+    )
+    chart = browser.run("document.querySelector('[data-chart=Conversations]').innerText")
+    assert all(word in chart for word in ("turns", "tool calls", "tool errors"))
     assert clean(browser), browser.errors
