@@ -211,8 +211,8 @@ function input(label, name, type, changed, extra) {
     h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
 }
 const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
-function table(headers, lines, props) {
-  return h('div', { class: 'scroll' }, h('table', { class: 'plain', ...props },
+function table(headers, lines, { even, ...props } = {}) {
+  return h('div', { class: 'scroll' }, h('table', { class: even ? 'plain even' : 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
     h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
 }

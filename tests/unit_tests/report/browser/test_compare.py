@@ -1,6 +1,10 @@
 """Two runs compared in a browser: at equal steps, on the same prompts."""
 
+import json
+
 from tests.parts.report_page import at
+from tests.parts.report_runs import write_run
+from torchtitan_rl.report import write_report
 
 
 def test_two_runs_are_compared_on_the_same_prompts(browser, two):
@@ -34,3 +38,19 @@ def test_runs_are_compared_at_the_last_step_that_all_have(browser, two):
     )
     assert len(sides) == 2
     assert sides[0] == sides[1]
+
+
+def test_a_phone_shows_the_columns_of_both_runs(browser, tmp_path):
+    folders = [
+        write_run(tmp_path / name, steps=8, seed=seed)
+        for seed, name in enumerate(["a_run_with_a_long_name_20261123", "another"])
+    ]
+    for place, folder in enumerate(folders):
+        (folder / "environment.json").write_text(json.dumps({"code": {"commit": f"{place}" * 40}}))
+    write_report(folders, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="compare"), width=390)
+    for name in ("final", "config"):
+        hidden = browser.run(
+            f"(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-table={name}]').parentNode)"
+        )
+        assert hidden <= 0, name
