@@ -64,7 +64,7 @@ def _qwen3(
 
 
 def qwen3() -> RunConfig:
-    """Any dense Qwen3, Qwen2.5 or Llama 3; the model is read from the config.json of --hf-assets-path FOLDER.
+    """Any dense decoder (docs/models.md); the model is read from the config.json of --hf-assets-path FOLDER.
 
     The settings suit 0.6B to 1.7B on one 80 GB GPU or more. A larger model needs a lower learning rate and, from 8B on,
     --generator.tensor-parallel-degree 2. The run reports at the start if it does not fit into memory.
@@ -85,7 +85,7 @@ def qwen3_lora() -> RunConfig:
 def qwen3_0_6b() -> RunConfig:
     """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). Needs the checkpoint folder.
 
-    On one: 41 GiB awake, 66 in an update, beside the engine. On one of 24 GiB: 19 awake, and 15 while the engine sleeps.
+    On one: 41 GiB awake, 66 in an update, the engine's share included. On one of 24 GB: 19, and 15 while the engine sleeps.
     """
     return _qwen3("0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512)
 

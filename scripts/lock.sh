@@ -27,4 +27,4 @@ lock cpu "Installed and tested. Without torchvision, torchaudio and torchcodec, 
   <(printf '%s\n' filelock typing-extensions setuptools sympy networkx jinja2 fsspec \
     "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'")
 sed -i "2a $TORCH" requirements/cpu.lock
-lock gpu "Resolved, not installed: no GPU was at hand."
+lock gpu "Resolved, never installed."

@@ -5,11 +5,11 @@ Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -84,7 +84,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
         title += f" · prompt {row['prompt_idx']} sample {row.get('sample_idx')}"
     good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
     return Panel(
-        Group(*parts, _numbers(row, console)),
+        Group(*parts, _Numbers(row, console)),
         title=safe(title, console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
@@ -113,17 +113,32 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
     return lines
 
 
-def _numbers(row: Row, console: Console) -> Text:
-    """Names and cells of the other columns, without those that add nothing: no value, score = reward, no staleness."""
-    numbers = Text()
-    for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
-        cell = row[column]
-        told = cell is not None or column in ("answer", "reward")
-        if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
-            continue
-        numbers.append_text(safe(column.replace("_", " "), console, style="dim")).append(" ")
-        numbers.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console)).append("  ")
-    return numbers
+class _Numbers:
+    """Names and cells of a row's other columns, without those that add nothing: no value, score = reward, no staleness.
+
+    A line never ends between a name and its cell.
+    """
+
+    def __init__(self, row: Row, console: Console) -> None:
+        self._parts: list[Text] = []
+        for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
+            cell = row[column]
+            told = cell is not None or column in ("answer", "reward")
+            if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
+                continue
+            name = safe(column.replace("_", " "), console, style="dim").append(" ")
+            self._parts.append(
+                name.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console))
+            )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        line = Text(overflow="fold")
+        for part in self._parts:
+            if line and line.cell_len + GAP + part.cell_len > options.max_width:
+                yield line
+                line = Text(overflow="fold")
+            line.append(" " * GAP * bool(line)).append_text(part)
+        yield line
 
 
 def metrics_grid(values: dict[str, float], console: Console, most_columns: int = 3) -> Table:

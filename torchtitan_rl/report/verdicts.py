@@ -19,6 +19,8 @@ COLLAPSE = 0.1
 """Entropy below this share of its first value is a warning."""
 ERROR_LINES = 8
 """Lines of an error in the headline."""
+FAILED_CALLS = 0.2
+"""A larger share of failed tool calls, late in the run, is a warning."""
 SPIKE = 10.0
 """A gradient norm above this multiple of its median is a warning."""
 
@@ -145,13 +147,15 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
         )
         clear = p_change is not None and p_change < ALPHA
         level = ("good" if values[-1] > values[0] else "bad") if clear else "plain"
-        changed = f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong" if flips[0] else ""
-        unclear = "" if clear or p_change is None else "; the difference may be chance"
+        changed = f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong" if flips[0] and any(flips[0]) else ""
+        unclear = "" if clear or p_change is None or values[0] == values[-1] else "; the difference may be chance"
         # Of many evaluations the best one is high by chance too (Bonferroni).
         fell = p_fell is not None and p_fell < ALPHA / (len(values) - 1)
         before = f"; best {100 * values[best]:.1f} % at step {steps[best]}" if fell and best else ""
         level = "warn" if before and level != "bad" else level
         change = f"{100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
+        if values[0] == values[-1]:
+            change = f"{100 * values[-1]:.1f} %, as at the start"
         yield Verdict(level, f"{kind} {change}{said}{changed}{unclear}{before}", key)
 
 
@@ -270,6 +274,19 @@ def _length(run: Run) -> Iterator[Verdict]:
         yield Verdict("warn", f"{100 * last:.0f} % of late completions were truncated", key)
 
 
+def _tools(run: Run) -> Iterator[Verdict]:
+    key = "conversations/tool_errors"
+    (_, calls), (_, errors) = run.points("conversations/tool_calls"), run.points(key)
+    if len(calls) != len(errors) or not sum(calls):
+        return
+    width = _width(calls)
+    shares = [(sum(errors[part]), sum(calls[part])) for part in (slice(width), slice(-width, None))]
+    level = "warn" if shares[1][0] > FAILED_CALLS * shares[1][1] else "plain"
+    made = f"tool calls per conversation {_figure(shares[0][1] / width)} → {_figure(shares[1][1] / width)}"
+    failed = [f"{100 * wrong / all_:.0f} %" if all_ else "–" for wrong, all_ in shares]
+    yield Verdict(level, f"{made}; of them failed {failed[0]} → {failed[1]}", key)
+
+
 def _gradient(run: Run) -> Iterator[Verdict]:
     key = "optimizer/grad_norm"
     steps, values = run.points(key)
@@ -362,7 +379,7 @@ def _log(run: Run) -> Iterator[Verdict]:
 
 
 _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
-    _reward, _accuracy, _entropy, _groups, _sampler, _length, _gradient, _time, _numbers, _samples, _log,
+    _reward, _accuracy, _entropy, _groups, _sampler, _length, _tools, _gradient, _time, _numbers, _samples, _log,
 )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from torchtitan_rl.resilience.job_processes import signal_name
+
 GIB = 2**30
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 """Where control groups are mounted, by version. Both may be in use; one of them counts memory."""
@@ -78,7 +80,7 @@ class OomDetector:
         Example: "killed by signal 9 (SIGKILL): out of memory, by the kernel's log (...). Its peak was 22.6 of the node's 23.4
         GiB of memory. Lower ..."
         """
-        text = f"killed by signal {number} ({signal.Signals(number).name})"
+        text = f"killed by signal {number} ({signal_name(number)})"
         if number != signal.SIGKILL:
             return f"{text}.{_peak(peak_bytes)}"
         peak = _peak(max(peak_bytes, _resident(self._kernel_log(), pid)))

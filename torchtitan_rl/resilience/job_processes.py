@@ -23,6 +23,14 @@ def stop_signals() -> list[int]:
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal. Python has none for most real-time signals: signal_name(35) == "SIGRTMIN+1"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+d}"
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, however that happens."""
     parent = os.getppid()

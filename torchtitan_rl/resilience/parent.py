@@ -15,7 +15,13 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent, send_signal, stop_signals
+from torchtitan_rl.resilience.job_processes import (
+    WATCH_VARIABLE,
+    die_with_parent,
+    send_signal,
+    signal_name,
+    stop_signals,
+)
 from torchtitan_rl.resilience.watchdog import READING_LIMIT_S
 
 _GOES_ON, _READS, _DONE = range(3)
@@ -105,7 +111,7 @@ def _end_like(code: int, sent: set[int], *, done: bool) -> NoReturn:
     if code >= 0:
         os._exit(code)
     if -code not in sent:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         _print(f"rank {_rank()} was killed by signal {-code} ({name}) before the end of training. {_TO_GO_ON}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the child has left one
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

@@ -284,5 +284,5 @@ def _control(option: int, value: int) -> None:
 def _describe(status: int) -> str:
     """A wait status in words. Example: _describe(9) == "killed by SIGKILL" """
     if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"killed by {job_processes.signal_name(os.WTERMSIG(status))}"
     return f"it exited with code {os.WEXITSTATUS(status)}"

@@ -58,11 +58,12 @@ def _layout(config: "RunConfig", world_size: int) -> str:
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
     return (
         f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
-        f"{world_size} ranks: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
-        f"{p.data_parallel_replicate_degree} replicas; {world_size // tp} engines on {tp} ranks each\n"
-        f"a step: {prompts} prompts x {n} completions = {prompts * n} sequences of up to "
-        f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {updates} optimizer steps; "
-        f"{config.num_steps} steps in all"
+        f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
+        f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
+        f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"
+        f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
+        f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
+        f"{_plural(config.num_steps, 'step')} in all"
     )
 
 
@@ -114,6 +115,11 @@ def _line(kind: str, scored: ScoredCompletion) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value + 0.0:.4g}"
+
+
+def _plural(count: int, word: str) -> str:
+    """Example: "1 rank", "2 ranks"."""
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _show(title: str, text: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.parts.observability import FORK, NASTY, group, rows_of, sample
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.observability import Recorder, Reduce, record_metric
-from torchtitan_rl.observability.panels import metrics_grid, plain_console
+from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
 from torchtitan_rl.observability.sinks.console import lost
 
 RECORD_STEPS = 3
@@ -362,6 +362,55 @@ def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_labe
     assert [line.strip() for line in lines if "lost to" in line] == [
         "32% lost to last completions in this step; in_flight.prompts carries them over"
     ]  # once
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_an_evaluation_begins_with_its_accuracy_and_fits_its_terminal(recorder, monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr("torchtitan_rl.observability.panels.PLAIN_WIDTH", columns)
+    run = recorder(sinks=["console"], console_every=0, total_steps=50)
+    measures = {"length": 19.52, "length_max": 21.0, "clipped_fraction": 0.0, "format_rate": 1.0, "reward": 0.4344,
+                "accuracy": 0.617, "accuracy_low": 0.556, "accuracy_high": 0.675, "reward/correct/seconds": 0.1, "sampled/mean@8": 0.5}  # fmt: skip
+    for name, value in measures.items():
+        record_metric(f"evaluation/{name}", value)
+    run.flush(0)
+    run.close()
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines[0].startswith("  evaluation  accuracy 61.7% (55.6 to 67.5)")
+    rest = (
+        "sampled/mean@8 50.0%",
+        "length 19.52",
+        "length max 21",
+        "clipped fraction 0.0%",
+        "format rate 100.0%",
+        "reward 0.4344",
+    )
+    assert all(part in "\n".join(lines) for part in rest)
+    assert "seconds" not in " ".join(lines)
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_sample_never_parts_a_name_from_its_value(monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = plain_console()
+    console.width = columns
+    row = {"prompt": "p", "response": "r", "reward": 1.0, "response_tokens": 18, "reward/correct": 1.0, "example/operands": [61, 14],
+           "finish_reason": "stop", "reward/format": 0.2, "logprob_mean": -0.00029, "extra/long": "word " * 30}  # fmt: skip
+    console.print(sample_panel(row, console))
+    shown = stream.getvalue()
+    for pair in (
+        "response tokens 18",
+        "reward/correct 1",
+        "reward/format 0.2",
+        "example/operands [61, 14]",
+        "finish reason stop",
+    ):
+        assert pair in shown
+    assert shown.count("word") == 30
+    assert max(map(len, shown.splitlines())) <= columns
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])

@@ -57,6 +57,22 @@ def test_accuracy_that_was_higher_before_is_said():
     assert "best 95.0 % at step 2" in found.text
 
 
+def test_accuracy_that_is_what_it_was_is_not_called_a_difference():
+    accuracy = [0.0, *[None] * 18, 0.0]
+    found = line(run_of({"evaluation/accuracy": accuracy}, evaluation={"num_prompts": 32}), "held-out")
+    assert found.text == "held-out accuracy 0.0 %, as at the start"
+
+
+def test_tool_calls_are_told_with_the_share_that_failed():
+    series = {"conversations/tool_calls": [0.5] * 10 + [2.0] * 10, "conversations/tool_errors": [0.3] * 10 + [1.0] * 10}
+    found = line(run_of(series), "tool calls")
+    assert found.text == "tool calls per conversation 0.5 → 2; of them failed 60 % → 50 %"
+    assert found.level == "warn"
+    series["conversations/tool_errors"] = [0.3] * 10 + [0.0] * 10
+    assert line(run_of(series), "tool calls").level == "plain"
+    assert not [v for v in verdicts(run_of({key: [0.0] * 20 for key in series})) if "tool" in v.text]
+
+
 def test_entropy_that_collapses_is_a_warning_with_its_step():
     found = line(run_of({"policy/entropy": [1.0] * 10 + [0.01] * 10}), "entropy")
     assert found.level == "warn"

@@ -91,3 +91,8 @@ def test_what_to_lower_goes_by_the_phase(machine):
 def test_another_signal_is_named_with_the_peak_alone(machine):
     said = death.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
     assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."
+
+
+@pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
+def test_a_real_time_signal_is_named_too(machine, number, name):
+    assert death.OomDetector().explain(7, number) == f"killed by signal {number} ({name})."

@@ -37,12 +37,18 @@ def test_a_rank_that_exits_with_0_too_early_is_no_success():
     assert said.startswith("rank 3 ended with code 0 before the end of training: something called os._exit(0).")
 
 
-@pytest.mark.parametrize("act", ["signal.alarm(1); time.sleep(10)", "os.kill(os.getpid(), 9)"])
-def test_a_rank_that_a_signal_kills_is_named_with_the_signal(act):
+@pytest.mark.parametrize(
+    ("act", "number", "name"),
+    [
+        ("signal.alarm(1); time.sleep(10)", 14, "SIGALRM"),
+        ("os.kill(os.getpid(), 9)", 9, "SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", 35, "SIGRTMIN+1"),
+    ],
+)
+def test_a_rank_that_a_signal_kills_is_named_with_the_signal(act, number, name):
     code, said = end(act)
-    number = 14 if "alarm" in act else 9
     assert code == -number
-    assert said.startswith(f"rank 0 was killed by signal {number} (SIG")
+    assert said.startswith(f"rank 0 was killed by signal {number} ({name}) before the end of training.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -50,7 +50,7 @@ def test_a_dry_run_shows_config_layout_memory_prompts_and_rewards(start, capsys,
         parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start)])
     shown = capsys.readouterr().out
     assert "def debug() -> RunConfig:" in shown
-    assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replicas; 4 engines on 1 ranks each" in shown
+    assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
     assert "engine awake" in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5

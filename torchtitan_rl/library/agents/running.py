@@ -101,7 +101,11 @@ class RunningCommand:
 
     def _outcome(self, code: int) -> Outcome:
         if code != 0:
-            how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+            how = (
+                f"ended with exit code {code}"
+                if code > 0
+                else f"was killed by signal {-code} ({signal.strsignal(-code)})"
+            )
             raise AgentError(f"the agent {how}: {self._printed.decode(errors='replace').strip()}")
         if not self._result.exists():
             return self._session.outcome

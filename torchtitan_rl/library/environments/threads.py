@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 
@@ -71,8 +72,15 @@ def event_loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:  # the first calls may come from several threads at once
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, daemon=True).start()
+            threading.Thread(target=_run, args=(_loop,), daemon=True).start()
         return _loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop forever. A task that raises SystemExit or KeyboardInterrupt has it as its error; it does not end the loop of all."""
+    while True:
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 def resolve(value: Any, seconds: float | None = None) -> Any:

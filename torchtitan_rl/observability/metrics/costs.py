@@ -45,7 +45,7 @@ def perf_metrics(
         seconds: seconds in "generate", "train" and "step" on this rank.
         token_flops: floating-point operations of one token's forward and backward.
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
-        peak_memory_bytes: peak memory allocated on this rank's device.
+        peak_memory_bytes: memory in use at the end of the fullest phase (`peak_memory_bytes` of machine.py).
     """
     rates = {
         "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]),

@@ -58,7 +58,7 @@ STEP_LINE = (
     Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
     Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7),
 )
-"""In 80 characters, the four of highest priority fit; in 120, all but tok/s."""
+"""In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
 LOST = {
     "lost/padding_s": "padding",
     "lost/imbalance_s": "uneven ranks",
@@ -115,8 +115,8 @@ class ConsoleSink(Sink):
         """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
         self._print_lost(record.values)
-        if any(key.startswith(EVALUATION_PREFIX) for key in record.values):
-            self._console.print(self._evaluation_line(record), soft_wrap=True)
+        for line in self._evaluation_lines(record.values):
+            self._console.print(line, soft_wrap=True)
         every = self.context.config.console_every
         if every <= 0:
             return
@@ -181,12 +181,31 @@ class ConsoleSink(Sink):
         shown = "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
         return shown, "-" if pace is None else duration(pace * remaining)
 
-    def _evaluation_line(self, record: StepRecord) -> Text:
-        line = Text("  evaluation", style="cyan")
-        for key, value in record.values.items():
-            if key.startswith(EVALUATION_PREFIX) and not key.endswith("/seconds"):
-                name = key.removeprefix(EVALUATION_PREFIX)
-                fraction = any(part in name for part in ("accuracy", "pass@", "rate"))
-                line.append(f"  {name.replace('_', ' ')} ", style="dim")
-                line.append(percent(value) if fraction else f"{value:.4g}")
-        return line
+    def _evaluation_lines(self, values: dict[str, float]) -> list[Text]:
+        """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
+        prefix, lines = "  evaluation", []
+        names = [key.removeprefix(EVALUATION_PREFIX) for key in values if key.startswith(EVALUATION_PREFIX)]
+        for name in sorted(names, key=lambda name: not _of_right_answers(name)):
+            base, _, end = name.rpartition("_")
+            if name.endswith("/seconds") or (end in ("low", "high") and base in names):
+                continue
+            shown = _measure(name, {end: values.get(EVALUATION_PREFIX + name + end) for end in ("", "_low", "_high")})
+            if not lines or lines[-1].cell_len + 2 + shown.cell_len > self._console.width:
+                lines.append(Text(prefix if not lines else " " * len(prefix), style="cyan"))
+            lines[-1].append("  ").append_text(shown)
+        return lines
+
+
+def _of_right_answers(name: str) -> bool:
+    return any(part in name for part in ("accuracy", "pass@", "mean@"))
+
+
+def _measure(name: str, values: dict[str, float | None]) -> Text:
+    """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.6 to 67.5)"."""
+    value, low, high = values[""], values["_low"], values["_high"]
+    share = _of_right_answers(name) or "rate" in name or "fraction" in name
+    text = Text(f"{name.replace('_', ' ')} ", style="dim")
+    text.append(percent(value) if share else f"{value:.4g}", style="cyan")
+    if share and low is not None and high is not None:
+        text.append(f" ({100 * low:.1f} to {100 * high:.1f})", style="dim")
+    return text

@@ -167,6 +167,10 @@ function figure(value) {
   return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
 }
 const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
+/** A name that may be broken after its separators. */
+const breakable = (name) => h('span', {}, visible(name).split(/(?<=[._/])/).flatMap((part) => [part, h('wbr', {})]));
+/** A duration. Example: 0.00584 as "6 ms". */
+const seconds = (value) => (value >= 1 ? `${figure(value)} s` : value >= 0.001 ? `${Math.round(1000 * value)} ms` : 'under 1 ms');
 const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
 
 /** A listener that calls on Enter or space, for rows that can be opened. */
@@ -206,10 +210,11 @@ function input(label, name, type, changed, extra) {
   return h('label', { class: `field ${type}` }, h('span', {}, label),
     h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
 }
-function table(headers, lines, props) {
-  return h('div', { class: 'scroll' }, h('table', { class: 'plain', ...props },
+const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
+function table(headers, lines, { even, ...props } = {}) {
+  return h('div', { class: 'scroll' }, h('table', { class: even ? 'plain even' : 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
-    h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', {}, one)))))));
+    h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
 }
 /** Two number inputs for a column's bounds, which write to the state. */
 function bounds(label, [low, high], changed) {

@@ -128,7 +128,7 @@ function configTable(places) {
   const differs = (key) => sides.some((side) => told(side[key]) !== told(sides[0][key]));
   const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && !key.startsWith('environment.measured_speeds') && differs(key));
   if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
-  return table(['setting', ...places.map(runName)], keys.map((key) => [key, ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config' });
+  return table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config', even: places.length === 2 });
 }
 const runName = (place) => h('span', {}, h('span', { class: 'dot', color: palette(place) }), runs[place].name);
 
@@ -150,7 +150,7 @@ function finalMetrics() {
     return [[title, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`, ...runs.map(shown)]];
   });
   const ended = ['How it ended', '', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(':')[0].slice(0, 60)))])];
-  return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', 'at', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final' }));
+  return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', 'at', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final', even: runs.length === 2 }));
 }
 /** A setting as text, without the addresses of functions, which differ from run to run. */
 const told = (value) => (value === undefined ? '–' : typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');

@@ -20,7 +20,7 @@ function countsOf(run) {
   const wrong = counts.filter((one) => one.total > 0);
   const right = counts.filter((one) => one.total === 0).map((one) => one.key);
   return section('Counts that should be 0', right.length ? `Always 0: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
-    wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [one.key, figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
+    wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [breakable(one.key), figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
 }
 
 function duplicatesOf(run) {
@@ -34,7 +34,7 @@ function duplicatesOf(run) {
 function partsOf(run) {
   const { parts } = run.health;
   return section('Reward against its parts', `Mean: over all samples of the run. r: correlation of a part with the total reward over ${run.health.drawn ? 'the randomly selected' : 'stored'} training samples. It is undefined for a constant part.`,
-    parts.length > 0 && table(['part', 'mean', 'r', 'samples of r'], parts.map((one) => [visible(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
+    parts.length > 0 && table(['part', 'mean', 'r', 'samples of r'], parts.map((one) => [breakable(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
 }
 
 function scatterOf(run) {
@@ -57,13 +57,13 @@ function curveCardOf(run, title, keys) {
 function metricsOf(run) {
   const { metrics } = run.health;
   return section('Missing or stopped metrics', metrics.length ? null : 'None.',
-    metrics.length > 0 && table(['metric', '', 'reason'], metrics.map((one) => [one.key, h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
+    metrics.length > 0 && table(['metric', '', 'reason'], metrics.map((one) => [breakable(one.key), h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
 }
 
 function settingsOf(run) {
   const entries = Object.entries({ ...run.config, ...Object.fromEntries(Object.entries(run.environment).map(([key, value]) => [`environment.${key}`, value])) });
   const holder = h('div', {});
-  const show = (wanted) => replace(holder, table(['setting', 'value'], entries.filter(([key, value]) => `${key} ${told(value)}`.toLowerCase().includes(wanted.toLowerCase())).map(([key, value]) => [key, brief(told(value), 300)])));
+  const show = (wanted) => replace(holder, table(['setting', 'value'], entries.filter(([key, value]) => `${key} ${told(value)}`.toLowerCase().includes(wanted.toLowerCase())).map(([key, value]) => [breakable(key), brief(told(value), 300)])));
   return h('details', { class: 'settings', ontoggle: () => holder.childElementCount || show('') }, h('summary', {}, `Config and environment (${entries.length} settings)`),
     h('input', { type: 'search', placeholder: 'part of a setting', 'aria-label': 'search settings', oninput: later((event) => show(event.target.value), 120) }), holder);
 }

@@ -4,6 +4,7 @@ const FIRST = [
   { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation over rollouts' },
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], band: ['evaluation/accuracy_low', 'evaluation/accuracy_high'], percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
+  { title: 'Conversations', keys: [['conversations/turns/mean', 'turns'], ['conversations/tool_calls', 'tool calls'], ['conversations/tool_errors', 'tool errors']], note: 'mean of a conversation' },
   { title: 'Entropy', keys: [['policy/entropy', 'mean']], note: 'nats per token' },
   { title: 'KL', keys: [['policy/kl_k3', 'from the old policy'], ['reference/kl_k3', 'to the reference'], ['sampler/kl', 'from the sampler']], note: 'nats per token' },
   { title: 'Clip fractions', keys: [['ratio/clip_fraction_low', 'low'], ['ratio/clip_fraction_high', 'high'], ['sampler/corrected_fraction', 'sampler correction']], percent: true, note: 'of tokens' },

@@ -2,6 +2,7 @@
 
 const KINDS = { stuck: 'never right', solved: 'right from the first to the last', up: 'wrong at first, right at the end', down: 'right at first, wrong at the end', unstable: 'sometimes right' };
 
+const rate = (value) => (value === null ? '–' : `${Number((100 * value).toFixed(1))} %`);
 /** Each prompt of a run and split that has stored samples of at least two steps, with its pass rate at its first and last step. */
 function promptRates(run, split) {
   const found = [];
@@ -10,8 +11,8 @@ function promptRates(run, split) {
     const judged = rows.filter((row) => typeof cell(row, 'correct') === 'boolean');
     const steps = [...new Set(judged.map((row) => cell(row, 'step')))].sort((a, b) => a - b);
     if (steps.length < 2) continue;
-    const rate = (step) => mean(judged.filter((row) => cell(row, 'step') === step), 'correct');
-    const [first, last, all] = [rate(steps[0]), rate(steps.at(-1)), mean(judged, 'correct')];
+    const at = (step) => mean(judged.filter((row) => cell(row, 'step') === step), 'correct');
+    const [first, last, all] = [at(steps[0]), at(steps.at(-1)), mean(judged, 'correct')];
     const kind = all === 0 ? 'stuck' : all === 1 ? 'solved' : first < 0.5 && last > 0.5 ? 'up' : first > 0.5 && last < 0.5 ? 'down' : 'unstable';
     found.push({ row: judged.at(-1), first, last, all, kind, steps, samples: judged.length });
   }
@@ -34,7 +35,7 @@ function promptsPage(main) {
       return section(`${runs.length > 1 ? `${run.name} · ` : ''}${split}`, `${plural(rates.length, 'prompt')} with stored samples of two steps or more: ${counts}. Right at the first step ${share('first')}, at the last ${share('last')}.`,
         table(['prompt', 'kind', 'first', 'last', 'all', 'samples', 'steps'], shown.slice(0, PAIRS).map((one) => [
           h('button', { class: 'link', onclick: () => { state.open = one.row; state.tab = 'history'; show('samples'); } }, brief(question(one.row), 90)),
-          h('span', { class: `badge ${{ stuck: 'bad', down: 'bad', up: 'good', solved: 'good' }[one.kind] || ''}` }, one.kind), percent(one.first), percent(one.last), percent(one.all), figure(one.samples), `${one.steps[0]} to ${one.steps.at(-1)}`]), { 'data-table': 'prompts' }),
+          h('span', { class: `badge ${{ stuck: 'bad', down: 'bad', up: 'good', solved: 'good' }[one.kind] || ''}` }, one.kind), rate(one.first), rate(one.last), rate(one.all), figure(one.samples), `${one.steps[0]} to ${one.steps.at(-1)}`]), { 'data-table': 'prompts' }),
         shown.length > PAIRS && h('p', { class: 'note' }, `The first ${PAIRS} of ${shown.length.toLocaleString('en')}.`));
     }));
 }

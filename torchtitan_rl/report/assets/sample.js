@@ -77,7 +77,7 @@ function conversationCards(row, said) {
   const errors = Math.max(sum('tool_errors'), said.filter(isToolError).length);
   const waiting = cell(row, 'environment_seconds');
   const cards = [['turns', said.filter((message) => message?.role === 'assistant').length], ['tool calls', Math.max(sum('tool_calls'), said.filter((message) => message?.role === 'tool').length)], ['tool errors', errors, errors > 0],
-    typeof waiting === 'number' && ['waiting', `${figure(waiting)} s`], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
+    typeof waiting === 'number' && ['waiting', seconds(waiting)], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
   return h('dl', { class: 'cards' }, cards.map(([name, value, bad]) => h('div', { class: bad ? 'bad' : '' }, h('dt', {}, name), h('dd', {}, String(value)))));
 }
 function conversationTurns(said) {

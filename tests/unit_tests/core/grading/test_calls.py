@@ -89,6 +89,11 @@ def dies(completions, **_):
     os._exit(0)
 
 
+def real_time_signal(completions, **_):
+    os.kill(os.getpid(), 35)
+    time.sleep(30)
+
+
 def alarm(completions, **_):
     signal.alarm(1)
     time.sleep(30)
@@ -101,6 +106,7 @@ def alarm(completions, **_):
         (fork_bomb, 0.5, "longer than 0.5 s"),
         (dies, 30.0, "its process was ended: it exited with code 0"),
         (alarm, 30.0, "its process was ended: killed by SIGALRM"),
+        (real_time_signal, 30.0, "its process was ended: killed by SIGRTMIN+1"),
     ],
 )
 def test_what_only_a_kill_ends_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):

@@ -104,7 +104,8 @@ AT_ONCE = "sent two requests at once|left out the last 1 of 2 messages"
 """The second reason is that of a second request that comes when the first has been answered."""
 
 ENDS = {
-    "killed": ("ask(messages); os.kill(os.getpid(), signal.SIGKILL)", "the agent was killed by SIGKILL"),
+    "killed": ("ask(messages); os.kill(os.getpid(), signal.SIGKILL)", r"the agent was killed by signal 9 \(Killed\)"),
+    "killed by a real-time signal": ("ask(messages); os.kill(os.getpid(), 35)", r"the agent was killed by signal 35 \(Real-time"),
     "raises": ("ask(messages); raise ValueError('no dice')", "ended with exit code 1: (?s:.*)ValueError: no dice"),
     "hangs": ("ask(messages); time.sleep(99)", "sent no request and did not end within 3 s"),
     "never asks": ("", "the agent ended without a request"),

@@ -181,6 +181,23 @@ def test_a_tool_that_raises_exits_or_hangs_is_answered():
     assert told[2] == told[3] == "error: TimeoutError: took longer than 0.1 s"
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_async_tool_that_exits_leaves_the_loop_of_all_to_the_others(error):
+    async def exits():
+        raise error
+
+    async def leaves_it_to_a_task():
+        await asyncio.gather(exits(), asyncio.sleep(0))
+
+    async def fine():
+        await asyncio.sleep(0.01)
+        return 42
+
+    for tool in (exits, leaves_it_to_a_task):
+        assert answers(hermes(tool.__name__), tool, seconds=5) == [f"error: {error.__name__}: "]
+        assert answers(hermes("fine"), fine, seconds=5) == ["42"]
+
+
 def test_a_tool_in_a_process_is_killed_where_a_thread_would_go_on(tmp_path):
     def holds_the_interpreter() -> int:
         (tmp_path / "pid").write_text(str(os.getpid()))

@@ -1,0 +1,30 @@
+"""What the browser tests ask of a report page."""
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.parts.browser import Browser
+
+ROWS_OF_A_PAGE = 50
+"""Rows that the table of samples shows at once."""
+
+
+def at(page: Path, **state) -> str:
+    """The address of the page with this state."""
+    return page.resolve().as_uri() + "#" + quote(json.dumps(state))
+
+
+def shown(browser: Browser) -> list[int]:
+    """The row numbers of the table, over all its pages."""
+    found = []
+    while True:
+        found += browser.run("[...document.querySelectorAll('tr[data-row]')].map(tr => Number(tr.dataset.row))")
+        if browser.run("document.querySelector('[aria-label=\"next page\"]')?.disabled ?? true"):
+            return found
+        browser.run("document.querySelector('[aria-label=\"next page\"]').click()")
+
+
+def clean(browser: Browser) -> bool:
+    """Whether the console stayed silent and nothing was asked of a network."""
+    return browser.errors == [] and all(url.startswith(("file:", "data:")) for url in browser.requests)

@@ -1,0 +1,33 @@
+"""One browser for all tests of the report's page, and the pages that many of them open."""
+
+import pytest
+
+from tests.parts.browser import CHROMIUM, MISSING, Browser
+from tests.parts.report_runs import write_run
+from torchtitan_rl.report import write_report
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One browser for all tests here."""
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory):
+    """A report of one run, and the run."""
+    folder = tmp_path_factory.mktemp("one")
+    run = write_report([write_run(folder / "a", steps=12)], folder / "r.html")[0]
+    return folder / "r.html", run
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory):
+    """A report of two runs, and the runs."""
+    folder = tmp_path_factory.mktemp("two")
+    other = write_run(folder / "b", steps=8, seed=1, algorithm={"kl": {"coef": 0.01}})
+    return folder / "r.html", write_report([write_run(folder / "a", steps=12), other], folder / "r.html")

@@ -1,0 +1,93 @@
+"""All pages in a browser: they open at every width, on paper, while a run goes on; hostile text does nothing."""
+
+import json
+import random
+
+import pytest
+
+from tests.parts.report_page import at, clean
+from tests.parts.report_runs import HOSTILE, metrics_of, write_run
+from torchtitan_rl.report import write_report
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, two, width, dark):
+    for page in (one[0], two[0]):
+        browser.open(page, width=width, dark=dark)
+        for view in ("overview", "samples", "prompts", "compare", "health"):
+            browser.run(f"document.querySelector('nav [data-view={view}]').click()")
+            browser.wait(f"document.querySelector('main').dataset.view === '{view}'")
+            assert browser.run("document.querySelector('main').innerText.length") > 50, view
+            assert browser.run("document.documentElement.scrollWidth") <= width, view
+        assert browser.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        assert clean(browser), browser.errors
+
+
+def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=3, text=HOSTILE)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
+                f"reward/{HOSTILE}": 1.0, "messages": [{"role": HOSTILE, "content": HOSTILE}], "answer": HOSTILE, "left_out": HOSTILE}  # fmt: skip
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "logs" / "rank_0.log").write_text(
+        f"2026-11-21 12:00:00,000 WARNING root: {HOSTILE}\n".replace("\ud800", ""), "utf-8"
+    )
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 4, HOSTILE: 1.0, "reward/mean": 1.0}) + "\n")
+    (folder / "config.json").write_text(json.dumps({HOSTILE: HOSTILE}))
+    write_report([folder, write_run(tmp_path / "b<img src=x>", steps=3, text=HOSTILE)], tmp_path / "r.html")
+    for state in ({"series": "script"}, {"view": "samples"}, {"view": "samples", "tab": "siblings"},
+                  {"view": "samples", "tab": "history", "columns": [f"extra/{HOSTILE}"]}, {"view": "compare"}, {"view": "health"}):  # fmt: skip
+        browser.open(at(tmp_path / "r.html", **state))
+        assert browser.run("window.hacked") is None
+        assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0
+        assert clean(browser), browser.errors
+    browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open=0))
+    text = browser.run("document.querySelector('.detail').innerText")
+    assert "</script><script>window.hacked = 1</script><img src=x" in text
+    assert "\u241b[31m\u2400" in text  # control characters as signs
+    assert "[U+202E]gnp.exe" in text
+
+
+def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
+    browser.open(one[0])
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    hidden = browser.run("['nav', '.theme'].map(s => getComputedStyle(document.querySelector(s)).display)")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert hidden == ["none", "none"]
+
+
+def test_paper_has_all_charts_in_the_light_theme(browser, one):
+    browser.open(one[0], dark=True)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    theme = browser.run("document.documentElement.dataset.theme")
+    without = "[...document.querySelectorAll('figure')].filter(f => f.draw && !f.querySelector('canvas')).length"
+    wide = "[...document.querySelectorAll('figure canvas')].filter(c => c.getBoundingClientRect().right > c.closest('figure').getBoundingClientRect().right).length"
+    found = browser.run(f"[{without}, {wide}, document.querySelectorAll('figure canvas').length > 6]")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="", features=dark)
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert (theme, found) == ("light", [0, 0, True])
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    assert clean(browser), browser.errors
+
+
+def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, tmp_path):
+    folder, page = write_run(tmp_path / "a", steps=12, num_steps=50), tmp_path / "r.html"
+    write_report([folder], page, refresh_s=0.5)
+    browser.open(at(page, view="samples", q="make", sort="reward"), height=500)
+    browser.run("document.querySelector('.list').scrollTop = 120; document.querySelectorAll('tr[data-row]')[3].click()")
+    opened = browser.run("document.querySelector('tr.open').dataset.row")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(metrics_of(13, 50, random.Random(0))) + "\n")
+    browser.run("window.before = true")
+    write_report([folder], page, refresh_s=0.5)
+    browser.wait("window.before === undefined && document.querySelector('tr.open') !== null")
+    browser.wait("document.querySelector('.list').scrollTop > 0")
+    assert browser.run("document.querySelector('[data-field=q]').value") == "make"
+    assert browser.run("document.querySelector('tr.open').dataset.row") == opened
+    assert browser.run("document.querySelector('.list').scrollTop") == 120
+    assert browser.run("document.querySelector('[aria-sort]').innerText").startswith("reward")

@@ -1,0 +1,129 @@
+"""The table of samples in a browser: filters, order, siblings, one prompt over training, tokens."""
+
+import json
+
+import pytest
+
+from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, shown
+from tests.parts.report_runs import write_run
+from torchtitan_rl.report import write_report
+
+FILTERS = [
+    ({"split": "train", "right": "wrong"}, lambda r: not r["correct"]),
+    ({"from": "3", "to": "5"}, lambda r: 3 <= r["step"] <= 5),
+    ({"low": "0", "finish": "length"}, lambda r: r["reward"] >= 0 and r["finish_reason"] == "length"),
+    ({"q": "MAKE [answer] 2"}, lambda r: "make [ANSWER] 2" in r["response"]),
+    ({"shown": True}, lambda r: bool(r["select_reason"])),
+    ({"high": "-0.8", "q": "what is 13"}, lambda r: r["reward"] <= -0.8 and "What is 13" in r["prompt"]),
+    ({"q": "nowhere"}, lambda r: False),
+]
+
+
+@pytest.mark.parametrize(("state", "passes"), FILTERS)
+def test_filters_show_the_rows_that_python_says(browser, one, state, passes):
+    page, run = one
+    browser.open(at(page, view="samples", sort="step", down=False, **state))
+    assert shown(browser) == [i for i, row in enumerate(run.rows) if passes(row)]
+
+
+@pytest.mark.parametrize("column", ["step", "reward", "correct", "response_tokens", "prompt", "advantage"])
+@pytest.mark.parametrize("down", [False, True])
+def test_sorts_give_the_order_that_python_says(browser, one, column, down):
+    page, run = one
+    browser.open(at(page, view="samples", sort=column, down=down, columns=["advantage"]))
+    value = (
+        (lambda i: str(run.rows[i][column]))
+        if column in ("prompt", "correct")
+        else (lambda i: float(f"{run.rows[i][column]:.6g}"))
+    )
+    order = sorted(
+        range(len(run.rows)), key=value, reverse=down
+    )  # Python's sort keeps equal ones in place, also reversed
+    assert shown(browser) == order
+
+
+def test_a_click_on_a_header_sorts_and_a_typed_word_filters(browser, one):
+    page, run = one
+    browser.open(at(page, view="samples"))
+    browser.run("document.querySelector('[data-sort=reward]').click()")
+    assert run.rows[shown(browser)[0]]["reward"] == 1.2
+    browser.run(
+        "{ const box = document.querySelector('[data-field=q]'); box.value = 'make [ANSWER] 5'; box.dispatchEvent(new Event('input')); }"
+    )
+    expected = sum("make [ANSWER] 5" in row["response"] for row in run.rows)
+    browser.wait(f"document.querySelector('.count').innerText.startsWith('{expected} ')")
+
+
+def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
+    browser.open(at(one[0], view="samples", sort="step", down=False))
+    opened = "Number(document.querySelector('tr.open').dataset.row)"
+    assert browser.run(opened) == 0
+    for _ in range(ROWS_OF_A_PAGE):
+        browser.press("j")
+    assert browser.run(opened) == ROWS_OF_A_PAGE
+    assert browser.run("document.querySelector('.pager').innerText").find("page 2 of") > 0
+    browser.press("k")
+    assert browser.run(opened) == ROWS_OF_A_PAGE - 1
+
+
+def test_siblings_come_best_first_with_their_difference_marked(browser, one):
+    page, run = one
+    browser.open(at(page, view="samples", sort="step", down=False, tab="siblings", open=0))
+    order = browser.run("[...document.querySelectorAll('[data-sibling]')].map(e => Number(e.dataset.sibling))")
+    assert order == sorted(range(4), key=lambda i: -run.rows[i]["reward"])
+    marks = browser.run(
+        "[...document.querySelectorAll('[data-sibling]')].map(e => [...e.querySelectorAll('mark')].map(m => m.innerText))"
+    )
+    best = run.rows[order[0]]["answer"]
+    assert marks == [[] if run.rows[i]["answer"] == best else [run.rows[i]["answer"]] for i in order]
+
+
+def test_one_prompt_is_followed_over_training(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5)
+    text = (folder / "samples.jsonl").read_text()
+    (folder / "samples.jsonl").write_text(
+        text.replace("What is 3 +", "What is 3 + 1?").replace("1? 1", "1?").replace("1? 2", "1?")
+    )
+    rows = [json.loads(line) for line in text.splitlines() if line]
+    for row in rows:
+        row["prompt"] = f"prompt {row['prompt_idx']}"
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", tab="history", open=0))
+    steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
+    assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
+    assert clean(browser), browser.errors
+
+
+def test_a_long_answer_is_cut_until_it_is_asked_for(browser, tmp_path):
+    write_report([write_run(tmp_path / "a", steps=2, text="word " * 20_000)], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open=0))
+    length = "document.querySelector('.detail').innerText.length"
+    assert browser.run(length) < 8_000
+    browser.run("document.querySelector('.more').click()")
+    assert browser.run(length) > 19_000
+
+
+def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    largest = max(abs(row["advantage"]) for row in rows)  # advantages have one scale in the whole run
+    tokens = {"text": ["4", "<b>", "\n"], "logprob": [-0.01, -2.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open=0))
+    colours = "[...document.querySelectorAll('.token')].map(e => e.style.backgroundColor)"
+    assert browser.run(colours) == []
+    for paint, expected in (
+        ("logprob", (0.0, 65.0)),
+        ("diff", (0.0, 65.0)),
+        ("advantage", (65.0 * 1.5 / largest, 65.0 * 1.5 / largest)),
+    ):
+        browser.run(f"document.querySelector('[data-paint={paint}]').click()")
+        shares = [
+            float(colour.split(" ")[-2].removesuffix("%,")) if colour else None for colour in browser.run(colours)
+        ]
+        assert shares == [pytest.approx(expected[0], abs=1), pytest.approx(expected[1], abs=1), None]
+    title = browser.run("document.querySelectorAll('.token')[1].title")
+    assert title == '"<b>"\nlog-probability -2\ntrainer − sampler 1.0e-5\nadvantage -1.5'
+    assert clean(browser), browser.errors
