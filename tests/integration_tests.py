@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,6 +37,7 @@ from tests.integration.run_checks import (  # noqa: E402
     parity_holds,
     records,
     resumed_as_if_never_stopped,
+    same_step,
     sampler_agrees,
     steps_are,
 )
@@ -49,6 +51,8 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
+LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
+TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
 LAYER_TYPES = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
 TRL = {
     "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
@@ -96,6 +100,16 @@ def odd(architecture: str, *more: str) -> Callable[[Path], None]:
         subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
 
     return prepare
+
+
+def two_bases(folder: Path) -> None:
+    """The same as Qwen3, and `other`, one of whose weights is another."""
+    odd("qwen3")(folder)
+    shutil.copytree(folder / "start", folder / "other")
+    file, name = folder / "other" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(file)
+    weights[name][3, 5] += 0.5
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def arrivals_with_solutions(folder: Path) -> None:
@@ -151,7 +165,20 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,
-            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.70, 0.98)],
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.98), evaluation_is_reproduced],
+        ),
+        OverrideDefinitions(
+            [[*LORA_RUN, "--dump-folder", "{dir}/run"],
+             [*LORA_RUN, "--dump-folder", "{dir}/fork", "--resume", "{dir}/run/checkpoint/step-1"],
+             [*LORA_RUN, "--dump-folder", "{dir}/run", "--num-steps", "3", "--hf-assets-path", "{dir}/other"]],
+            "LoRA: a fork goes on as the run did, and another base is refused by name", "lora_runs", 1,
+            [same_step(2, "run", "fork")], prepare=two_bases, exit_codes=[0, 0, 2],
+            expect_output=["hf_assets_path = 'a base with digest"],
+        ),
+        OverrideDefinitions(
+            [[*TALK_LORA, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1, [resumed_as_if_never_stopped],
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],

@@ -96,19 +96,28 @@ def optimizer_goes_on(folder: Path) -> None:
     assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
 
 
+def same_step(step: int, *names: str) -> Callable[[Path], None]:
+    """Two runs in the folder have the same numbers in this step, to the last bit."""
+
+    def check(folder: Path) -> None:
+        found = [metrics_of(folder / name)[step] for name in names]
+        parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
+        kept = [
+            {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
+            for row in found
+        ]  # fmt: skip
+        assert len(kept[0]) > 20, found[0]
+        assert kept[0]["optimizer/grad_norm"] > 0, kept[0]
+        differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
+        assert not differing, differing
+
+    return check
+
+
 def resumed_as_if_never_stopped(folder: Path) -> None:
-    """The last step of a run that was resumed and of one that never stopped have the same numbers, to the last bit."""
-    found = [metrics_of(folder / name)[4] for name in ("straight", "resumed")]
-    parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
-    kept = [
-        {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
-        for row in found
-    ]  # fmt: skip
-    assert len(kept[0]) > 20, found[0]
-    assert kept[0]["conversations/turns/max"] > 1, kept[0]
-    assert kept[0]["optimizer/grad_norm"] > 0, kept[0]
-    differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
-    assert not differing, differing
+    """The last step of a run of conversations that was resumed and of one that never stopped are the same, to the last bit."""
+    assert metrics_of(folder / "straight")[4]["conversations/turns/max"] > 1
+    same_step(4, "straight", "resumed")(folder)
 
 
 def files_exist(*names: str) -> Callable[[Path], None]:
