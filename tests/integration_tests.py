@@ -291,6 +291,11 @@ def build_test_list() -> list[OverrideDefinitions]:
             quick=True,
         ),
         OverrideDefinitions(
+            [["--config", "tests/parts/talk.py:talk_agent", "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            "conversations with agents go on after a resume to the last bit", "agents", 1, [resumed_as_if_never_stopped],
+        ),
+        OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
