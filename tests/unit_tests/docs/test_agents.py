@@ -1,6 +1,7 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
 import json
+import os
 import re
 import sys
 import threading
@@ -23,7 +24,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "agent_venv").symlink_to(sys.prefix)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("my_agent_task", "my_agent_rewards", "my_judge"):
+    for name in ("my_agent_task", "my_agent_rewards", "my_judge", "my_verifiers_task"):
         sys.modules.pop(name, None)
 
 
@@ -98,3 +99,15 @@ def test_a_judge_is_asked_in_the_workers(files, judge_url, monkeypatch):
         _, scored = talk(config, *said)
         assert scored.reward_breakdown["tidy"] == float(verdict == "Yes.")
         assert scored.extra["tidy/verdict"] == verdict
+
+
+@pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
+def test_an_environment_of_verifiers_gives_its_reward_and_its_metrics(files):
+    (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
+    config = load_config(f"{files}/my_verifiers_task.py:words")
+    config.conversations.call_seconds = 600  # a busy machine
+    for said, reward in (("rohcna", 1.0), ("anchor", 0.0)):
+        prompt, scored = talk(config, said)
+        assert prompt.messages == [{"role": "user", "content": "Spell anchor backwards."}]
+        assert (scored.reward, scored.completion.finish_reason) == (reward, "stop")
+        assert scored.completion.turns[-1].columns == {"letters": 6.0}
