@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,7 +36,7 @@ from tests.integration.run_checks import (  # noqa: E402
     optimizer_goes_on,
     parity_holds,
     records,
-    resumed_as_if_never_stopped,
+    same_step,
     sampler_agrees,
     steps_are,
 )
@@ -49,6 +50,8 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
+LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
+TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
 LAYER_TYPES = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
 TRL = {
     "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
@@ -56,7 +59,7 @@ TRL = {
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
-GOES_ON = resumed_as_if_never_stopped(above={"conversations/turns/max": 1})
+GOES_ON = same_step(4, "straight", "resumed", above={"conversations/turns/max": 1})
 IN_FLIGHT = [
     "--config", "debug", "--in-flight.prompts", "24", "--algorithm.old-logprobs", "sampler", "--evaluation.every", "0",
     "--trainer.lr-scheduler.warmup-steps", "0", "--trainer.lr-scheduler.decay-ratio", "0",
@@ -66,7 +69,7 @@ STRAIGHT_AND_RESUMED = [
     [*IN_FLIGHT, "--num-steps", steps, "--dump-folder", f"{{dir}}/{name}"]
     for name, steps in (("straight", "6"), ("resumed", "3"), ("resumed", "6"))
 ]
-CARRIED_ON = resumed_as_if_never_stopped(above={"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}, step=6)
+CARRIED_ON = same_step(6, "straight", "resumed", above={"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7})
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -107,6 +110,16 @@ def odd(architecture: str, *more: str) -> Callable[[Path], None]:
         subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
 
     return prepare
+
+
+def two_bases(folder: Path) -> None:
+    """The same as Qwen3, and `other`, one of whose weights is another."""
+    odd("qwen3")(folder)
+    shutil.copytree(folder / "start", folder / "other")
+    file, name = folder / "other" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(file)
+    weights[name][3, 5] += 0.5
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def arrivals_with_solutions(folder: Path) -> None:
@@ -162,7 +175,20 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,
-            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.70, 0.98)],
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.98), evaluation_is_reproduced],
+        ),
+        OverrideDefinitions(
+            [[*LORA_RUN, "--dump-folder", "{dir}/run"],
+             [*LORA_RUN, "--dump-folder", "{dir}/fork", "--resume", "{dir}/run/checkpoint/step-1"],
+             [*LORA_RUN, "--dump-folder", "{dir}/run", "--num-steps", "3", "--hf-assets-path", "{dir}/other"]],
+            "LoRA: a fork goes on as the run did, and another base is refused by name", "lora_runs", 1,
+            [same_step(2, "run", "fork")], prepare=two_bases, exit_codes=[0, 0, 2],
+            expect_output=["hf_assets_path = 'a base with digest"],
+        ),
+        OverrideDefinitions(
+            [[*TALK_LORA, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1, [GOES_ON],
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
@@ -273,6 +299,11 @@ def build_test_list() -> list[OverrideDefinitions]:
              ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
             "conversations go on after a resume to the last bit", "conversations", 1, [GOES_ON],
             quick=True,
+        ),
+        OverrideDefinitions(
+            [["--config", "tests/parts/talk.py:talk_agent", "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            "conversations with agents go on after a resume to the last bit", "agents", 1, [GOES_ON],
         ),
         OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],

@@ -4,19 +4,25 @@
 
 A random small Qwen3 talks in 4 turns of some 30 tokens with a tool that takes 0 to 2 seconds. The lock-step loop is made of the
 same parts and asks all tools of a turn at once, but samples the next turn only when the last one has answered. The agents use
-the `openai` client, with the same tools and the continuous loop.
+the `openai` client, with the same tools and the continuous loop: as coroutines of this process, and in a process of their own.
 """
 
 import argparse
 import asyncio
+import atexit
+import functools
+import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
@@ -26,6 +32,7 @@ import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
+from scripts.bench.agent_server import TURNS, slow_agent  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
@@ -38,7 +45,6 @@ from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
-TURNS = 4
 STOP_TOKENS = list(range(200, 210))
 """One token in 32 of the vocabulary: a random policy's turns are some 30 tokens long."""
 
@@ -66,21 +72,41 @@ class Talk(SumDigits):
         return SlowTool(seed, self.most_seconds)
 
 
-async def slow_agent(task: dict, *, base_url: str, api_key: str) -> None:
-    """SlowTool as an agent."""
-    dice, client = random.Random(task["seed"]), openai_client(base_url).with_options(api_key=api_key)
-    messages = [{"role": "user", "content": "begin"}]
-    for _ in range(TURNS):
-        response = await client.chat.completions.create(model="policy", messages=messages)
-        await asyncio.sleep(dice.uniform(0, task["most_seconds"]))
-        messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+async def agent_here(task: dict, *, base_url: str, api_key: str) -> None:
+    """SlowTool as an agent in this process."""
+    await slow_agent(openai_client(base_url).with_options(api_key=api_key), task)
+
+
+async def agent_apart(task: dict, **address: str) -> None:
+    """The same in the process of agent_server.py, to which it hands the address."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", agents_port())
+    writer.write(json.dumps({"task": task, "address": address}).encode() + b"\n")
+    await reader.readline()
+    writer.close()
+
+
+@functools.cache
+def agents_port() -> int:
+    """Starts agent_server.py, which ends with this process, and returns its port."""
+    command = [sys.executable, str(Path(__file__).with_name("agent_server.py"))]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    return int(server.stdout.readline())
 
 
 class AgentTalk(Talk):
-    """The same with an agent in place of the environment."""
+    """Talk with an agent in place of the environment."""
+
+    agent = staticmethod(agent_here)
 
     def environment(self, prompt: Prompt, *, seed: int) -> Environment:
-        return AgentEnvironment(slow_agent, task={"seed": seed, "most_seconds": self.most_seconds})
+        return AgentEnvironment(self.agent, task={"seed": seed, "most_seconds": self.most_seconds})
+
+
+class AgentTalkApart(AgentTalk):
+    """The same with agents in a process of their own."""
+
+    agent = staticmethod(agent_apart)
 
 
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
@@ -118,10 +144,47 @@ def make_generator(folder: Path, *, max_model_len: int = 512):
     return generator, tokenizer
 
 
+LOOPS = {
+    "lock-step": (lock_step, Talk),
+    "continuous": (generators.roll_out, Talk),
+    "agents": (generators.roll_out, AgentTalk),
+    "agents apart": (generators.roll_out, AgentTalkApart),
+}
+
+
+class Played(NamedTuple):
+    """One call of `Generator.generate`."""
+
+    wall: float
+    cpu: float
+    """Seconds of this process."""
+    turns: int
+    tokens: list[list[int]]
+
+
+def play(name: str, generator, tokenizer, prompts: list[Prompt], most_seconds: float) -> Played:
+    """Plays all conversations with one of the loops."""
+    generators.roll_out, task = LOOPS[name]
+    generator.environments = Conversations.Config().build(
+        members={"": task(most_seconds)},
+        tokenizer=tokenizer,
+        end_token_ids=generator.end_token_ids,
+        template_options={},
+    )
+    generator.llm.reset_prefix_cache()
+    wall, cpu = time.monotonic(), time.process_time()
+    completions = flat(generator.generate(prompts))
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    turns = sum(len(completion.turns) for completion in completions)
+    return Played(wall, cpu, turns, [completion.token_ids.tolist() for completion in completions])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="each with 8 conversations")
-    parser.add_argument("--most-seconds", type=float, default=2.0, help="of the tool")
+    parser.add_argument("--most-seconds", type=float, nargs="+", default=[0.0, 2.0], help="of the tool")
+    parser.add_argument("--loops", nargs="+", choices=list(LOOPS), default=list(LOOPS), help="played in turn")
+    parser.add_argument("--repeats", type=int, default=1, help="of each loop; medians are printed")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     with tempfile.TemporaryDirectory() as folder:
@@ -133,33 +196,30 @@ def main() -> None:
         Prompt(prompt_idx=i, text=text, token_ids=ids, expected_answer="", messages=messages)
         for i in range(args.prompts)
     ]
-    continuous = generators.roll_out
     with closing(generator):
-        for most_seconds in (0.0, args.most_seconds):
-            seconds, tokens = {}, {}
-            loops = (
-                ("lock-step", lock_step, Talk),
-                ("continuous", continuous, Talk),
-                ("agents", continuous, AgentTalk),
-            )
-            for name, loop, task in loops:
-                generators.roll_out = loop
-                generator.environments = Conversations.Config().build(
-                    members={"": task(most_seconds)}, tokenizer=tokenizer, end_token_ids=generator.end_token_ids,
-                    template_options={},
-                )  # fmt: skip
-                generator.llm.reset_prefix_cache()
-                begin = time.monotonic()
-                groups = generator.generate(prompts)
-                seconds[name] = time.monotonic() - begin
-                tokens[name] = [completion.token_ids.tolist() for completion in flat(groups)]
-            turns = sum(len(completion.turns) for completion in flat(groups))
-            print(
-                f"tool of 0 to {most_seconds:g} s, {len(tokens[name])} conversations, {turns} turns: lock-step "
-                f"{seconds['lock-step']:.2f} s, continuous {seconds['continuous']:.2f} s, agents {seconds['agents']:.2f} s; "
-                f"{'the same' if tokens['lock-step'] == tokens['continuous'] == tokens['agents'] else 'other'} tokens",
-                flush=True,
-            )
+        for name in args.loops:  # what the first call of each starts is not counted
+            play(name, generator, tokenizer, prompts[:1], 0.0)
+        for most_seconds in args.most_seconds:
+            found: dict[str, list[Played]] = {name: [] for name in args.loops}
+            for number in range(args.repeats):
+                for name in args.loops[:: 1 if number % 2 == 0 else -1]:
+                    found[name].append(play(name, generator, tokenizer, prompts, most_seconds))
+            report(found, most_seconds)
+
+
+def report(found: dict[str, list[Played]], most_seconds: float) -> None:
+    """Prints the medians of each loop, and each loop's wall time against that of the continuous loop beside it."""
+    played = [one for calls in found.values() for one in calls]
+    same = "the same" if len({str(one.tokens) for one in played}) == 1 else "other"
+    print(
+        f"tool of 0 to {most_seconds:g} s, {len(played[0].tokens)} conversations, {played[0].turns} turns, {same} tokens"
+    )
+    for name, calls in found.items():
+        line = f"{name:12} {median(one.wall for one in calls):6.2f} s, {median(one.cpu for one in calls):6.2f} s of CPU"
+        if name != "continuous" and "continuous" in found:
+            ratios = [one.wall / beside.wall for one, beside in zip(calls, found["continuous"], strict=True)]
+            line += f", {median(ratios):.3f} x continuous ({', '.join(f'{ratio:.3f}' for ratio in ratios)})"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import new_hf_model
 
 
@@ -108,19 +109,25 @@ def checkpoint_of(spec: ModelSpec) -> str:
     return holder[0]
 
 
-def build_trainer(spec: ModelSpec, *, dtype: str, max_len: int, **settings: object) -> Trainer:
-    """The trainer of a run over all ranks, for sequences of up to `max_len` tokens."""
+def build_trainer(spec: ModelSpec, *, dtype: str, max_len: int, folder: str = "", **settings: object) -> Trainer:
+    """The trainer of a run over all ranks, for sequences of up to `max_len` tokens.
+
+    Args:
+        folder: the model's; empty: random weights.
+    """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
-    return Trainer.Config(parallelism=parallelism, mixed_precision_param=dtype, **settings).build(
+    config = Trainer.Config(parallelism=parallelism, mixed_precision_param=dtype, **settings)
+    return config.build(
         model_spec=spec,
-        hf_assets_path=checkpoint_of(spec),
+        hf_assets_path=folder or checkpoint_of(spec),
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
         algorithm=Algorithm.Config().build(max_completion_tokens=max_len),
         num_steps=1000,
         max_model_len=max_len,
         temperature=1.0,
         dump_folder="",
+        adapters=Lora.of(config.lora),
     )
 
 

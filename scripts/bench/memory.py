@@ -1,6 +1,7 @@
 """Peak memory of a step by what holds it, against what run/memory.py predicts before a run.
 
     .venv/bin/python scripts/bench/memory.py --model 100m --dtype bfloat16
+    .venv/bin/python scripts/bench/memory.py --model 0.6b --dtype bfloat16 --lora-rank 32 --no-engine
 
 Weights, moments, gradients and what the backward keeps are counted tensor by tensor; the rest is how far this process's memory
 rises over what was in use. The prediction is for a GPU: a CPU's engine packs its matrices a second time, and float32 attention
@@ -12,10 +13,19 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from scripts.bench.measure import build_trainer, extra_peak_bytes, in_use_bytes, machine_line, random_step, start  # noqa: E402
+from scripts.bench.measure import (  # noqa: E402
+    build_trainer,
+    checkpoint_of,
+    extra_peak_bytes,
+    in_use_bytes,
+    machine_line,
+    random_step,
+    start,
+)
 
 # isort: split
 import torch  # noqa: E402
@@ -92,6 +102,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--tokens", type=int, default=4096, help="of the one micro-batch")
     parser.add_argument("--sequence-tokens", type=int, default=256)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--hf-assets-path", default="", help="the model; default: random weights, made here")
+    parser.add_argument("--no-engine", action="store_true", help="measure the trainer alone")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29518"}  # which vLLM wants too
@@ -105,21 +118,28 @@ def main() -> None:
         [args.sequence_tokens - prompt] * (args.tokens // args.sequence_tokens),
         prompt_tokens=prompt, group_size=4, vocabulary=config.model_spec.model.vocab_size,
     )  # fmt: skip
-    at_first = in_use_bytes()
-    trainer = build_trainer(
-        config.model_spec, dtype=args.dtype, max_len=args.sequence_tokens, max_tokens_per_microbatch=args.tokens
-    )
+    config.trainer.lora.rank = args.lora_rank
+    folder = args.hf_assets_path or checkpoint_of(config.model_spec)
+    at_first, built = in_use_bytes(), []
+    build = partial(
+        build_trainer, config.model_spec, dtype=args.dtype, max_len=args.sequence_tokens, folder=folder,
+        max_tokens_per_microbatch=args.tokens, lora=config.trainer.lora,
+    )  # fmt: skip
+    building = extra_peak_bytes(lambda: built.append(build()))
+    [trainer] = built
     trainer.update(groups)
     state = [t for o in trainer.optimizer for s in o.state.values() for t in s.values() if t.numel() > 1]
-    weights = num_bytes(trainer.model.parameters())
+    parameters = list(trainer.model.parameters())
+    gradients = num_bytes(p for p in parameters if p.requires_grad)
     predicted = memory_need(config, world_size=1, gpu_bytes=0).updating
     predicted.pop("CUDA")
     measured = {
-        "weights, moments and gradients": 2 * weights + num_bytes(state),
+        "weights, moments and gradients": num_bytes(parameters) + gradients + num_bytes(state),
         "activations": kept_for_backward(trainer, groups),
         "log-probabilities": head_peak(config, args.tokens, getattr(torch, args.dtype)),
     }
-    whole = in_use_bytes() - at_first + extra_peak_bytes(lambda: trainer.update(groups))
+    rest = in_use_bytes() - at_first
+    whole = rest + extra_peak_bytes(lambda: trainer.update(groups))
     print(machine_line())
     print(
         f"{args.model} {args.dtype}, a micro-batch of {args.tokens} tokens in sequences of {args.sequence_tokens}; GiB"
@@ -128,8 +148,11 @@ def main() -> None:
         found = f"{measured[name] / GIB:8.3f}" if name in measured else "       -"
         print(f"{name:32s} {found} measured {expected / GIB:8.3f} predicted")
     print(f"{'the whole at its peak':32s} {whole / GIB:8.3f} measured {sum(predicted.values()) / GIB:8.3f} predicted")
+    print(f"{'at rest, and while it was built':32s} {rest / GIB:8.3f} measured {building / GIB:8.3f} measured")
+    if args.no_engine:
+        return
     engine = engine_bytes(config) / GIB
-    need = weights / 4 * (4 if args.dtype == "float32" else 2) / GIB
+    need = sum(p.numel() for p in parameters) * (4 if args.dtype == "float32" else 2) / GIB
     print(
         f"{'engine':32s} {engine:8.3f} measured, {need:.3f} of weights and {os.environ['VLLM_CPU_KVCACHE_SPACE']} of cache"
     )

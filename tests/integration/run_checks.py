@@ -96,8 +96,8 @@ def optimizer_goes_on(folder: Path) -> None:
     assert all(strides[step] < 0.9 * strides[1] for step in strides if step > 1), strides
 
 
-def resumed_as_if_never_stopped(*, above: Mapping[str, float], step: int = 4) -> Callable[[Path], None]:
-    """The last `step` of a resumed run and of one that never stopped have the same numbers, to the last bit.
+def same_step(step: int, *names: str, above: Mapping[str, float] | None = None) -> Callable[[Path], None]:
+    """Two runs in the folder have the same numbers in this step, to the last bit.
 
     Args:
         above: metrics that show that the run did what is tested, and values that they must exceed.
@@ -105,13 +105,13 @@ def resumed_as_if_never_stopped(*, above: Mapping[str, float], step: int = 4) ->
     parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations", "in_flight")
 
     def check(folder: Path) -> None:
-        found = [metrics_of(folder / name)[step] for name in ("straight", "resumed")]
+        found = [metrics_of(folder / name)[step] for name in names]
         kept = [
             {key: value for key, value in row.items() if key.split("/")[0] in parts and "seconds" not in key and "share" not in key}
             for row in found
         ]  # fmt: skip
         assert len(kept[0]) > 20, found[0]
-        for key, least in {"optimizer/grad_norm": 0, **above}.items():
+        for key, least in {"optimizer/grad_norm": 0, **(above or {})}.items():
             assert kept[0][key] > least, (key, kept[0])
         differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
         assert not differing, differing

@@ -14,8 +14,11 @@ import torch
 from configs.debug_algorithms import debug_maxent
 from configs.debug_conversations import debug_guess
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
+from torchtitan_rl.library.agents import AgentEnvironment
+from torchtitan_rl.library.agents.calculator import openai_client
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import GuessNumber
 
 END_TOKENS = list(range(40, 90))
 """Besides the tokenizer's: so many that a random policy ends its turns."""
@@ -70,6 +73,31 @@ def talk_dapo():
         zero_variance="refill",
     )
     config.trainer.num_minibatches = 2
+    return config
+
+
+class AgentGuess(GuessNumber):
+    """The game with an agent in place of the environment."""
+
+    def environment(self, prompt):
+        """Returns an agent that answers by the number of characters."""
+        return AgentEnvironment(answer_by_length, task=prompt.messages)
+
+
+async def answer_by_length(task, *, base_url, api_key):
+    """An agent that goes on as long as the policy is heard."""
+    client, messages = openai_client(base_url).with_options(api_key=api_key), [*task]
+    while True:
+        reply = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+        answer = {"role": "user", "content": "higher" if len(reply.content) % 2 else "lower"}
+        messages += [reply.model_dump(exclude_none=True), answer]
+
+
+def talk_agent():
+    """talk with agents that speak HTTP."""
+    config = talk()
+    config.task = AgentGuess.Config(span=7)
+    config.algorithm.credit = "episode"
     return config
 
 

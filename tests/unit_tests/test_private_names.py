@@ -34,6 +34,7 @@ NAMES = [
     Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torch.serialization:_get_layout", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torchtitan.models.common.attention:FusedQKVLinear._split_qkv_on_save", "core/trainer/hf.py", "splits query, key and value without gathering them in float32"),
+    Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "library/lora/policy.py", "turns adapters off for the reference"),
     Private("transformers.modeling_utils:PreTrainedModel._init_weights", "library/models/hf_decoder.py", "computes a model's buffers, as `from_pretrained` does"),
     Private("transformers.modeling_utils:PreTrainedModel._from_config", "library/models/hf_decoder.py", "builds a model of the policy's own classes"),
     Private(f"{ENGINE}#logger_manager", "core/device.py", "statistics without Prometheus", True),
@@ -42,6 +43,9 @@ NAMES = [
     Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "core/generator/turn_engine.py", "unfinished requests, with their tokens"),
     Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "core/generator/turn_engine.py", "the tokens so far"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
+    Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "library/lora/engine.py, library/lora/proof.py", "replaces the adapter in process"),
+    Private("vllm.lora.model_manager:LoRAModelManager#modules", "library/lora/proof.py", "the engine's adapted layers"),
+    Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "library/lora/proof.py", "the buffer of an adapter, for its checksum"),
 ]  # fmt: skip
 
 
@@ -57,6 +61,8 @@ def is_there(private: Private) -> bool:
         return False
     if not of_instances:
         return True
+    if inspect.isfunction(found):  # one that makes the class
+        return f"self.{of_instances}" in inspect.getsource(found)
     fields = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
     return of_instances in fields or of_instances in vars(found) or any(
         f"self.{of_instances}" in inspect.getsource(one) for one in found.__mro__[:-1] if one.__module__.startswith(("torch", "vllm"))

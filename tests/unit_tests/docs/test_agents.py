@@ -1,7 +1,11 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
+import json
+import os
 import re
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "agent_venv").symlink_to(sys.prefix)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    sys.modules.pop("my_agent_task", None)
+    for name in ("my_agent_task", "my_agent_rewards", "my_judge", "my_verifiers_task"):
+        sys.modules.pop(name, None)
 
 
 def test_the_agent_plays_and_its_reward_is_trained_on(files):
@@ -48,3 +53,61 @@ def test_the_variables_and_reasons_of_the_page_are_those_of_the_code():
     ):
         assert reason in PAGE.read_text()
         assert reason in code
+
+
+def test_a_reward_function_sees_what_the_agent_has_logged(files):
+    config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
+    config.grader.rewards, config.grader.weights = [f"{files}/my_agent_rewards.py:quick"], {"quick": 0.2}
+    secret = config.task.build().train_example(0, seed=0).expected_answer
+    _, scored = talk(config, "x", secret)
+    assert scored.reward_breakdown == {"environment_reward": 1.0, "quick": 0.5}
+    assert scored.reward == pytest.approx(1.1)
+
+
+@pytest.fixture
+def judge_url():
+    """A server of chat completions that says yes if the question has no x."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self):
+            [question] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+            message = {"role": "assistant", "content": "No." if "\nx\n" in question["content"] else "Yes."}
+            body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "choices": [
+                {"index": 0, "message": message, "finish_reason": "stop"}
+            ]}).encode()  # fmt: skip
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_a_judge_is_asked_in_the_workers(files, judge_url, monkeypatch):
+    monkeypatch.setenv("JUDGE_URL", judge_url)
+    config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
+    config.grader.rewards, config.grader.workers = [f"{files}/my_judge.py:tidy"], 2
+    secret = config.task.build().train_example(0, seed=0).expected_answer
+    for said, verdict in ((("x", secret), "No."), ((secret,), "Yes.")):
+        _, scored = talk(config, *said)
+        assert scored.reward_breakdown["tidy"] == float(verdict == "Yes.")
+        assert scored.extra["tidy/verdict"] == verdict
+
+
+@pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
+def test_an_environment_of_verifiers_gives_its_reward_and_its_metrics(files):
+    (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
+    config = load_config(f"{files}/my_verifiers_task.py:words")
+    config.conversations.call_seconds = 600  # a busy machine
+    for said, reward in (("rohcna", 1.0), ("anchor", 0.0)):
+        prompt, scored = talk(config, said)
+        assert prompt.messages == [{"role": "user", "content": "Spell anchor backwards."}]
+        assert (scored.reward, scored.completion.finish_reason) == (reward, "stop")
+        assert scored.completion.turns[-1].columns == {"letters": 6.0}

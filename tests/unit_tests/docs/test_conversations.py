@@ -12,7 +12,6 @@ from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.rollout import roll_out
-from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Group
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
@@ -68,7 +67,7 @@ def talk(config, *texts: str):
     )
     list(roll_out([one], Script(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False))
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
-    [scored] = build_grader(Grader.Config(), task).score([group])
+    [scored] = build_grader(config.grader, task).score([group])
     return one.prompt, scored.samples[0]
 
 

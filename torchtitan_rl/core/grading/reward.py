@@ -112,8 +112,7 @@ class Reward:
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
             result = RewardResult.failed(size, _described(error))
         else:
-            unfit = [(i, score) for i, score in enumerate(scores) if score is not None and not math.isfinite(score)]
-            errors = {i: f"returned {score}" for i, score in unfit}
+            errors = {i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not math.isfinite(s)}
             result = RewardResult([None if i in errors else score for i, score in enumerate(scores)], errors)
         result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
         result.seconds = time.perf_counter() - begin
@@ -245,6 +244,7 @@ _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "loss_masks": lambda g: [c.loss_mask.tolist() for c in g.samples],
     "finish_reasons": lambda g: [c.finish_reason for c in g.samples],
     "turn_rewards": lambda g: [[turn.reward for turn in c.turns] for c in g.samples],
+    "turn_columns": lambda g: [[copy.deepcopy(turn.columns) for turn in c.turns] for c in g.samples],
     "expected_answer": lambda g: [g.prompt.expected_answer] * len(g.samples),
 }
 """Makers of lists with one entry for each completion. Every call gets new lists, because a function may change them."""

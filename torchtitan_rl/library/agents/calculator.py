@@ -29,27 +29,33 @@ class AgentCalculator(Calculator):
 async def play(task: list[dict[str, Any]], *, base_url: str, api_key: str) -> None:
     """Asks the policy, and answers its calls until it makes none."""
     client, messages = openai_client(base_url).with_options(api_key=api_key), [*task]
-    schemas = tool_schemas([multiply])
+    schemas, errors = tool_schemas([multiply]), 0
     while True:
-        response = await client.chat.completions.create(model="policy", messages=messages, tools=schemas)
+        logged = {"columns": {"tool_errors": errors}}  # of the turn before
+        response = await client.chat.completions.create(
+            model="policy", messages=messages, tools=schemas, extra_body=logged
+        )
         message = response.choices[0].message
         if not message.tool_calls:
             return
         messages.append(message.model_dump(exclude_none=True))
+        errors = 0
         for call in message.tool_calls:
-            answer = _answer(call.function.name, call.function.arguments)
+            answer, failed = _answer(call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": answer})
+            errors += failed
 
 
-def _answer(name: str, arguments: str) -> str:
+def _answer(name: str, arguments: str) -> tuple[str, bool]:
+    """Returns the tool's message, and whether the call failed."""
     try:
         call = ToolCall(name, json.loads(arguments))
     except ValueError:
         call = ToolCall(name, {}, arguments)  # the gateway gives the reason why it cannot be read
     try:
-        return run_call(TOOLS, call)
+        return run_call(TOOLS, call), False
     except Exception as error:
-        return f"error: {described(error)}"
+        return f"error: {described(error)}", True
 
 
 @functools.cache

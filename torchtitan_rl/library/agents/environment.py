@@ -97,11 +97,12 @@ class AgentEnvironment(FittedEnvironment):
             self._names[listed["id"]] = call.name if call.name in tools else "unknown"
         self._history.append(heard(said))
         self._reply(said)
-        columns = {"tool_calls": len(calls)} if tools else {}
+        wrong = sum(call.error is not None or call.name not in tools for call in calls)
+        columns = {"tool_calls": len(calls), "tool_errors": wrong} if tools else {}
         appended, outcome = self._listen()
         if appended is None:
             return Turn(done=True, reward=outcome.reward, columns={**columns, **outcome.columns})
-        return Turn(messages=appended, columns=columns)
+        return Turn(messages=appended, columns={**columns, **self._request.columns})
 
     def close(self, finish_reason: FinishReason) -> float | None:
         """Ends the agent. Returns the reward that it has posted, unless its last turn has brought it."""

@@ -14,7 +14,7 @@ from torchtitan_rl.library.environments.calls import ToolCall
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""
 
-_WITHOUT_EFFECT = {"model", "messages", "tools", "stream", "stream_options", "user", "metadata", "store"}
+_WITHOUT_EFFECT = {"model", "messages", "tools", "columns", "stream", "stream_options", "user", "metadata", "store"}
 _WITHOUT_EFFECT |= {"safety_identifier", "prompt_cache_key", "service_tier"}
 """Fields of a request that do not change what is sampled."""
 
@@ -64,6 +64,8 @@ class ChatRequest:
     tools: list[dict[str, Any]]
     stream: bool
     stream_usage: bool
+    columns: dict[str, Any]
+    """What the agent logs of the turn before."""
 
     @classmethod
     def read(cls, body: bytes, conversation: Conversation) -> "ChatRequest":
@@ -79,8 +81,12 @@ class ChatRequest:
         tools, options = asked.get("tools") or [], asked.get("stream_options")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
             raise AgentError("the agent's tools are malformed; expected a list of functions with names")
+        columns = asked.get("columns") or {}
+        if not isinstance(columns, dict):
+            raise AgentError(f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict")
         stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        return cls([_read_message(message) for message in messages], tools, bool(asked.get("stream")), stream_usage)
+        read = [_read_message(message) for message in messages]
+        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns)
 
     @property
     def tool_names(self) -> list[str]:

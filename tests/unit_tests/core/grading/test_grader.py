@@ -11,7 +11,7 @@ import pytest
 from tests.parts.grading import TaskOf, constant, drained, grader, group, length, rewards, score
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader, RewardError, TrainerState
-from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.core.types import Completion, Group, TurnRecord
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
 
@@ -272,6 +272,22 @@ def test_an_answer_that_is_no_text_is_told_as_it_would_never_be_right():
 
     with pytest.raises(RewardError, match="extract_answer returned int 46, expected a text or None"):
         score(build_grader(Grader.Config(), Counts(constant(5.0))), "46")
+
+
+def test_what_an_environment_has_logged_is_there_turn_by_turn():
+    seen = {}
+
+    def curious(turn_columns):
+        seen.update(locals())
+        turn_columns[0][0]["tests"] = 9  # its own copy
+        return [0.0, 0.0]
+
+    turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
+    fields = {"policy_version": 0, "text": "", "token_ids": [5, 6], "logprobs": [-1, -1], "finish_reason": "stop"}
+    samples = [Completion(sample_idx=0, turns=turns, **fields), Completion(sample_idx=1, **fields)]
+    grader(curious, in_process=["curious"]).score([Group(prompt=group("a").prompt, samples=samples)])
+    assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]
+    assert turns[0].columns == {"tests": 2}
 
 
 def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():

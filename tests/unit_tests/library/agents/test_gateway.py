@@ -218,6 +218,36 @@ def test_a_posted_reward_counts_also_if_the_conversation_ends_first():
     assert policy.final == 0.25
 
 
+def test_what_an_agent_logs_belongs_to_the_turn_before():
+    tool = {"role": "tool", "tool_call_id": "call_1_0", "content": "12"}
+
+    def answered(message, **more):
+        return {"messages": [USER, message, tool], "tools": [TOOL], **more}
+
+    def logged(message):
+        return answered(message, extra_body={"columns": {"tool_errors": 2, "seen": "x"}})
+
+    first = {"messages": [USER], "tools": [TOOL], "extra_body": {"columns": {"seen": "nothing"}}}
+    for answer, columns in (
+        (answered, {"tool_calls": 1, "tool_errors": 0}),
+        (logged, {"tool_calls": 1, "tool_errors": 2, "seen": "x"}),
+    ):
+        with Policy(asks(first, answer)) as policy:
+            assert policy.say(CALL).columns == columns
+            assert policy.say("It is 12.").columns == {"tool_calls": 0, "tool_errors": 0}
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", CALL.replace("multiply", "divide")])
+def test_a_call_that_no_agent_could_run_is_counted(text):
+    with Policy(asks({"messages": [USER], "tools": [TOOL]})) as policy:
+        assert policy.say(text).columns == {"tool_calls": 1, "tool_errors": 1}
+
+
+def test_columns_that_are_none_are_refused():
+    with pytest.raises(AgentError, match="the columns .3.; expected a dict"):
+        Policy(asks({"messages": [USER], "extra_body": {"columns": 3}})).__enter__()
+
+
 def test_an_outcome_that_is_none_ends_the_conversation():
     async def agent(task, **address):
         await asks({"messages": [USER]})(task, **address)

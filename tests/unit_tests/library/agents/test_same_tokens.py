@@ -86,3 +86,5 @@ def test_through_the_client_every_conversation_is_the_one_in_process(generator, 
         assert here.loss_mask.tolist() == there.loss_mask.tolist()
         assert here.logprobs.tolist() == there.logprobs.tolist() or not waits
         assert (here.finish_reason, here.text) == (there.finish_reason, there.text)
+        assert [turn.columns for turn in here.turns] == [turn.columns for turn in there.turns]
+    assert any(turn.columns["tool_errors"] for one in flat(by_http) for turn in one.turns)
