@@ -16,9 +16,10 @@ FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": []}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_killed_run_ends_with_the_same_bits_and_its_export_has_its_log_probabilities(tmp_path, family):
-    odd(family, *FAMILIES[family])(tmp_path)
+    odd(family, "initializer_range=0.15", *FAMILIES[family])(tmp_path)
     args = [arg.replace("{dir}", str(tmp_path)) for arg in ANY_FOLDER]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
+    args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
     whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log")
     assert whole.code == 0, whole.output
 
@@ -46,5 +47,5 @@ def export_difference(folder) -> float:
     policy = backward(stored_policy(folder / "start", folder / "run" / "checkpoint" / "step-4"), parts, 73)
     exported, _ = transformers_logprobs(folder / "exported", parts)
     before, _ = transformers_logprobs(folder / "start", parts)
-    assert (exported - before).abs().max() > 1e-3  # it was trained
+    assert (exported - before).abs().max() > 0.01  # it was trained
     return float((policy - exported).abs().max())

@@ -183,6 +183,7 @@ REFUSED = [
     ("gemma3_text", {"final_logit_softcapping": 30.0}, "transforms its logits by more than a positive factor"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "its attention is not causal"),
     ("mistral", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ("stablelm", {"hidden_size": 192}, "transformers' code for it raises TypeError: packed_attention"),
     ("cohere", {}, "it has rms_norm_eps, for which vLLM uses RMSNorm"),
     ("mistral", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "it is quantized"),
 ]

@@ -49,11 +49,16 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
         Unsupported: naming what this trainer does not compute.
     """
     _check_config(config, architecture)
-    with torch.device("meta"):
-        model = build_transformers_model(config)
-    _check_structure(model)
-    merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
-    return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
+    try:
+        with torch.device("meta"):
+            model = build_transformers_model(config)
+        _check_structure(model)
+        merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
+        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise Unsupported(f"transformers' code for it raises {type(error).__name__}: {error}") from error
 
 
 def _check_config(config: "PretrainedConfig", architecture: str) -> None:
