@@ -186,9 +186,12 @@ def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
         except openai.BadRequestError as error:
             heard.put(error.message)
 
-    with Policy(agent) as policy, pytest.raises(AgentError, match="did not make"):
+    policy = Policy(agent)
+    policy.__enter__()
+    with pytest.raises(AgentError, match="did not make"):
         policy.say("12")
     assert "did not make" in heard.get(timeout=5)
+    policy.environment.close("env_error")
 
 
 def test_white_space_fields_and_forms_of_the_same_history_do_not_count():
