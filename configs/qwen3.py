@@ -64,7 +64,7 @@ def _qwen3(
 
 
 def qwen3() -> RunConfig:
-    """Any dense Qwen3, Qwen2.5 or Llama 3; the model is read from the config.json of --hf-assets-path FOLDER.
+    """Any dense decoder (docs/models.md); the model is read from the config.json of --hf-assets-path FOLDER.
 
     The settings suit 0.6B to 1.7B on one 80 GB GPU or more. A larger model needs a lower learning rate and, from 8B on,
     --generator.tensor-parallel-degree 2. The run reports at the start if it does not fit into memory.

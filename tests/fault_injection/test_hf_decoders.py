@@ -20,14 +20,14 @@ def test_a_killed_run_ends_with_the_same_bits_and_its_export_has_its_log_probabi
     args = [arg.replace("{dir}", str(tmp_path)) for arg in ANY_FOLDER]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
-    whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log")
+    whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log", timeout_s=600)
     assert whole.code == 0, whole.output
 
     run = start(tmp_path, *args, log="killed.log")
     run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2")
     assert run.kill_everything().code == 137
     assert max(steps_of(tmp_path / "run")) < 4
-    resumed = train(tmp_path, *args, log="resumed.log")
+    resumed = train(tmp_path, *args, log="resumed.log", timeout_s=600)
     assert resumed.code == 0, resumed.output
     resumed.says("resuming after step [23]")
     assert list(metrics_of(tmp_path / "run")) == [1, 2, 3, 4]

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node=2 tests/integration/hf_decoders.py --no-engine   # all families, sharded on 2 ranks
     torchrun --nproc_per_node=1 tests/integration/hf_decoders.py               # with their engines, one after another
-    torchrun --nproc_per_node=1 tests/integration/hf_decoders.py gemma3_text olmo2
+    torchrun --nproc_per_node=4 tests/integration/hf_decoders.py gemma3_text olmo2 --no-engine --replicate 2   # HSDP
+    torchrun --nproc_per_node=2 tests/integration/hf_decoders.py gemma3_text olmo2 --generator-tp 2
 
 Prints the largest differences of each family; exits non-zero if one is over its bound.
 """
@@ -28,6 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"default: {' '.join(HF_FAMILIES)}")
     parser.add_argument("--no-engine", action="store_true", help="compare the policies alone, which takes seconds")
+    parser.add_argument("--replicate", type=int, default=1)
+    parser.add_argument("--generator-tp", type=int, default=1, help="as many as there are ranks")
     args = parser.parse_args()
     wrong = []
     for family in args.families or HF_FAMILIES:
@@ -37,10 +40,12 @@ def main() -> None:
         if dist.get_rank() == 0:
             save_hf_family(folder, family)
         dist.barrier()
-        figures = policy_figures(folder)
+        figures = policy_figures(folder, args.replicate)
         if not args.no_engine:
-            save_hf_family(folder, family, **FOR_ENGINE.get(family, {}))
-            figures |= engine_figures(folder)
+            if dist.get_rank() == 0:
+                save_hf_family(folder, family, **FOR_ENGINE.get(family, {}))
+            dist.barrier()
+            figures |= engine_figures(folder, args.generator_tp)
         wrong += [f"{family}: {name} {value:.1e}" for name, value in figures.items() if not value <= BOUNDS[name]]
         if os.environ["RANK"] == "0":
             print(f"{family:12}", ", ".join(f"{name} {value:.1e}" for name, value in figures.items()), flush=True)

@@ -97,9 +97,9 @@ def save_hf_family(folder: Path, family: str, **settings: object) -> None:
     model.save_pretrained(folder)
 
 
-def hf_policy(folder: Path, *, activation_checkpoint: str = "none"):
+def hf_policy(folder: Path, *, activation_checkpoint: str = "none", replicate: int = 1):
     """Returns the float32 policy of a folder with its weights, and its adapter. Needs a process group."""
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor", data_parallel_replicate_degree=replicate)
     set_spmd_backend(parallelism.spmd_backend)
     spec = spec_from_folder(folder)
     model = build_policy(
@@ -180,11 +180,11 @@ def largest_difference(sharded: nn.Module, whole: nn.Module) -> float:
     return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
 
 
-def policy_figures(folder: Path) -> dict[str, float]:
+def policy_figures(folder: Path, replicate: int = 1) -> dict[str, float]:
     """Compares policy, transformers and an unsharded policy. Each rank of the process group takes a share of the sequences."""
     parts, rank, size = sequences(), dist.get_rank(), dist.get_world_size()
     total = sum(len(ids) - 1 for ids in parts)
-    model, _ = hf_policy(folder)
+    model, _ = hf_policy(folder, replicate=replicate)
     mine = backward(model, parts[rank::size], total)
     whole = unsharded_policy(folder)
     backward(whole, parts, total)
@@ -198,8 +198,9 @@ def policy_figures(folder: Path) -> dict[str, float]:
 class Engine:
     """An engine of a folder, to be pushed to."""
 
-    def __init__(self, folder: Path) -> None:
-        self.generator = Generator.Config(dtype="float32", max_model_len=64, sleep=False).build(
+    def __init__(self, folder: Path, degree: int = 1) -> None:
+        config = Generator.Config(dtype="float32", max_model_len=64, sleep=False, tensor_parallel_degree=degree)
+        self.generator = config.build(
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=1, max_tokens=4),
@@ -223,9 +224,9 @@ class Engine:
 
 
 @contextmanager
-def engine(folder: Path):
+def engine(folder: Path, degree: int = 1):
     """An engine that is closed at the end."""
-    made = Engine(folder)
+    made = Engine(folder, degree)
     try:
         yield made
     finally:
@@ -238,10 +239,10 @@ def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     return score_only(model, ids, ids.roll(-1), layout, 1.0)[:-1].numpy()
 
 
-def engine_figures(folder: Path) -> dict[str, float]:
+def engine_figures(folder: Path, degree: int = 1) -> dict[str, float]:
     """Compares engine and policy after the first push, and after the policy has changed."""
     model, adapter = hf_policy(folder)
-    with engine(folder) as made:
+    with engine(folder, degree) as made:
         first = made.push(model, adapter)
         scale_policy(model, 1.1)
         return {"engine": first, "engine after a change": made.push(model, adapter)}
