@@ -24,7 +24,7 @@ def test_a_killed_run_ends_with_the_same_bits_and_its_export_has_its_log_probabi
     assert whole.code == 0, whole.output
 
     run = start(tmp_path, *args, log="killed.log")
-    run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2")
+    run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2", timeout_s=600)
     assert run.kill_everything().code == 137
     assert max(steps_of(tmp_path / "run")) < 4
     resumed = train(tmp_path, *args, log="resumed.log", timeout_s=600)

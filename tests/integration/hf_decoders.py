@@ -36,7 +36,8 @@ def main() -> None:
     for family in args.families or HF_FAMILIES:
         if not dist.is_initialized():  # an engine's end destroys it
             comm.init_process_group(CommConfig(trace_buf_size=0))
-        folder = Path(comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else ""))
+        own = tempfile.TemporaryDirectory()
+        folder = Path(comm.broadcast(own.name))  # rank 0's
         if dist.get_rank() == 0:
             save_hf_family(folder, family)
         dist.barrier()

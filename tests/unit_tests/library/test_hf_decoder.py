@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
@@ -25,6 +26,7 @@ from tests.parts.hf_decoders import (
     save_hf_family,
     sequences,
     transformers_logprobs,
+    unsharded_policy,
 )
 from tests.unit_tests.library.lora.test_policy import copies, saver, updated
 from torchtitan_rl.core.algorithm import Algorithm
@@ -249,6 +251,30 @@ def test_no_dropout_is_applied(tmp_path):
     assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]
 
 
+class Plain(torch.nn.Module):
+    """Attention that torch can trace on a CPU too."""
+
+    def forward(self, q, k, v, *, attention_masks, scale, enable_gqa):
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [1, N or Nkv, T, H]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+        return out.transpose(1, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layer_is_one_graph_for_the_compiler(folder_of, family):
+    """As `--trainer.compile` has it, except for Inductor."""
+    model = unsharded_policy(folder_of(family))
+    model._inner = dict.fromkeys(model._inner, Plain())
+    ids, positions = sequences()[1][None], torch.arange(5)[None]  # [1, 5] each
+    expected = model(ids, positions, None)
+    for layer in model.layers.values():
+        layer.compile(backend="eager", fullgraph=True)  # raises if nothing, or not all, can be compiled
+    with torch._dynamo.config.patch(disable=False):
+        found = model(ids, positions, None)
+        found.sum().backward()
+    assert torch.equal(found, expected)
+
+
 def test_a_mask_or_direction_of_a_model_s_own_is_refused():
     q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
     for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
@@ -260,7 +286,9 @@ def test_cohere_2_is_refused_where_its_engine_s_windows_would_be_longer(tmp_path
     save_hf_family(tmp_path, "cohere2")
     model = spec_from_folder(tmp_path).model
     check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW)
-    with pytest.raises(UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"):
+    with pytest.raises(
+        UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"
+    ):
         check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW + 1)
 
 

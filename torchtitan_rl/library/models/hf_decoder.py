@@ -233,7 +233,6 @@ def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]
 
 def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
     """Applies activation checkpointing, compilation and FSDP2 or HSDP. Qwen3's function does so for any decoder without TP."""
-    check_parallelism(model.config, options["parallelism"].tensor_parallel_degree)
     parallelize_qwen3(model, **options)
     model.take_layers()
     return model

@@ -178,7 +178,9 @@ def test_another_history_ends_the_conversation_with_what_has_changed(messages, r
 
 def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
     heard = queue.SimpleQueue()
-    talk = asks({"messages": [USER]}, {"messages": [USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]})
+    talk = asks(
+        {"messages": [USER]}, {"messages": [USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]}
+    )
 
     async def agent(task, **address):
         try:
