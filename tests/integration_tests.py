@@ -52,7 +52,6 @@ ANY_FOLDER = [
 """Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
 TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
-LAYER_TYPES = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
 TRL = {
     "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
     "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
@@ -287,11 +286,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"), quick=True,
-        ),
-        OverrideDefinitions(
-            [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3")],
-            "a Gemma 3 with windows is trained with transformers' layers from its folder alone, goes on and is exported",
-            "gemma3", 1, [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("gemma3_text", "sliding_window=24", LAYER_TYPES),
         ),
         OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node=2 tests/integration/hf_decoders.py --no-engine   # all families, sharded on 2 ranks
     torchrun --nproc_per_node=1 tests/integration/hf_decoders.py               # with their engines, one after another
-    torchrun --nproc_per_node=1 tests/integration/hf_decoders.py gemma3_text olmo2
+    torchrun --nproc_per_node=4 tests/integration/hf_decoders.py gemma3_text olmo2 --no-engine --replicate 2   # HSDP
+    torchrun --nproc_per_node=2 tests/integration/hf_decoders.py gemma3_text olmo2 --generator-tp 2
 
 Prints the largest differences of each family; exits non-zero if one is over its bound.
 """
@@ -20,7 +21,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
-from tests.parts.hf_decoders import BOUNDS, ENGINE_DIFFERS, HF_FAMILIES, engine_figures, policy_figures, save_hf_family  # noqa: E402
+from tests.parts.hf_decoders import BOUNDS, FOR_ENGINE, HF_FAMILIES, engine_figures, policy_figures, save_hf_family  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 
 
@@ -28,18 +29,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"default: {' '.join(HF_FAMILIES)}")
     parser.add_argument("--no-engine", action="store_true", help="compare the policies alone, which takes seconds")
+    parser.add_argument("--replicate", type=int, default=1)
+    parser.add_argument("--generator-tp", type=int, default=1, help="as many as there are ranks")
     args = parser.parse_args()
     wrong = []
     for family in args.families or HF_FAMILIES:
         if not dist.is_initialized():  # an engine's end destroys it
             comm.init_process_group(CommConfig(trace_buf_size=0))
-        folder = Path(comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else ""))
+        own = tempfile.TemporaryDirectory()
+        folder = Path(comm.broadcast(own.name))  # rank 0's
         if dist.get_rank() == 0:
             save_hf_family(folder, family)
         dist.barrier()
-        figures = policy_figures(folder) | (
-            {} if args.no_engine or family in ENGINE_DIFFERS else engine_figures(folder)
-        )
+        figures = policy_figures(folder, args.replicate)
+        if not args.no_engine:
+            if dist.get_rank() == 0:
+                save_hf_family(folder, family, **FOR_ENGINE.get(family, {}))
+            dist.barrier()
+            figures |= engine_figures(folder, args.generator_tp)
         wrong += [f"{family}: {name} {value:.1e}" for name, value in figures.items() if not value <= BOUNDS[name]]
         if os.environ["RANK"] == "0":
             print(f"{family:12}", ", ".join(f"{name} {value:.1e}" for name, value in figures.items()), flush=True)

@@ -127,7 +127,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     model, longest = config.model_spec.model, config.generator.max_model_len
     check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
     degree = config.generator.tensor_parallel_degree
-    check_other_parts(model, lora_rank=config.trainer.lora.rank, engine_degree=degree)
+    check_other_parts(model, lora_rank=config.trainer.lora.rank, engine_degree=degree, max_model_len=longest)
     attention = model.layers[0].attention
     divided = {
         "attention heads": attention.n_heads,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
@@ -25,6 +26,7 @@ from tests.parts.hf_decoders import (
     save_hf_family,
     sequences,
     transformers_logprobs,
+    unsharded_policy,
 )
 from tests.unit_tests.library.lora.test_policy import copies, saver, updated
 from torchtitan_rl.core.algorithm import Algorithm
@@ -36,7 +38,8 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
-from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
+from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism, packed_attention
+from torchtitan_rl.library.models.hf_support import Calls, Unsupported
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
@@ -182,6 +185,8 @@ REFUSED = [
     ("gemma3_text", {"final_logit_softcapping": 30.0}, "transforms its logits by more than a positive factor"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "its attention is not causal"),
     ("mistral", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ("stablelm", {"hidden_size": 192}, "transformers' code for it raises TypeError: packed_attention"),
+    ("cohere", {}, "it has rms_norm_eps, for which vLLM uses RMSNorm"),
     ("mistral", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "it is quantized"),
 ]
 
@@ -238,6 +243,53 @@ def test_a_run_is_bound_to_the_windows_and_scales_of_its_model(tmp_path, folder_
     one, other = (hf_architecture(spec_from_folder(folder).model) for folder in (folder_of("gemma3_text"), tmp_path))
     assert {key for key in one if one[key] != other[key]} == {"sliding_window"}
     assert json.loads(json.dumps(one)) == one
+
+
+def test_no_dropout_is_applied(tmp_path):
+    """The sampler has none. Published StarCoder 2 and Seed-OSS have 0.1 after attention and MLP."""
+    save_hf_family(tmp_path, "starcoder2", residual_dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
+    assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]
+
+
+class Plain(torch.nn.Module):
+    """Attention that torch can trace on a CPU too."""
+
+    def forward(self, q, k, v, *, attention_masks, scale, enable_gqa):
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [1, N or Nkv, T, H]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+        return out.transpose(1, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layer_is_one_graph_for_the_compiler(folder_of, family):
+    """As `--trainer.compile` has it, except for Inductor."""
+    model = unsharded_policy(folder_of(family))
+    model._inner = dict.fromkeys(model._inner, Plain())
+    ids, positions = sequences()[1][None], torch.arange(5)[None]  # [1, 5] each
+    expected = model(ids, positions, None)
+    for layer in model.layers.values():
+        layer.compile(backend="eager", fullgraph=True)  # raises if nothing, or not all, can be compiled
+    with torch._dynamo.config.patch(disable=False):
+        found = model(ids, positions, None)
+        found.sum().backward()
+    assert torch.equal(found, expected)
+
+
+def test_a_mask_or_direction_of_a_model_s_own_is_refused():
+    q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
+    for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
+        with pytest.raises(Unsupported, match=said):
+            packed_attention(torch.nn.Identity(), q, q, q, packed=Calls(), **{"attention_mask": None, **options})
+
+
+def test_cohere_2_is_refused_where_its_engine_s_windows_would_be_longer(tmp_path):
+    save_hf_family(tmp_path, "cohere2")
+    model = spec_from_folder(tmp_path).model
+    check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW)
+    with pytest.raises(
+        UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"
+    ):
+        check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW + 1)
 
 
 def test_the_probe_is_longer_than_every_window(folder_of):

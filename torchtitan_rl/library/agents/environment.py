@@ -124,11 +124,12 @@ class AgentEnvironment(FittedEnvironment):
             appended = appended_messages(self._history, request.messages)
             if self._request is not None and request.tools != self._request.tools:
                 raise AgentError("the agent changed its tools, which are a part of the prompt")
+            answers = [self._as_answer(message) for message in appended]
         except AgentError as error:
             self._session.close(str(error))
             raise
         self._request, self._history = request, request.messages
-        return [self._as_answer(message) for message in appended], Outcome()
+        return answers, Outcome()
 
     def _as_answer(self, message: Message) -> Message:
         """The message as the chat template renders it: a tool's has the tool's name instead of the call's id."""

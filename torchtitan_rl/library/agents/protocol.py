@@ -123,7 +123,7 @@ def _read_message(given: Any) -> Message:
     if role in ("system", "developer", "user"):
         return {"role": "user" if role == "user" else "system", "content": _text(given.get("content"))}
     if role == "tool":
-        return {"role": role, "tool_call_id": given.get("tool_call_id"), "content": _text(given.get("content"))}
+        return {"role": role, "tool_call_id": str(given.get("tool_call_id")), "content": _text(given.get("content"))}
     if role == "assistant":
         calls = given.get("tool_calls") or []
         if not isinstance(calls, list):

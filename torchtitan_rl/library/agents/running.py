@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from torchtitan_rl.library.environments.threads import event_loop
 
 if TYPE_CHECKING:
     from torchtitan_rl.library.agents.gateway import Session
+
+logger = logging.getLogger(__name__)
 
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
 """Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
@@ -47,7 +50,6 @@ class RunningCommand:
         self._session = session
         self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
         self._task, self._result = self._folder / "task.json", self._folder / "result.json"
-        self._task.write_text(json.dumps(task))
         own = {
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_KEY": session.key,
@@ -57,11 +59,12 @@ class RunningCommand:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self._printed = b""
         try:
+            self._task.write_text(json.dumps(task))
             self._process = subprocess.Popen(
                 command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        except OSError:
+        except BaseException:
             shutil.rmtree(self._folder)
             raise
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -70,13 +73,19 @@ class RunningCommand:
         self._waiter.start()
 
     def stop(self) -> None:
-        """Kills the process group and removes the folder."""
-        if self._waiter.is_alive():
-            self._kill()
+        """Kills the process group and removes the folder, as far as the agent has left it removable."""
+        self._kill()
         self._waiter.join(STOP_SECONDS)
-        shutil.rmtree(self._folder)
+        try:
+            shutil.rmtree(self._folder)
+        except FileNotFoundError:  # the agent has removed it
+            return
+        except OSError as error:
+            logger.warning("the folder %s of an agent was not removed: %s", self._folder, described(error))
 
     def _kill(self) -> None:
+        if self._process.returncode is not None:  # the number of its group may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -91,8 +100,9 @@ class RunningCommand:
             self._kill()
 
     def _wait(self) -> None:
-        code = self._process.wait()
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
+        code = self._process.wait()
         self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 ATTENTION = "torchtitan_rl_packed"
 """The name of `packed_attention` among transformers' attention functions. Models with another name are not affected."""
 
-HARMLESS = ("is_causal", "position_ids", "use_cache")
+HARMLESS = ("position_ids", "use_cache")
 """Options that models pass to their attention and that change nothing here."""
+
+LONGER_WINDOWS = ("cohere2",)
+"""Model types whose windows are one token longer in vLLM than in transformers: vllm/model_executor/models/commandr.py adds it."""
 
 NAMES = {"tok_embeddings.": "model.embed_tokens.", "layers.": "model.layers.", "norm.": "model.norm."}
 """{beginning of a parameter's name here: in transformers}. The names of the output head are the same."""
@@ -62,7 +65,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: None,
+    attention_mask: Tensor | None,
     *,
     packed: PackedCall,
     scaling: float | None = None,
@@ -74,26 +77,28 @@ def packed_attention(
 
     Args:
         packed: passed by `HFDecoder.forward` through the model.
-        dropout: not applied: the sampler has none.
-        options: HARMLESS ones. Others are passed on, and `hf_support` refuses models that have them.
+        attention_mask: None, unless the model makes a mask of its own. transformers makes none for this function.
+        dropout: 0, because the policy stays in evaluation mode.
+        options: HARMLESS ones. Others, and a mask, are passed on, and `hf_support` refuses models that have them.
     """
-    asked = {name: value for name, value in options.items() if value is not None and name not in HARMLESS}
+    asked = {
+        name: value
+        for name, value in {"attention_mask": attention_mask, **options}.items()
+        if value is not None and name not in HARMLESS and (name, value) != ("is_causal", True)
+    }
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))  # [1, T, N or Nkv, H]
     return packed(module, q, k, v, scale=scaling, window=sliding_window, **asked), None
 
 
 def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
-    """Returns transformers' model with packed attention and without dropout, on torch's default device and in its dtype."""
+    """Returns transformers' model with packed attention, in evaluation mode, on torch's default device and in its dtype."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
     shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     own = getattr(_own_copy(shared.__module__), shared.__name__)
     model = own._from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
+    return model.eval()
 
 
 @cache
@@ -179,6 +184,10 @@ class HFDecoder(Decoder):
             for window in set(config.windows)
         }
 
+    def train(self, mode: bool = True) -> "HFDecoder":
+        """Stay in evaluation mode, in which no model has dropout: the sampler has none."""
+        return super().train(False)
+
     def take_layers(self) -> None:
         """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
         for i, layer in self.layers.items():
@@ -224,7 +233,6 @@ def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]
 
 def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
     """Applies activation checkpointing, compilation and FSDP2 or HSDP. Qwen3's function does so for any decoder without TP."""
-    check_parallelism(model.config, options["parallelism"].tensor_parallel_degree)
     parallelize_qwen3(model, **options)
     model.take_layers()
     return model
@@ -244,8 +252,8 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
         )  # fmt: skip
 
 
-def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: int) -> None:
-    """Check that LoRA is off for transformers' models, and that their weights can be proven in the engine.
+def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: int, max_model_len: int = 0) -> None:
+    """Check that LoRA is off for transformers' models, and that the engine computes the same and its weights can be proven.
 
     Raises:
         UserError: naming the field.
@@ -259,4 +267,9 @@ def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: 
     expect(
         engine_degree == 1 or not config.merged, "generator.tensor_parallel_degree", engine_degree,
         f"1 for {config.hf.model_type}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
+    )  # fmt: skip
+    expect(
+        config.hf.model_type not in LONGER_WINDOWS or max_model_len <= (config.reach or max_model_len), "generator.max_model_len",
+        max_model_len, f"at most the sliding window of {config.hf.model_type}, {config.reach}: vLLM's window is one token longer",
+        "Lower it.",
     )  # fmt: skip

@@ -49,11 +49,16 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
         Unsupported: naming what this trainer does not compute.
     """
     _check_config(config, architecture)
-    with torch.device("meta"):
-        model = build_transformers_model(config)
-    _check_structure(model)
-    merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
-    return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
+    try:
+        with torch.device("meta"):
+            model = build_transformers_model(config)
+        _check_structure(model)
+        merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
+        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise Unsupported(f"transformers' code for it raises {type(error).__name__}: {error}") from error
 
 
 def _check_config(config: "PretrainedConfig", architecture: str) -> None:
@@ -74,6 +79,8 @@ def _check_config(config: "PretrainedConfig", architecture: str) -> None:
     if known is None or known.__name__ != architecture:
         found = f"which is {known.__name__}" if known else "and there is none"
         raise Unsupported(f"it is not transformers' decoder for model_type {config.model_type!r}, {found}")
+    if config.model_type in ("cohere", "cohere2") and getattr(config, "rms_norm_eps", None) is not None:
+        raise Unsupported("it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out")
     rope = getattr(config, "rope_parameters", None) or {}
     for one in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
         if one.get("rope_type") in LENGTH_DEPENDENT:
@@ -98,11 +105,14 @@ def _check_structure(model: "PreTrainedModel") -> None:
         raise Unsupported(
             f"its parts are {sorted(outer)} with {sorted(parts)}, not model and lm_head with embed_tokens, layers, norm"
         )
+    named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if stored := sorted(model.state_dict().keys() - named):
+        raise Unsupported(f"it stores {stored[0]}, which is no parameter and would not reach the engine")
     if model.lm_head.bias is not None:
         raise Unsupported("it has a bias on its output head")
 
 
-class _Calls:
+class Calls:
     """Takes the place of a `PackedCall` and notes what each attention module asks for."""
 
     def __init__(self) -> None:
@@ -119,10 +129,10 @@ class _Calls:
         window: int | None,
         **options: Any,
     ) -> Tensor:
+        if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+            raise Unsupported("its attention is not causal")
         if options:
             raise Unsupported(f"its attention uses {', '.join(sorted(options))}")
-        if not getattr(module, "is_causal", True):
-            raise Unsupported("its attention is not causal")
         if q.shape[-1] != v.shape[-1]:
             raise Unsupported(f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values")
         self.windows.append(window)
@@ -130,7 +140,7 @@ class _Calls:
 
 
 def _windows(model: "PreTrainedModel") -> tuple[int | None, ...]:
-    calls, tokens = _Calls(), torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    calls, tokens = Calls(), torch.zeros(1, 4, dtype=torch.int64, device="meta")
     with torch.no_grad():
         model.model.forward(input_ids=tokens, position_ids=tokens, use_cache=False, packed=calls)
     layers = len(model.model.layers)

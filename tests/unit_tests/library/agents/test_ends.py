@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,20 @@ def test_the_processes_that_an_agent_has_left_are_killed_and_its_folder_is_remov
     assert one.finish_reason == "stop"
     assert agents() == []
     assert not os.path.exists(note.read_text())
+
+
+def test_an_agent_may_remove_its_own_folder(talk):
+    [one] = talk("import shutil; ask(messages); shutil.rmtree(os.getcwd())")
+    assert (one.finish_reason, one.error) == ("stop", None)
+
+
+def test_an_agent_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = AgentEnvironment(["true"], task={"no": {"JSON"}})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        environment.reset()
+    environment.close("env_error")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_agent_that_is_cut_off_is_killed_and_its_posted_reward_counts(talk):

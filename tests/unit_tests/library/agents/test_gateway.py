@@ -167,12 +167,33 @@ NEXT = {"role": "user", "content": "And 5 * 6?"}
         ([USER, SAID], "appended no message"),
         ([USER, SAID, NEXT, SAID], "appended a message of role assistant, which the policy did not say"),
         ([USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}], "call_9.* did not make"),
+        ([USER, SAID, {"role": "tool", "tool_call_id": ["call_9"], "content": "x"}], "call_9.* did not make"),
     ],
 )
 def test_another_history_ends_the_conversation_with_what_has_changed(messages, reason):
     agent = asks({"messages": [USER]}, {"messages": messages})
     with Policy(agent) as policy, pytest.raises(AgentError, match=reason):
         policy.say("12")
+
+
+def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
+    heard = queue.SimpleQueue()
+    talk = asks(
+        {"messages": [USER]}, {"messages": [USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]}
+    )
+
+    async def agent(task, **address):
+        try:
+            await talk(task, **address)
+        except openai.BadRequestError as error:
+            heard.put(error.message)
+
+    policy = Policy(agent)
+    policy.__enter__()
+    with pytest.raises(AgentError, match="did not make"):
+        policy.say("12")
+    assert "did not make" in heard.get(timeout=5)
+    policy.environment.close("env_error")
 
 
 def test_white_space_fields_and_forms_of_the_same_history_do_not_count():

@@ -1,0 +1,51 @@
+"""Whole runs of decoders with transformers' layers: killed, resumed to the last bit, and exported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fault_injection.harness import ROOT, metrics_of, start, steps_of, train, weights_of
+from tests.integration.run_checks import sampler_agrees
+from tests.integration_tests import ANY_FOLDER, odd
+
+MIXED = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
+FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": []}
+"""{model_type: entries of config.json besides the odd dimensions}. Completions are longer than the windows."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_killed_run_ends_with_the_same_bits_and_its_export_has_its_log_probabilities(tmp_path, family):
+    odd(family, "initializer_range=0.15", *FAMILIES[family])(tmp_path)
+    args = [arg.replace("{dir}", str(tmp_path)) for arg in ANY_FOLDER]
+    args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
+    args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
+    whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log", timeout_s=600)
+    assert whole.code == 0, whole.output
+
+    run = start(tmp_path, *args, log="killed.log")
+    run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2", timeout_s=600)
+    assert run.kill_everything().code == 137
+    assert max(steps_of(tmp_path / "run")) < 4
+    resumed = train(tmp_path, *args, log="resumed.log", timeout_s=600)
+    assert resumed.code == 0, resumed.output
+    resumed.says("resuming after step [23]")
+    assert list(metrics_of(tmp_path / "run")) == [1, 2, 3, 4]
+    assert weights_of(tmp_path / "run", 4) == weights_of(tmp_path / "whole", 4)
+    sampler_agrees()(tmp_path / "run")
+
+    command = ["scripts/export_hf.py", "--run", str(tmp_path / "run"), "--output", str(tmp_path / "exported")]
+    subprocess.run([sys.executable, *command, "--dtype", "float32"], cwd=ROOT, check=True, capture_output=True)
+    assert export_difference(tmp_path) <= 2e-5
+
+
+def export_difference(folder) -> float:
+    """The largest difference in log-probability between the last checkpoint's policy and the export in transformers."""
+    from tests.parts.hf_decoders import backward, sequences, stored_policy, transformers_logprobs
+
+    parts = sequences()
+    policy = backward(stored_policy(folder / "start", folder / "run" / "checkpoint" / "step-4"), parts, 73)
+    exported, _ = transformers_logprobs(folder / "exported", parts)
+    before, _ = transformers_logprobs(folder / "start", parts)
+    assert (exported - before).abs().max() > 0.01  # it was trained
+    return float((policy - exported).abs().max())
