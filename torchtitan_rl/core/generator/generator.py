@@ -154,9 +154,7 @@ class Generator(Configurable):
             needed: with `in_flight`, the number of groups, over all replicas, after which the call ends.
         """
         if self.policy_version < 0:
-            raise RuntimeError(
-                "generate() was called before the first weight sync: the engine's weights are still empty."
-            )
+            raise RuntimeError("generate() was called before the first weight sync: the engine's weights are empty.")
         mine = prompts[self.replica :: self.num_replicas]
         if not mine:
             return []
@@ -164,45 +162,56 @@ class Generator(Configurable):
         def seed_of(*parts: int) -> int:
             return _stable_seed(self.seed, step, round, *parts)
 
-        # vLLM's CPU engine samples from torch's RNG; its GPU engine seeds each request from numpy's. All ranks of a replica
-        # must draw the same numbers.
-        torch.manual_seed(seed_of(self.replica))
-        np.random.seed(seed_of(self.replica) % 2**32)
+        self._seed(seed_of(self.replica))
         groups = [self._begin(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
-        quota = Quota(len(mine))
-        if in_flight is not None:
-            in_flight.go_on(groups)
-            share = len(range(self.replica, needed, self.num_replicas))
-            quota = in_flight.quota(mine, share, version=self.policy_version)
+        quota = self._quota(mine, groups, in_flight, needed)
         conversations = [one for group in groups for one in group]
-        whole: dict[int, Group[Completion]] = {}
-        engine = TurnEngine(
-            self.llm, self.tokenizer, self.end_token_ids,
-            seed=lambda one: seed_of(one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
-            lora_request=self._lora_request,
-        )  # fmt: skip
-        if self.stats is not None:
-            self.stats.begin()
+        engine = self._turn_engine(seed_of)
         mute = self.environments is None or self.rank_in_replica > 0
         environments = nullcontext() if mute else closing(self.environments.start(conversations))
         with closing(engine), output_of("tools and environments"), environments as pool:
             waits = self.environments is not None and self.environments.wait_for_answers
             ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
+            whole: dict[int, Group[Completion]] = {}
             for place, group in self._as_they_end(groups, ended):
-                if not quota.takes(mine[place].prompt_idx):
-                    continue
-                whole[place] = group
-                if finished is not None:
-                    finished(group)
+                if quota.takes(mine[place].prompt_idx):
+                    whole[place] = group
+                    if finished is not None:
+                        finished(group)
                 if not quota.left:
                     break
             for turn in engine.take_back() if in_flight is not None else ():
                 conversations[turn.place].append_turn(turn)
         if self.stats is not None and self.rank_in_replica == 0:
             record_metrics(self.stats.metrics(engine.outputs))
-        for place in set(range(len(groups))) - set(whole) if in_flight is not None else ():
+        for place in sorted(set(range(len(groups))) - set(whole)):
             in_flight.keep(mine[place], groups[place], version=self.policy_version)
         return [whole[place] for place in sorted(whole)]
+
+    def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
+        """Returns the engine of one call, whose statistics begin now."""
+        if self.stats is not None:
+            self.stats.begin()
+        return TurnEngine(
+            self.llm, self.tokenizer, self.end_token_ids,
+            seed=lambda one: seed_of(one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
+            lora_request=self._lora_request,
+        )  # fmt: skip
+
+    def _quota(
+        self, mine: Sequence[Prompt], groups: Sequence[list[Conversation]], in_flight: InFlight | None, needed: int
+    ) -> Quota:
+        """Returns which of the groups to take: all, or this replica's share of `needed`. Carried ones get their tokens."""
+        if in_flight is None:
+            return Quota(len(mine))
+        in_flight.go_on(groups)
+        share = len(range(self.replica, needed, self.num_replicas))
+        return in_flight.quota(mine, share, version=self.policy_version)
+
+    def _seed(self, number: int) -> None:
+        """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw alike."""
+        torch.manual_seed(number)
+        np.random.seed(number % 2**32)
 
     def _as_they_end(
         self, groups: list[list[Conversation]], ended: Iterable[int]
