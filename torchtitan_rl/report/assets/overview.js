@@ -11,6 +11,7 @@ const FIRST = [
   { title: 'Log-prob difference', keys: [['sampler/logprob_diff/mean', 'mean'], ['sampler/logprob_diff/max', 'max']], log: true, note: 'trainer − sampler, nats; log scale' },
   { title: 'Gradient norm', keys: [['optimizer/grad_norm', 'norm']], note: 'before clipping' },
   { title: 'Groups', keys: [['groups/zero_variance_fraction', 'no signal'], ['groups/all_right_fraction', 'all right'], ['groups/all_wrong_fraction', 'all wrong']], percent: true, note: 'no signal: all rewards equal' },
+  { title: 'Groups in flight', keys: [['in_flight/carried_tokens_fraction', 'carried tokens'], ['in_flight/carried_groups_fraction', 'carried groups']], percent: true, note: 'sampled in part by older weights' },
   { title: 'Truncated completions', keys: [['completions/clipped_fraction', 'truncated']], percent: true, note: 'ended by a limit, not by the policy' },
   { title: 'Tokens per second', keys: [['perf/step_tokens_per_s', 'whole step'], ['perf/generated_tokens_per_s', 'generation'], ['perf/trained_tokens_per_s', 'training']] },
   { title: 'Loss', keys: [['loss/policy', 'policy'], ['loss/kl_weighted', 'KL, weighted'], ['loss/entropy_weighted', 'entropy, weighted']] },

@@ -123,7 +123,7 @@ function paintedTokens(tokens, name) {
   const values = tokens[name];
   const own = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
   const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : own; // so that colours mean the same in all samples
-  const hue = (value) => (name === 'advantage' ? (value < 0 ? '--bad' : '--good') : name === 'logprob' ? '--heat' : '--bad');
+  const hue = (value) => (name === 'advantage' ? (value < 0 ? '--bad' : '--good') : name === 'diff' ? '--bad' : '--heat');
   const share = (value) => (name === 'logprob' ? Math.min(1, -value / Math.min(most, 5)) : Math.abs(value) / most);
   const token = (text, i) => {
     const value = values[i];

@@ -108,7 +108,13 @@ def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     largest = max(abs(row["advantage"]) for row in rows)  # advantages have one scale in the whole run
-    tokens = {"text": ["4", "<b>", "\n"], "logprob": [-0.01, -2.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
+    tokens = {
+        "text": ["4", "<b>", "\n"],
+        "logprob": [-0.01, -2.0, None],
+        "diff": [0.0, 1e-5, None],
+        "advantage": -1.5,
+        "age": [2, 0, 0],
+    }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open=0))
@@ -125,5 +131,5 @@ def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
         ]
         assert shares == [pytest.approx(expected[0], abs=1), pytest.approx(expected[1], abs=1), None]
     title = browser.run("document.querySelectorAll('.token')[1].title")
-    assert title == '"<b>"\nlog-probability -2\ntrainer − sampler 1.0e-5\nadvantage -1.5'
+    assert title == '"<b>"\nlog-probability -2\ntrainer − sampler 1.0e-5\nadvantage -1.5\nage in updates 0'
     assert clean(browser), browser.errors
