@@ -81,7 +81,7 @@ class TurnEngine:
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut
         self._engine.abort_request([output.request_id for output in cut])
-        self._engine.step()  # a GPU's engine is a batch ahead, whose tokens belong to nobody
+        self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
         return [self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut]
 
     def close(self) -> None:
