@@ -126,9 +126,9 @@ class _Numbers:
             told = cell is not None or column in ("answer", "reward")
             if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
                 continue
-            name = safe(column.replace("_", " "), console, style="dim").append(" ")
+            part = Text().append_text(safe(column.replace("_", " "), console, style="dim")).append(" ")
             self._parts.append(
-                name.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console))
+                part.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console))
             )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:

@@ -96,6 +96,8 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
         return str(error)
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
     found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
+    if "environment_reward" in grader.reward_names:
+        found += "\n(environment_reward needs a conversation, which a dry run does not play)"
     return "\n".join(lines) + found
 
 

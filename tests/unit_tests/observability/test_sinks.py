@@ -14,6 +14,7 @@ import time
 from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from tests.parts.observability import FORK, NASTY, group, rows_of, sample
 from torchtitan_rl.core.types import flat
@@ -401,6 +402,9 @@ def test_a_sample_never_parts_a_name_from_its_value(monkeypatch, columns):
            "finish_reason": "stop", "reward/format": 0.2, "logprob_mean": -0.00029, "extra/long": "word " * 30}  # fmt: skip
     console.print(sample_panel(row, console))
     shown = stream.getvalue()
+    coloured = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    coloured.print(sample_panel({"reward/correct": 1.5}, coloured))
+    assert "\x1b[2mreward/correct\x1b[0m 1.5" in coloured.file.getvalue()  # the name is dim, its value is not
     for pair in (
         "response tokens 18",
         "reward/correct 1",

@@ -71,6 +71,15 @@ def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start,
     assert found["right"] < found["empty"] == -1 / 8  # the end token alone
 
 
+def test_a_dry_run_says_why_an_environment_gives_no_reward(start, capsys):
+    rewards = ["--grader.rewards", "torchtitan_rl.library.environments:environment_reward"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start), *rewards])
+    shown = capsys.readouterr().out
+    assert "environment_reward none" in shown
+    assert "(environment_reward needs a conversation, which a dry run does not play)" in shown
+
+
 def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
     with pytest.raises(UserError, match="sampling.n = 1"):
         parse_args(["--dry-run", "--config", "debug", "--sampling.n", "1"])

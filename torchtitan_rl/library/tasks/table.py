@@ -166,7 +166,7 @@ def _download(path: str, subset: str, split: str, field: str) -> None:
     """
     from torchtitan_rl import HUB_OFFLINE
 
-    command = [sys.executable, "-m", __name__, path, subset, split]
+    command = [sys.executable, "-c", f"from {__name__} import _main; _main()", path, subset, split]
     environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     expect(
@@ -256,7 +256,3 @@ def _main() -> None:
     except Exception as error:
         print(str(error).partition("\n")[0])
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    _main()

@@ -204,7 +204,7 @@ def _measure(name: str, values: dict[str, float | None]) -> Text:
     """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.6 to 67.5)"."""
     value, low, high = values[""], values["_low"], values["_high"]
     share = _of_right_answers(name) or "rate" in name or "fraction" in name
-    text = Text(f"{name.replace('_', ' ')} ", style="dim")
+    text = Text().append(f"{name.replace('_', ' ')} ", style="dim")
     text.append(percent(value) if share else f"{value:.4g}", style="cyan")
     if share and low is not None and high is not None:
         text.append(f" ({100 * low:.1f} to {100 * high:.1f})", style="dim")

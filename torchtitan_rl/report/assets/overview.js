@@ -64,7 +64,7 @@ function timeOf(run) {
   rows.sort((a, b) => b[1] - a[1]);
   const shown = rows.filter(([, s]) => s >= 0.005 * total);
   const rest = total - shown.reduce((sum, [, s]) => sum + s, 0);
-  if (rest > 0) shown.push(['the rest', rest]);
+  if (rest >= 0.0005 * total) shown.push(['the rest', rest]);
   return h('figure', { class: 'card where', 'data-chart': 'Where time went' },
     h('figcaption', {}, h('strong', {}, runs.length > 1 ? `Where time went · ${run.name}` : 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all: start, and all steps`)),
     h('table', { class: 'bars' }, h('tbody', {}, shown.map(([name, s]) => {

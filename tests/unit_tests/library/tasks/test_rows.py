@@ -343,3 +343,10 @@ def test_rows_are_not_held_in_memory_as_python_objects(build):
     task = build(sums(1000))
     assert isinstance(task._train.kept, np.ndarray)
     assert task._train.table._data.cache_files
+
+
+def test_a_data_set_that_the_hub_does_not_give_is_one_error_and_no_warning(monkeypatch, capfd):
+    monkeypatch.setattr("torchtitan_rl.HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="no/such_data.*Hugging Face hub with the configuration 'main'.*but: "):
+        table._download("no/such_data", "main", "train", "task.path")
+    assert "Warning" not in capfd.readouterr().err
