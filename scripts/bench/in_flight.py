@@ -96,7 +96,7 @@ def groups_of(folder: Path) -> list[dict[str, float]]:
 
 def compare_distributions(steps: int) -> None:
     """Print the Kolmogorov-Smirnov tests of what both sides trained on, with the policy held fixed."""
-    more = ["--trainer.optimizer.lr", "0", "--metrics.keep-all-rows", "--metrics.no-report"]
+    more = ["--trainer.optimizer.lr", "0", "--sampling.n", "2", "--metrics.keep-all-rows", "--metrics.no-report"]
     found = {side: groups_of(run(side, ranks=1, seed=0, steps=steps, more=more)) for side in SIDES}
     for name in ("mean length", "longest length", "mean reward"):
         values = [[group[name] for group in groups] for groups in found.values()]
