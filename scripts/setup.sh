@@ -129,5 +129,10 @@ if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_env
   say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
   exit 1
 fi
+if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then
+  # Many containers set it. Every process would then compile torch and vllm anew. Files for other Pythons do not compile.
+  say "bytecode of the large packages, as PYTHONDONTWRITEBYTECODE is set"
+  .venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages/{torch,vllm,transformers,torchtitan} >.venv/setup.log 2>&1 || true
+fi
 echo "$WANTED" >$STAMP
 say "ready in $((SECONDS - BEGIN)) s"

@@ -64,6 +64,12 @@ def test_uv_installs_the_locked_versions_and_the_second_call_does_nothing(checko
     assert checkout.calls() == ""
 
 
+@pytest.mark.parametrize(("variable", "compiles"), [("", False), ("1", True)])
+def test_where_python_writes_no_bytecode_it_is_written_once(checkout, variable, compiles):
+    assert checkout(PYTHONDONTWRITEBYTECODE=variable).returncode == 0
+    assert ("-m compileall -q" in checkout.calls()) == compiles
+
+
 def test_pip_installs_the_same_where_it_is_asked_for_or_uv_cannot_be_installed(checkout):
     assert checkout(TORCHTITAN_RL_INSTALLER="pip").returncode == 0
     assert "uv" not in checkout.calls()
