@@ -95,9 +95,11 @@ class InFlight(Configurable):
         return sorted([*prompts, *(one.prompt for one in self.carried.values())], key=lambda one: one.prompt_idx)
 
     def go_on(self, groups: Sequence[Sequence[Conversation]]) -> None:
-        """Give the carried samples among `groups` their tokens."""
-        for one in (one for group in groups for one in group if one.prompt.prompt_idx in self.carried):
-            self.carried[one.prompt.prompt_idx].samples[one.sample_idx].go_on_in(one)
+        """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
+        for group in groups:
+            carried = self.carried.get(group[0].prompt.prompt_idx)
+            for partial, one in zip(carried.samples if carried else (), group, strict=False):
+                partial.go_on_in(one)
 
     def quota(self, mine: Sequence[Prompt], size: int, *, version: int) -> Quota:
         """Returns the quota of a replica that samples `mine` with the policy `version`."""

@@ -224,6 +224,15 @@ def test_a_checkpoint_is_refused_if_its_prompts_have_changed(generator, made):
         changed.load_state_dict(state)
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_resumed_run_may_have_another_number_of_samples(generator, made, n):
+    run = Run(generator, made, prompts=8)
+    run.step()
+    run.sampling = SamplingConfig(n=n, max_tokens=40)
+    groups = [group for _ in range(3) for group in run.step()]
+    assert {len(group.samples) for group in groups} == {n}
+
+
 def test_carried_groups_are_finished_when_the_setting_is_turned_off(generator, made):
     run = Run(generator, made, prompts=8)
     run.step()
