@@ -10,9 +10,9 @@ groups' mean length, longest length and mean reward.
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,13 +31,14 @@ def run(side: str, *, ranks: int, seed: int, steps: int, more: Sequence[str] = (
     """Train, and return the run's folder."""
     folder = FOLDER / f"{side.replace(' ', '-')}-{ranks}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={ranks}"]
     options = {"config": "debug_in_flight", "in-flight.prompts": SIDES[side], "seed": seed, "num-steps": steps}
     options |= {"dump-folder": folder, "checkpoint.interval": 1000, "evaluation.every": steps}
     told = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".log"), "w") as log:
-        subprocess.run([*command, *told, *more], cwd=ROOT, check=True, stdout=log, stderr=subprocess.STDOUT)
+        environment = {**os.environ, "NGPU": str(ranks)}
+        command = ["./run_train.sh", *told, *more]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=log, stderr=subprocess.STDOUT)
     return folder
 
 
