@@ -87,7 +87,9 @@ def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
 
 def test_a_dry_run_finds_what_the_data_cannot_give(start):
     options = ["--hf-assets-path", str(start), "--evaluation.num-prompts", "60000"]
-    with pytest.raises(UserError, match="evaluation.num_prompts = 60000: expected at most .* held-out sums of 2 to 2"):
+    with pytest.raises(
+        UserError, match="evaluation.num_prompts = 60000: expected at most .* distinct held-out prompts"
+    ):
         parse_args(["--dry-run", "--config", "debug", *options])
 
 

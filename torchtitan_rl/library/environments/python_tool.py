@@ -102,7 +102,7 @@ def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: s
     if code == -signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
     return f"ended with exit code {code}" if code else ""
 
 

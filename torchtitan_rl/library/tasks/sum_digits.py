@@ -68,14 +68,11 @@ class SumDigits(Task):
             if is_held_out(operands := self._draw(rng)):
                 repeated = repeated + 1 if tuple(sorted(operands)) in chosen else 0
                 chosen.setdefault(tuple(sorted(operands)), self._example(operands))
-        fewest, most = self.config.min_integers, self.config.max_integers
         expect(
-            len(chosen) == num,
-            "evaluation.num_prompts",
-            num,
-            f"at most {len(chosen)}, the held-out sums of {fewest} to {most} integers",
-            "Ask for fewer, or raise task.max_integers.",
-        )
+            len(chosen) == num, "evaluation.num_prompts", num,
+            f"at most {len(chosen)}, the distinct held-out prompts of this task",
+            "Ask for fewer; sum_digits has more with a larger task.max_integers.",
+        )  # fmt: skip
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:

@@ -1,7 +1,6 @@
 """Whole conversations on a real engine: what is sampled, what is read, and how they end."""
 
 import asyncio
-import os
 import re
 import time
 from dataclasses import replace
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import (
@@ -46,11 +44,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder, made):
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    generator = engine(folder, made)
-    yield generator
-    generator.close()  # ends the process group too
+    with engine(folder, made) as generator:
+        yield generator
 
 
 @pytest.fixture

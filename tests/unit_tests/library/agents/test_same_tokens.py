@@ -1,9 +1,6 @@
 """debug_calculator's conversations on a real engine: through HTTP and the `openai` client they have the tokens of those in process."""
 
-import os
-
 import pytest
-import torch.distributed as dist
 
 from tests.parts.conversations import engine
 from tests.parts.talk import chat_tokenizer, save_talker
@@ -48,11 +45,8 @@ def made():
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory, made):
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    generator = engine(save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS), made)
-    yield generator
-    generator.close()  # ends the process group too
+    with engine(save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS), made) as generator:
+        yield generator
 
 
 def conversations(generator, made, task, **config):
