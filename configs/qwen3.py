@@ -21,11 +21,11 @@ from torchtitan_rl.core.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_sync import WeightSync
 from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
 from torchtitan_rl.library import models
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.proof.weight_sync import WeightSync
 from torchtitan_rl.setup.run_config import RunConfig
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.generator.generator import Generator
-    from torchtitan_rl.core.services import Services
+    from torchtitan_rl.core.services import Services, WeightSync
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import Trainer
     from torchtitan_rl.library.environments.factory import Conversations
@@ -267,6 +267,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
     checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
     proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.adapter))
+    weight_sync = config.weight_sync.build(proof=proof)
     generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
@@ -283,8 +284,7 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
         evaluation=evaluation,
         state=state,
         held_out=held_out,
-        weight_proof=proof,
-        services=_build_services(config, trainer, prompts, recorder, checkpointer, run_folder),
+        services=_build_services(config, trainer, prompts, recorder, weight_sync, checkpointer, run_folder),
     )
 
 
@@ -400,6 +400,7 @@ def _build_services(
     trainer: "Trainer",
     prompts: "PromptStream",
     recorder: "Recorder",
+    weight_sync: "WeightSync",
     checkpointer: "Checkpointer",
     run_folder: Path,
 ) -> "Services":
@@ -424,6 +425,7 @@ def _build_services(
             run_folder=run_folder,
             mask=masked,
         ),
+        weight_sync=weight_sync,
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
         check_replicated=check_replicated,

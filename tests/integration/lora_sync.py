@@ -20,10 +20,10 @@ from tests.integration.parity import BOUNDS  # noqa: E402
 from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator.weight_sync import WeightSyncError  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE  # noqa: E402
 from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.proof.weight_sync import WeightSyncError  # noqa: E402
 
 Adapter = dict[str, torch.Tensor]
 BASE = "model.layers.1.mlp.down_proj.weight"

@@ -31,7 +31,6 @@ from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, sca
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.generator.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
@@ -40,6 +39,7 @@ from torchtitan_rl.library.environments.factory import Conversations  # noqa: E4
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
 BOUNDS = {"float32": (1e-5, 1e-4, 1e-4), "bfloat16": (0.1, 0.3, 0.2)}

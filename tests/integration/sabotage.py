@@ -28,12 +28,12 @@ from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # no
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.generator.weight_sync import WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
+from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

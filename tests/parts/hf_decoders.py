@@ -19,13 +19,13 @@ from tests.integration.parity import TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_sync import WeightSync
 from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.proof.weight_proof import WeightProof
+from torchtitan_rl.proof.weight_sync import WeightSync
 from torchtitan_rl.resilience import safe_load
 from torchtitan_rl.setup.memory import meta_model
 

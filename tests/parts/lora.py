@@ -14,7 +14,6 @@ from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_sync import WeightSync
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import build_policy, score
@@ -23,6 +22,7 @@ from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.proof.weight_proof import WeightProof
+from torchtitan_rl.proof.weight_sync import WeightSync
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 LORA = LoraConfig(rank=6, alpha=9.0)  # vLLM pads it to 8

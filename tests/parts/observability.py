@@ -4,8 +4,8 @@ import multiprocessing
 
 import numpy as np
 
-from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion
-from torchtitan_rl.observability import episode_rows
+from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion, flat
+from torchtitan_rl.observability import Reduce, episode_rows, record_metric
 
 FORK = multiprocessing.get_context("fork")
 """Processes that need no second import of torch."""
@@ -44,3 +44,39 @@ def group(prompt_idx, *samples, **prompt):
 def rows_of(*groups, step=1, split="train", policy_step=3):
     """The groups as rows of a sample table."""
     return episode_rows(groups, step=step, split=split, policy_step=policy_step)
+
+
+RECORD_STEPS = 3
+
+
+def nasty_step(step, n=4):
+    """Two prompts with n responses each; the best of prompt 0 is nasty."""
+    extra = {"note": "[/b]"} if step > 1 else {}
+    texts = {(p, s): f"[ANSWER] {p}-{s}" for p in range(2) for s in range(n)} | {(1, n - 1): NASTY}
+    return [
+        group(
+            p,
+            *(sample(s, float(10 * p + s), text=texts[p, s], extra=extra) for s in range(n)),
+            messages=[{"role": "user", "content": f"question {p} \ud800"}],
+        )
+        for p in range(2)
+    ]
+
+
+def record_run(run, n=4, calls=1):
+    """Three steps with a mean, quantiles, training and evaluation samples."""
+    for step in range(1, RECORD_STEPS + 1):
+        groups = nasty_step(step, n)
+        rewards = [episode.reward for episode in flat(groups)]
+        for reward in rewards:
+            record_metric("reward/mean", reward)
+        record_metric("reward", rewards, Reduce.DISTRIBUTION)
+        record_metric("odd key 👩‍💻 \ud800 [/b] |", 1.0)
+        rows = rows_of(*groups, step=step)
+        for call in range(calls):
+            record_metric("rollout/samples", rows[call::calls], Reduce.TABLE)
+        record_metric("evaluation/samples", rows_of(groups[0], step=step, split="eval"), Reduce.TABLE)
+        record_metric("evaluation/accuracy", 0.5)
+        run.flush(step)
+    run.close()
+    assert not any(guard.disabled for guard in run._guards.values())

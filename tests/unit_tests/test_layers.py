@@ -9,15 +9,16 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
 RINGS = {
     "core": set(),
+    "common": {"core"},
     "proof": {"core"},
-    "library": {"core", "proof"},
-    "observability": {"core"},
-    "resilience": {"core"},
-    "setup": {"core", "library", "observability", "proof", "resilience"},
+    "library": {"core", "common", "proof"},
+    "observability": {"core", "common"},
+    "resilience": {"core", "common"},
+    "setup": {"core", "common", "library", "observability", "proof", "resilience"},
     "report": set(),
 }
 """Ring: the rings that it may import besides itself. `train.py` alone may import all of them."""
-MOST_CORE_LINES = 6000
+MOST_CORE_LINES = 5400
 ALGORITHM_MAY_IMPORT = {"algorithm", "config", "own_config", "errors", "summary", "types"}
 """Rooms of the core. Besides these: torch, numpy, torchtitan's Configurable and the standard library."""
 

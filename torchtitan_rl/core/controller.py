@@ -18,7 +18,6 @@ from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.in_flight import InFlight
 from torchtitan_rl.core.generator.sampling import SamplingConfig
-from torchtitan_rl.core.generator.weight_sync import Proof, WeightSync
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
@@ -44,7 +43,6 @@ class Controller(Configurable):
 
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
         generator: Generator.Config = field(default_factory=Generator.Config)
-        weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
         grader: Grader.Config = field(default_factory=Grader.Config)
         algorithm: Algorithm.Config = field(default_factory=Algorithm.Config)
         trainer: Trainer.Config = field(default_factory=Trainer.Config)
@@ -62,7 +60,6 @@ class Controller(Configurable):
         evaluation: Evaluation,
         state: RunState,
         held_out: list[Prompt],
-        weight_proof: Proof,
         services: Services,
     ) -> None:
         """
@@ -70,7 +67,6 @@ class Controller(Configurable):
             in_flight: the groups that an earlier step has begun, new or from a checkpoint.
             state: the progress of the run, new or from a checkpoint.
             held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
-            weight_proof: compares the engine's weights with the policy's after a push.
         """
         self.config = config
         self.trainer = trainer
@@ -82,7 +78,6 @@ class Controller(Configurable):
         self.state = state
         self.held_out = held_out
         self.services = services
-        self.weight_sync = config.weight_sync.build(proof=weight_proof)
         self._saved = False
 
     def run(self) -> int:
@@ -208,7 +203,7 @@ class Controller(Configurable):
         """Push the policy into the engine and verify the weights there."""
         ids, reach = self.held_out[0].token_ids, getattr(self.trainer.model.config, "reach", 0)
         ids = ids.repeat(1 + reach // len(ids))[: self.config.generator.max_model_len - 1]  # longer than every window
-        num_bytes = self.weight_sync.push(
+        num_bytes = self.services.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
             self.generator,
             policy_version=self.state.step,

@@ -1,29 +1,19 @@
 """Interfaces to the rings: the core calls these objects, and `train.py` hands it the real ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torchtitan_rl.core.types import Episode, Group, Metric, Prompt
+from torchtitan_rl.core.types import Episode, FloatArray, Group, IntArray, Metric, Prompt
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from torchtitan_rl.core.evaluation import EvaluationPass
+    from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
-
-RewardFunction = Callable[..., Any]
-"""TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""
-
-
-class AnswerJudge(Protocol):
-    """Extracts and judges answers. Every `library.task.Task` does."""
-
-    def extract_answer(self, text: str) -> str | None:
-        """The answer in a completion's text, in canonical form; None if there is none."""
-
-    def judge(self, answer: str | None, prompt: Prompt) -> bool | None:
-        """Whether the answer is correct; None if the prompt has nothing to judge it by."""
 
 
 class Prompts(Protocol):
@@ -73,6 +63,28 @@ class Checkpoints(Protocol):
         """Keep the checkpoint of the current `step` as the best so far."""
 
 
+class WeightSync(Protocol):
+    """Copies the policy into the engine and verifies it there: `proof.weight_sync.WeightSync`."""
+
+    def push(
+        self,
+        weights: "Iterable[tuple[str, Tensor]]",
+        generator: "Generator",
+        *,
+        policy_version: int,
+        probe: IntArray,
+        trainer_logprobs: Callable[[IntArray], FloatArray],
+    ) -> int:
+        """Load the weights and return their size in bytes. Raises on every rank if the engine differs. Collective.
+
+        Args:
+            weights: of `trainer.hf_weights`, gathered while they are read.
+            policy_version: recorded on every completion sampled after this push.
+            probe: token ids [L] that both sides may score.
+            trainer_logprobs: computes the policy's log-probabilities of probe[1:], [L - 1].
+        """
+
+
 class Stop(Protocol):
     """A request to end the run after the current step."""
 
@@ -89,6 +101,7 @@ class Services:
 
     prompts: Prompts
     observer: Observer
+    weight_sync: WeightSync
     checkpoints: Checkpoints
     stop: Stop
     check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]

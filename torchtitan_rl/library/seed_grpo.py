@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Completion, Episode, Group, Metric
 
 

@@ -11,12 +11,14 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.services import RewardFunction
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
-    from torchtitan_rl.core.generator.environment import Environment
     from torchtitan_rl.core.types import Prompt
+    from torchtitan_rl.library.environments.environment import Environment
+
+RewardFunction = Callable[..., Any]
+"""TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""
 
 Faults = Callable[[Sequence["Example"]], list[str | None]]
 """Returns, for each example, why it cannot be a prompt; None if it can."""

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchtitan_rl.core.text import head_and_tail
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, head_and_tail_lines, printable
 from torchtitan_rl.observability.sample_rows import Row
 

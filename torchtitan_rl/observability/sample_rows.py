@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtitan_rl.core.text import PLAIN, plain
+from torchtitan_rl.common.text import PLAIN, plain
 from torchtitan_rl.observability.cell_text import utf8
 from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
 

@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.trainer.hf import exported_rows
+from torchtitan_rl.core.trainer.hf import blocks_of, to_hf
+from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.proof.checksum import checksums, place_weights
 
@@ -66,3 +68,23 @@ def _counts(parameter: Tensor) -> bool:
     mesh = parameter.device_mesh
     replicas = zip(mesh.get_coordinate(), parameter.placements, strict=True)
     return 0 in mesh.mesh and all(index == 0 for index, placement in replicas if placement.is_replicate())
+
+
+def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
+
+    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    """
+    for prefix, block in blocks_of(model):
+        for name, parameter in block.named_parameters():
+            if not is_adapter(name):
+                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
+
+
+def rows_of(
+    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, name: str, parameter: Tensor
+) -> dict[str, Tensor]:
+    """Returns the rows of a block's parameter under each of its Hugging Face names."""
+    rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+    return {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
-from torchtitan_rl.core.text import head_and_tail
 
 END = "end.json"
 REPORT = "report.html"

@@ -11,8 +11,9 @@ from typing import get_args
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
-from torchtitan_rl.core.grading.reward import JUDGEMENT, Judgement, Reward, Scope
+from torchtitan_rl.core.grading.scorer import Scope
 from torchtitan_rl.library.references import load_reward
+from torchtitan_rl.library.scoring.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
 

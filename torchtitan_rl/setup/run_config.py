@@ -13,6 +13,7 @@ from torchtitan_rl.library.in_flight import InFlight
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.recorder import Recorder
+from torchtitan_rl.proof.weight_sync import WeightSync
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.rank_status import WatchdogLimits
 
@@ -44,6 +45,7 @@ class RunConfig(Controller.Config):
     prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
     conversations: Conversations.Config = field(default_factory=Conversations.Config)
     in_flight: InFlight.Config = field(default_factory=InFlight.Config)
+    weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
     checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
     metrics: Recorder.Config = field(default_factory=Recorder.Config)
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)

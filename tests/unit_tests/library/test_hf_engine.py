@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.parts.hf_decoders import BOUNDS, Engine, backward, hf_policy, save_hf_family, sequences
-from torchtitan_rl.core.generator.weight_sync import WeightSyncError
+from torchtitan_rl.proof.weight_sync import WeightSyncError
 
 BUILT_BY_VLLM = {"gemma3_text": False, "olmo2": True, "granite": False}
 """Whether the family's engine is vLLM's Transformers backend, which builds on the trainer's own classes."""

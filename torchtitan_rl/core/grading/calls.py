@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchtitan_rl.core.grading.reward import Groups, RewardResult, Scorer, TrainerState
+from torchtitan_rl.core.grading.scorer import Groups, Scorer, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
@@ -40,12 +40,12 @@ class RewardCall:
     groups: Groups
     """The completions that the call scores: one group, or those of a batch."""
     state: TrainerState
-    future: "Future[RewardResult] | None" = None
+    future: "Future[ScorerResult] | None" = None
     """The worker's result; None if the call does not run in a worker."""
-    result: RewardResult | None = None
+    result: ScorerResult | None = None
 
 
-Cells = dict[Scorer, tuple[RewardResult, int]]
+Cells = dict[Scorer, tuple[ScorerResult, int]]
 """One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 
@@ -67,19 +67,19 @@ def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
     return cells
 
 
-def _from_worker(call: RewardCall) -> RewardResult:
+def _from_worker(call: RewardCall) -> ScorerResult:
     try:
         return call.future.result()
     except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
         seconds = call.scorer.time_limit_seconds * isinstance(error, TimeoutError)
-        return RewardResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
+        return ScorerResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:
     """Run async calls in one event loop, in a thread that is abandoned if a coroutine blocks it."""
     if not calls:
         return
-    results: dict[int, RewardResult] = {}
+    results: dict[int, ScorerResult] = {}
 
     async def one(place: int) -> None:
         results[place] = await calls[place].scorer.run_async(calls[place].groups, calls[place].state)
@@ -93,4 +93,4 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
     for place, call in enumerate(calls):
         message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        call.result = results.get(place) or RewardResult.failed(len(flat(call.groups)), message)
+        call.result = results.get(place) or ScorerResult.failed(len(flat(call.groups)), message)

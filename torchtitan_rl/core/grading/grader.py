@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,8 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import output_of
-from torchtitan_rl.core.generator.environment import environment_reward
 from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
-from torchtitan_rl.core.grading.reward import FailurePolicy, Judgement, Reward, RewardError, Scope, Scorer, TrainerState
-from torchtitan_rl.core.grading.reward_log import call_metrics
+from torchtitan_rl.core.grading.scorer import FailurePolicy, Reward, RewardError, Scope, Scorer, TrainerState
 from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class Scorers:
     """The scorers of one task: its own reward functions, those of the config, and its judgement."""
 
     rewards: list[Reward]
-    judgement: Judgement
+    judgement: Scorer
 
     @property
     def all(self) -> list[Scorer]:
@@ -149,7 +148,7 @@ class Grader(Configurable):
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} The logging of this call is dropped.")
         scored = [(group.prompt, completion) for group in call.groups for completion in group.samples]
-        self._metrics += call_metrics(
+        self._metrics += _call_metrics(
             name, result.metrics, num_completions=len(scored), seconds=result.seconds, num_failed=len(result.errors)
         )
         if not result.errors:
@@ -226,7 +225,7 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
             failed, extra[f"error/{reward.name}"] = True, result.errors[i]
     judged, i = cells[scorers.judgement]
     answer, correct = judged.scores[i] or (None, None)
-    turn_weight = sum(reward.weight for reward in scorers.rewards if reward.function is environment_reward)
+    turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)
     weighted = [r.weight * breakdown[r.name] for r in scorers.rewards if breakdown[r.name] is not None]
     return ScoredCompletion(
         completion=completion,
@@ -237,3 +236,21 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
         correct=correct,
         turn_rewards=tuple(turn_weight * (turn.reward or 0.0) for turn in completion.turns),
     )
+
+
+def _call_metrics(
+    function: str, metrics: Sequence[tuple[str, float]], *, num_completions: int, seconds: float, num_failed: int
+) -> Iterator[tuple[str, Metric]]:
+    """Yields the metrics of one call: the values that `function` logged, its duration, and how many scores failed.
+
+    Each logged name has the weight `num_completions` in total.
+    """
+    times = Counter(name for name, _ in metrics)
+    for name, value in metrics:
+        if math.isfinite(value):
+            yield f"extra/{function}/{name}", Metric(value, weight=num_completions / times[name])
+        else:
+            yield f"extra/{function}/{name}/non_finite", Metric(1.0, "sum")
+    yield f"reward/{function}/seconds", Metric(seconds)
+    if num_failed:
+        yield f"reward/{function}/failures", Metric(num_failed, "sum")

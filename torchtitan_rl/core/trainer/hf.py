@@ -68,26 +68,6 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
         block.reshard()
 
 
-def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
-
-    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
-    """
-    for prefix, block in blocks_of(model):
-        for name, parameter in block.named_parameters():
-            if not is_adapter(name):
-                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
-
-
-def rows_of(
-    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, name: str, parameter: Tensor
-) -> dict[str, Tensor]:
-    """Returns the rows of a block's parameter under each of its Hugging Face names."""
-    rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
-    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-    return {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
-
-
 def to_hf(
     model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.environment import Message, Turn
 from torchtitan_rl.core.types import FinishReason
 from torchtitan_rl.library.agents.protocol import (
     AgentError,
@@ -20,6 +19,7 @@ from torchtitan_rl.library.agents.protocol import (
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
 from torchtitan_rl.library.environments.calls import CallParser
 from torchtitan_rl.library.environments.checks import WholePrompt
+from torchtitan_rl.library.environments.environment import Message, Turn
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]

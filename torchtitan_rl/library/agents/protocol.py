@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.environment import Message
-from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.library.environments.calls import ToolCall
+from torchtitan_rl.library.environments.environment import Message
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""

@@ -13,9 +13,9 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.environment import Environment
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.environment import Environment
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate

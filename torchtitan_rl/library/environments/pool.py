@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.conversation import Answer, Conversation
-from torchtitan_rl.core.generator.environment import Environment, Message, Turn
-from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.core.types import FinishReason, Prompt, TurnRecord
 from torchtitan_rl.library.environments.checks import (
     WholePrompt,
@@ -22,6 +21,7 @@ from torchtitan_rl.library.environments.checks import (
     described,
     escaped,
 )
+from torchtitan_rl.library.environments.environment import Environment, Message, Turn
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.generator.environment import Message
 from torchtitan_rl.library.environments.checks import BREAK
+from torchtitan_rl.library.environments.environment import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

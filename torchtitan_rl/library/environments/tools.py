@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.generator.environment import Message, Turn
-from torchtitan_rl.core.text import head_and_tail
 from torchtitan_rl.library.environments.calls import CallParser, ToolCall
 from torchtitan_rl.library.environments.checks import described, escaped
+from torchtitan_rl.library.environments.environment import Message, Turn
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve
 

@@ -17,12 +17,12 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.trainer.hf import blocks_of, gather, rows_of
+from torchtitan_rl.core.trainer.hf import blocks_of, gather
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.library.lora.folder import read_adapter
 from torchtitan_rl.library.models.hf_decoder import check_other_parts
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.held_weights import HeldWeights, rows_of
 
 Exported = list[tuple[Tensor, dict[str, Tensor]]]
 """Each adapter's parameter with its rows under each of its names."""
@@ -163,7 +163,7 @@ def own_part(whole: Tensor, parameter: Tensor) -> Tensor:
 
 
 def adapter_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields each adapter's parameter with its rows under each of its names, as `hf.exported_rows` does for the base.
+    """Yields each adapter's parameter with its rows under each of its names, as `exported_rows` does for the base.
 
     A fused layer's A comes whole under the name of each of its parts. Its B is split as the layer's weight is, which for
     Llama also changes the order of rows.

@@ -8,9 +8,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.summary import same_everywhere
 from torchtitan_rl.core.types import Metric
 
 WEIGHT_ENTROPY = "maxent/weight_entropy/mean"

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
 from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution

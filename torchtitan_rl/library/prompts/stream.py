@@ -9,10 +9,10 @@ from torchdata.nodes import BaseNode, Mapper, Prefetcher
 from torchtitan.config import Configurable
 from transformers import PreTrainedTokenizerBase
 
+from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.summary import same_everywhere
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
 from torchtitan_rl.library.task import Example, Task

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from torchtitan_rl.core.summary import describe, same_everywhere
+from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.metrics.reward_stats import fraction
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from torchtitan_rl.core.summary import describe, same_everywhere
+from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchtitan_rl.core.summary import same_everywhere
+from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.types import Metric
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtitan_rl.core.summary import describe, same_everywhere
+from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
 

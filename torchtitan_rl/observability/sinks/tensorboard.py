@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from torchtitan_rl.core.text import head_and_tail
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord

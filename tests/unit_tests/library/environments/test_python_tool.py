@@ -52,7 +52,7 @@ def test_a_program_that_computes_for_too_long_is_killed_by_its_cpu_time():
         run_program("while True: pass", ProgramLimits(seconds=60, cpu_seconds=1))
 
 
-@pytest.mark.parametrize("signal, name", [(9, "Killed"), (35, "Real-time signal 1")])
+@pytest.mark.parametrize(("signal", "name"), [(9, "Killed"), (35, "Real-time signal 1")])
 def test_a_program_that_kills_itself_is_named(signal, name):
     with pytest.raises(ProgramError, match=rf"was killed by signal {signal} \({name}\): x"):
         run_program(f"import os\nprint('x', flush=True)\nos.kill(os.getpid(), {signal})", LIMITS)

@@ -23,7 +23,6 @@ from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_che
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.hf import exported_rows
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -32,6 +31,7 @@ from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.lora.policy import Lora, adapter_rows
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
+from torchtitan_rl.proof.held_weights import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer, PolicyState
 from torchtitan_rl.resilience.safe_load import SafeReader
 from torchtitan_rl.setup.registry import load_config

@@ -1,72 +1,29 @@
-"""Scorers of a group: reward functions and the task's judgement. They are called here, and their output is checked."""
+"""Reward functions and the task's judgement as scorers: how they are called, and how their output is checked."""
 
 import asyncio
 import copy
 import inspect
 import math
-import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.grading.reward_log import LogError, RewardLog
-from torchtitan_rl.core.services import AnswerJudge, RewardFunction
-from torchtitan_rl.core.text import head_and_tail
+from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, Group, flat
+from torchtitan_rl.library.environments.environment import environment_reward
+from torchtitan_rl.library.scoring.reward_log import LogError, RewardLog
+from torchtitan_rl.library.task import RewardFunction, Task
 
 T = TypeVar("T")
-
-FailurePolicy = Literal["raise", "none"]
-Scope = Literal["group", "batch"]
-Groups = Sequence[Group[Completion]]
 
 ERROR_CHARACTERS = 2000
 """Maximum length of a stored exception text. Some exceptions quote their whole input."""
 
 JUDGEMENT = "judgement"
 """Name of the task's own judgement among those of reward functions."""
-
-
-class RewardError(TrainingStopped):
-    """A reward function raised, took too long, or did not return scores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
-    """State of the run, passed to reward functions as `trainer_state`: the fields of transformers' TrainerState that a run has."""
-
-    global_step: int = 0
-    """Number of the step that sampled the completions; 0 before the first."""
-    max_steps: int = 0
-    """Number of steps in the whole run."""
-    epoch: float = 0.0
-    """Passes over the training examples so far; 0 if they never repeat."""
-    log_history: list[dict[str, float]] = field(default_factory=list)  # always empty
-    is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
-    is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
-
-
-@dataclass(slots=True)
-class RewardResult:
-    """Result of one call."""
-
-    scores: list[Any]
-    """One score for each completion; None if the scorer gave none."""
-    errors: dict[int, str] = field(default_factory=dict)
-    """{index of the completion: error message}"""
-    extras: dict[str, list[Any]] = field(default_factory=dict)
-    metrics: list[tuple[str, float]] = field(default_factory=list)
-    log_error: str = ""
-    """Reason why the call's logging was dropped; "" if it was kept."""
-    seconds: float = 0.0
-
-    @classmethod
-    def failed(cls, size: int, message: str, seconds: float = 0.0) -> "RewardResult":
-        """Returns a result without a score for any of `size` completions."""
-        return cls([None] * size, dict.fromkeys(range(size), message), seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,9 +35,12 @@ class Reward:
     weight: float = 1.0
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
-    """Time limit for one call; 0 means no limit."""
     scope: Scope = "group"
-    """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
+
+    @property
+    def of_turns(self) -> bool:
+        """Whether this is `environment_reward`."""
+        return self.function is environment_reward
 
     @property
     def is_async(self) -> bool:
@@ -88,17 +48,17 @@ class Reward:
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    def run(self, groups: Groups, state: TrainerState) -> RewardResult:
+    def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
         return _value(self._result(groups, state, self._call))
 
-    async def run_async(self, groups: Groups, state: TrainerState) -> RewardResult:
+    async def run_async(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
         return await self._result(groups, state, self._wait)
 
     async def _result(
         self, groups: Groups, state: TrainerState, call: Callable[[dict[str, Any]], Awaitable[Any]]
-    ) -> RewardResult:
+    ) -> ScorerResult:
         size, begin = len(flat(groups)), time.perf_counter()
         log, log_error = RewardLog(self.name, size), ""
         try:
@@ -110,10 +70,10 @@ class Reward:
                 output = await call(self._keywords(groups, state, log))
             scores = as_scores(output, size)
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
-            result = RewardResult.failed(size, _described(error))
+            result = ScorerResult.failed(size, _described(error))
         else:
             errors = {i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not math.isfinite(s)}
-            result = RewardResult([None if i in errors else score for i, score in enumerate(scores)], errors)
+            result = ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
         result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
         result.seconds = time.perf_counter() - begin
         return result
@@ -160,27 +120,24 @@ class Reward:
 class Judgement:
     """The task's own judgement, called like a reward function. A score is (answer, correct)."""
 
-    task: AnswerJudge
+    task: Task
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
     name: str = JUDGEMENT
     is_async: bool = False
     scope: Scope = "group"
 
-    def run(self, groups: Groups, state: TrainerState) -> RewardResult:
+    def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
         begin = time.perf_counter()
         try:
             asked = [(group.prompt, completion.text) for group in groups for completion in group.samples]
             answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
-            result = RewardResult([(a, self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)])
+            result = ScorerResult([(a, self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)])
         except BaseException as error:
-            result = RewardResult.failed(len(flat(groups)), _described(error))
+            result = ScorerResult.failed(len(flat(groups)), _described(error))
         result.seconds = time.perf_counter() - begin
         return result
-
-
-Scorer = Reward | Judgement
 
 
 def as_scores(output: Any, size: int) -> list[float | None]:
@@ -218,7 +175,7 @@ def _answer(given: Any) -> str | None:
 def _described(error: BaseException) -> str:
     """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if "/torchtitan_rl/core/grading/" not in frame.filename]
+    theirs = [frame for frame in frames if "/torchtitan_rl/library/scoring/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
 

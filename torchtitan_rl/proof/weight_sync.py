@@ -4,7 +4,6 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import FloatArray, IntArray
+from torchtitan_rl.proof.weight_proof import WeightProof
 
 Weights = Iterable[tuple[str, Tensor]]
 
@@ -34,18 +34,6 @@ NOISE_FACTOR = 20.0
 
 class WeightSyncError(TrainingStopped):
     """After a sync, the engine's weights differ from the policy's, or it computes different log-probabilities with them."""
-
-
-class Proof(Protocol):
-    """Compares the engine's weights with the policy's, as `proof.weight_proof.WeightProof` does."""
-
-    def faults(self, sent: Collection[str] | None, *, in_full: bool) -> list[str]:
-        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
-
-        Args:
-            sent: names of the tensors that were sent; None if an earlier push sent all.
-            in_full: compare every value.
-        """
 
 
 class WeightSync(Configurable):
@@ -68,7 +56,8 @@ class WeightSync(Configurable):
         """Largest allowed difference of a probed token's log-probability. None means 1e-4 for a float32 engine and 0.5 for a
         bfloat16 engine. After the third probe, 20 times the median of the run's own probes applies if that is less."""
 
-    def __init__(self, config: Config, *, proof: Proof) -> None:
+    def __init__(self, config: Config, *, proof: WeightProof) -> None:
+        """`proof`: compares the engine's weights with the policy's after a push."""
         self.config = config
         self._num_pushes = 0
         self._proof = proof

@@ -1,12 +1,8 @@
-"""Logging of reward functions: a buffer for each call, and the metrics of a call."""
+"""Logging of reward functions: a buffer for each call."""
 
-import math
 import pickle
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from torchtitan_rl.core.types import Metric
 
 
 class LogError(ValueError):
@@ -55,24 +51,6 @@ class RewardLog:
         """Ignore all later logging of this call, because half of it would mislead."""
         self._closed = True
         return LogError(f"Reward function {self._function!r} called {call}")
-
-
-def call_metrics(
-    function: str, metrics: Sequence[tuple[str, float]], *, num_completions: int, seconds: float, num_failed: int
-) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics of one call: the values that `function` logged, its duration, and how many scores failed.
-
-    Each logged name has the weight `num_completions` in total.
-    """
-    times = Counter(name for name, _ in metrics)
-    for name, value in metrics:
-        if math.isfinite(value):
-            yield f"extra/{function}/{name}", Metric(value, weight=num_completions / times[name])
-        else:
-            yield f"extra/{function}/{name}/non_finite", Metric(1.0, "sum")
-    yield f"reward/{function}/seconds", Metric(seconds)
-    if num_failed:
-        yield f"reward/{function}/failures", Metric(num_failed, "sum")
 
 
 def _as_list(values: Any) -> list[Any] | None:

@@ -16,13 +16,13 @@ from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
+from torchtitan_rl.proof.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 

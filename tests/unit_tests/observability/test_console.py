@@ -1,0 +1,214 @@
+"""The console sink: its lines fit a terminal, and what the model wrote cannot harm one."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from tests.parts.observability import record_run
+from torchtitan_rl.observability import record_metric
+from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
+from torchtitan_rl.observability.sinks.console import lost
+
+
+def console_output(recorder, monkeypatch, stream=None, **config):
+    stream = stream or io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], total_steps=3, **config))
+    return stream.getvalue()
+
+
+def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=0).splitlines()
+    steps = [line for line in output if line.startswith("step ")]
+    assert len(steps) == 3
+    assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
+    assert "1/3" in steps[0]
+    assert "reward  6.500" in steps[0]
+    assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
+    assert len(output) == 6
+
+
+def test_the_step_line_names_the_largest_loss_from_a_tenth_of_the_step_on():
+    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "25% lost to last completions"
+    assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
+
+
+LINE = {
+    "reward/mean": -12.345, "evaluation/accuracy": 1.0, "loss/total": -0.0264, "policy/entropy": 0.023, "time/step": 1234.5,
+    "optimizer/grad_norm": 0.316, "sampler/logprob_diff/max": 1.3e-06, "perf/step_tokens_per_s": 123456.0, "generator/tail_s": 400.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "last_label"), [(80, "entropy"), (120, "logp diff"), (160, "tok/s")])
+@pytest.mark.parametrize("steps", [50, 2000])
+def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_label, steps):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run = recorder(sinks=["console"], console_every=0, total_steps=steps)
+    for step in (1, 2):
+        for key, value in LINE.items():
+            record_metric(key, value)
+        run.flush(step)
+    run.close()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    shown = [line for line in lines if line.startswith("step ")]
+    assert [len(line) <= columns for line in lines] == [True] * len(lines), max(lines, key=len)
+    assert last_label in shown[0]
+    assert [line.strip() for line in lines if "lost to" in line] == [
+        "32% lost to last completions in this step; in_flight.prompts carries them over"
+    ]  # once
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_an_evaluation_begins_with_its_accuracy_and_fits_its_terminal(recorder, monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr("torchtitan_rl.observability.panels.PLAIN_WIDTH", columns)
+    run = recorder(sinks=["console"], console_every=0, total_steps=50)
+    measures = {"length": 19.52, "length_max": 21.0, "clipped_fraction": 0.0, "format_rate": 1.0, "reward": 0.4344,
+                "accuracy": 0.617, "accuracy_low": 0.556, "accuracy_high": 0.675, "reward/correct/seconds": 0.1, "sampled/mean@8": 0.5}  # fmt: skip
+    for name, value in measures.items():
+        record_metric(f"evaluation/{name}", value)
+    run.flush(0)
+    run.close()
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines[0].startswith("  evaluation  accuracy 61.7% (55.6 to 67.5)")
+    rest = (
+        "sampled/mean@8 50.0%",
+        "length 19.52",
+        "length max 21",
+        "clipped fraction 0.0%",
+        "format rate 100.0%",
+        "reward 0.4344",
+    )
+    assert all(part in "\n".join(lines) for part in rest)
+    assert "seconds" not in " ".join(lines)
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_sample_never_parts_a_name_from_its_value(monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = plain_console()
+    console.width = columns
+    row = {"prompt": "p", "response": "r", "reward": 1.0, "response_tokens": 18, "reward/correct": 1.0, "example/operands": [61, 14],
+           "finish_reason": "stop", "reward/format": 0.2, "logprob_mean": -0.00029, "extra/long": "word " * 30}  # fmt: skip
+    console.print(sample_panel(row, console))
+    shown = stream.getvalue()
+    coloured = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    coloured.print(sample_panel({"reward/correct": 1.5}, coloured))
+    assert "\x1b[2mreward/correct\x1b[0m 1.5" in coloured.file.getvalue()  # the name is dim, its value is not
+    for pair in (
+        "response tokens 18",
+        "reward/correct 1",
+        "reward/format 0.2",
+        "example/operands [61, 14]",
+        "finish reason stop",
+    ):
+        assert pair in shown
+    assert shown.count("word") == 30
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_a_panel_never_breaks_a_name(monkeypatch, columns):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = plain_console()
+    console.width = columns
+    names = [f"diversity/jaccard_distance/macro_{i}" for i in range(3)] + [f"reward/{i}" for i in range(20)]
+    console.print(metrics_grid(dict.fromkeys(names, 0.123456), console))
+    assert all(name in stream.getvalue() for name in names)
+    assert max(map(len, stream.getvalue().splitlines())) <= columns
+
+
+def test_console_that_nobody_reads_any_more_falls_silent(tmp_path):
+    code = """
+from torchtitan_rl.observability.panels import plain_console
+console = plain_console()
+for line in range(100_000):
+    console.print(f"line {line}")
+"""
+    command = f"{sys.executable} -c '{code}' | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 0)
+
+
+def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "[/answer] list[int] [bold]x[/] red link" in output
+    assert "<script>alert(1)</script>" in output
+    assert "👩‍💻" in output
+    assert "\\ud800" in output
+    for harmful in ("\x1b", "\x00", "\x9b", "\u202e", "\x07"):
+        assert harmful not in output
+
+
+def test_console_truncates_head_and_tail_within_its_line_budget(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "characters ...]" in re.sub(r"\s*│\n│\s*", " ", output)  # wherever a line was folded
+    panels = output.split("╭")[1:]
+    assert max(panel.count("\n") for panel in panels) < 30
+
+
+def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" not in console_output(recorder, monkeypatch)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
+
+
+def test_console_says_which_table_its_samples_are_from_and_how_many(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert "rollout/samples: 3 rows" in output
+    assert "evaluation/samples: 3 rows" in output
+
+
+def test_console_shows_each_reward_function_s_mean(recorder, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run = recorder(sinks=["console"], console_every=1)
+    record_metric("reward/correct/mean", 0.625)
+    run.flush(1)
+    run.close()
+    assert "reward/correct/mean" in stream.getvalue()
+
+
+def test_console_copes_with_an_ascii_terminal(recorder, monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], console_every=1))
+    assert b"\\U0001f469" in raw.getvalue()
+
+
+def test_console_shows_about_30_metrics_chosen_by_patterns(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["obs/*", "reward/p50"])
+    assert "obs/sink_errors" in output
+    assert "reward/p50" in output
+    assert "reward/p95" not in output
+
+
+def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    run = recorder(sinks=["console"])
+    record_metric("loss", float("nan"))
+    run.flush(1)
+    run.close()
+    assert "loss     nan" in stream.getvalue()

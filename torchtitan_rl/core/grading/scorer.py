@@ -1,0 +1,82 @@
+"""What the grader asks of a scorer: a reward function, or the task's judgement. `library/scoring/` calls them as TRL does."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.types import Completion, Group
+
+FailurePolicy = Literal["raise", "none"]
+Scope = Literal["group", "batch"]
+Groups = Sequence[Group[Completion]]
+
+
+class RewardError(TrainingStopped):
+    """A reward function raised, took too long, or did not return scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """State of the run, passed to reward functions as `trainer_state`: the fields of transformers' TrainerState that a run has."""
+
+    global_step: int = 0
+    """Number of the step that sampled the completions; 0 before the first."""
+    max_steps: int = 0
+    """Number of steps in the whole run."""
+    epoch: float = 0.0
+    """Passes over the training examples so far; 0 if they never repeat."""
+    log_history: list[dict[str, float]] = field(default_factory=list)  # always empty
+    is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
+    is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
+
+
+@dataclass(slots=True)
+class ScorerResult:
+    """Result of one call."""
+
+    scores: list[Any]
+    """One score for each completion, None if the scorer gave none: a float, or (answer, correct) from the judgement."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """{index of the completion: error message}"""
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+    """{column logged by the function: one value for each completion}"""
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    """(name, value) logged by the function"""
+    log_error: str = ""
+    """Reason why the call's logging was dropped; "" if it was kept."""
+    seconds: float = 0.0
+
+    @classmethod
+    def failed(cls, size: int, message: str, seconds: float = 0.0) -> "ScorerResult":
+        """Returns a result without a score for any of `size` completions."""
+        return cls([None] * size, dict.fromkeys(range(size), message), seconds=seconds)
+
+
+class Scorer(Protocol):
+    """Scores groups of completions. It is hashable, and workers can call its `run`."""
+
+    name: str
+    is_async: bool
+    """Whether `run_async` is called instead of `run`. Such calls wait together."""
+    on_failure: FailurePolicy
+    scope: Scope
+    """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
+    time_limit_seconds: float
+    """Time limit for one call; 0 means no limit."""
+
+    def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
+        """Score the groups in one call without a time limit. An exception becomes a result with errors."""
+
+    async def run_async(self, groups: Groups, state: TrainerState) -> ScorerResult:
+        """The same within the time limit."""
+
+
+class Reward(Scorer, Protocol):
+    """A scorer whose scores are rewards."""
+
+    weight: float
+    """Factor of its scores in the sum."""
+    of_turns: bool
+    """Whether its score is the sum of the turns' rewards from the environment."""
