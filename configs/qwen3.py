@@ -93,7 +93,7 @@ def qwen3_0_6b() -> RunConfig:
 def qwen3_1_7b() -> RunConfig:
     """Qwen3-1.7B on one or more 80 GB GPUs (FSDP).
 
-    On one: 53 GiB awake, 65 in an update. Needs the checkpoint folder.
+    On one: 54 GiB awake, 65 in an update. Needs the checkpoint folder.
     """
     return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
 

@@ -285,7 +285,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
-            "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"), quick=True,
+            "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"),
         ),
         OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
@@ -331,7 +331,6 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [run("--config", "debug_fsdp2_tp2", *SHORT)], "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run,
-            quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2",

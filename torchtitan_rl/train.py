@@ -444,12 +444,9 @@ def _write_report(config: "RunConfig", run_folder: Path) -> None:
         report.write_report([run_folder], path)
         events.progress(f"report: {path}")
     except Exception as error:
-        logging.getLogger(__name__).warning(
-            f"the report could not be written ({error}); python -m torchtitan_rl.report tries again",
-            exc_info=None
-            if isinstance(error, OSError)
-            else error,  # a full disk or a deleted folder needs no traceback
-        )
+        message = f"the report could not be written ({error}); python -m torchtitan_rl.report tries again"
+        shown = None if isinstance(error, OSError) else error  # a full disk or a deleted folder needs none
+        logging.getLogger(__name__).warning(message, exc_info=shown)
 
 
 def _close(controller: "Controller") -> None:

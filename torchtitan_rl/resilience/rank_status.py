@@ -85,10 +85,8 @@ class StatusFile(Listener):
         if os.getpid() != self.status.pid:
             os.write(2, FORKED)
             os._exit(1)
-        changes = self.status.changes + 1
-        if (step := _step(where)) != _step(
-            self.status.phase
-        ):  # ranks may change phase more or less often within a step
+        changes, step = self.status.changes + 1, _step(where)
+        if step != _step(self.status.phase):  # within a step, ranks may change phase more or less often
             changes = step * CHANGES_PER_STEP
         self.update(phase=where, since=time.monotonic(), changes=changes)
 

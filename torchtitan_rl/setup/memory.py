@@ -115,7 +115,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     awake = {
         "weights and moments": 12 * trained + frozen + reference,
         "engine": engine,
-        "weight sync": _sync_bytes(largest, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
+        "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
         "CUDA": CONTEXT_BYTES,
         **{name: 2 * size for name, size in pushed.items()},  # the new one and the one before
     }
@@ -150,14 +150,16 @@ def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size * names for size, names in sizes)
 
 
-def _sync_bytes(largest: float, width: int, *, shards: int, tp: int) -> float:
-    """Bytes on top of the weights while they are pushed: the largest matrix, gathered, or a block of the proof's checksums.
+def _sync_bytes(shape: "_Shape", width: int, *, shards: int, tp: int) -> float:
+    """Bytes on top of the weights while they are pushed: gathered matrices, or a block of the proof's checksums.
 
-    The gather also holds this rank's cast shard and, between the two gathers of FSDP x TP, the tensor-parallel share.
+    A gather of the largest matrix also holds this rank's cast shard and, between the two gathers of FSDP x TP, the
+    tensor-parallel share. The embedding is kept until the first layer is there, which FSDP gathers into a buffer of its own.
     """
-    ranks = shards * tp
-    gathered = largest * width * (1 + (1 / tp if tp > 1 else 0) + (1 / ranks if ranks > 1 else 0))
-    return max(gathered, min(largest, CHECKSUM_BLOCK) * (8 + width))
+    largest, ranks = max(shape.embedding, shape.layer), shards * tp
+    gathered = largest * (1 + (1 / tp if tp > 1 else 0) + (1 / ranks if ranks > 1 else 0))
+    with_layer = shape.embedding + shape.layer * (2 if shards > 1 else 1)
+    return max(max(gathered, with_layer) * width, min(largest, CHECKSUM_BLOCK) * (8 + width))
 
 
 def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:

@@ -275,9 +275,8 @@ class LogprobHead(Linear):
             return super().forward(input)
         labels, temperature, at = self._target
         hidden, weight, group, first = input, self.weight, None, 0
-        if isinstance(
-            weight, DTensor
-        ):  # tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals
+        if isinstance(weight, DTensor):
+            # Tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals them.
             mesh = weight.device_mesh
             group = mesh.get_group()
             first = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))

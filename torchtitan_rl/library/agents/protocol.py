@@ -152,10 +152,8 @@ def _read_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise AgentError(f"the agent's request has the tool call {str(call)[:80]!r}; expected one with a function")
-    arguments = function.get("arguments")
-    with contextlib.suppress(
-        TypeError, ValueError, RecursionError
-    ):  # what the policy wrote wrongly is compared as it is
+    arguments = function.get("arguments")  # kept as it is if the policy wrote no JSON
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
         arguments = json.loads(arguments)
     return {"id": call.get("id"), "name": function.get("name"), "arguments": arguments}
 
