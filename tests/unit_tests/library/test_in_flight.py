@@ -129,7 +129,7 @@ def test_greedy_tokens_are_those_of_completions_that_were_never_cut(generator, m
 
 
 def test_every_prompt_is_trained_once_and_none_beyond_the_greatest_age(generator, made):
-    run = Run(generator, made, prompts=8)
+    run = Run(generator, made, prompts=8, max_age=2)
     groups = []
     for step in range(12):
         taken = run.step()

@@ -54,7 +54,7 @@ def test_held_out_list_is_fixed_and_a_longer_one_begins_with_the_shorter():
 
 
 def test_more_held_out_examples_than_exist_is_an_error_that_names_the_remedy(two_integers):
-    with pytest.raises(UserError, match="evaluation.num_prompts = 600: expected at most .* raise task.max_integers"):
+    with pytest.raises(UserError, match="evaluation.num_prompts = 600: expected at most .* a larger task.max_integers"):
         two_integers.held_out_examples(600)
 
 
