@@ -31,7 +31,7 @@ def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: 
     total, height = weights.new_zeros(len(weights)), max(1, BLOCK // max(1, width))  # [k]
     for begin in range(0, len(matrix), height):
         block = matrix[begin : begin + height].to(dtype or matrix.dtype)  # [<= height, columns]
-        if ON_CPU:
+        if matrix.device.type == "cpu":
             block = F.hardshrink(block, torch.finfo(block.dtype).tiny)
         sums = (block.view(INTEGERS[block.element_size()]) * columns).sum(1)  # [<= height] int64
         total += (weights[:, begin : begin + height] * sums).sum(1)
