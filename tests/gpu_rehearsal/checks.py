@@ -13,6 +13,8 @@ MEMORY = {"update": (0.5, 1.1), "sync": (0.5, 1.1)}
 """Phase -> least and most of the peak, as a share of what setup/memory.py predicts. The prediction is an upper bound: a small
 model does not fill the largest tiles."""
 MIB = 2**20
+SLACK = 100 * MIB
+"""Bytes that the prediction may lack besides: index tensors, which only count beside a policy of a few million parameters."""
 
 
 def faults_of(records: Sequence[Rehearsal]) -> list[str]:
@@ -36,11 +38,10 @@ def _faults_of_rank(record: Rehearsal) -> list[str]:
         lines = ", ".join(f"{line} x{times}" for line, times in record.syncs.most_common())
         found.append(f"{record.syncs.total()} host synchronisations in an update, the budget is {budget}: {lines}")
     for phase, (least, most) in MEMORY.items():
-        share = record.peaks[phase] / record.predicted[phase]
-        if not least <= share <= most:
+        peak, predicted = record.peaks[phase], record.predicted[phase]
+        if not least * predicted <= peak <= most * predicted + SLACK:
             found.append(
-                f"{phase} peaks at {record.peaks[phase] / MIB:.0f} MiB, setup/memory.py predicts "
-                f"{record.predicted[phase] / MIB:.0f}"
+                f"{phase} peaks at {peak / MIB:.0f} MiB, setup/memory.py predicts {predicted / MIB:.0f}"
             )
     found += [f"{name} differs from the CPU's" for name in record.differing]
     for one in record.collectives:
