@@ -2,7 +2,7 @@
 
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
-from torchtitan_rl.library.agents.calculator import AgentCalculator
+from torchtitan_rl.library.agents.calculator_agent import AgentCalculator
 from torchtitan_rl.library.tasks import Calculator, GuessNumber
 from torchtitan_rl.setup.run_config import RunConfig
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
-from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
+from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
 from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
 from torchtitan_rl.setup.memory import choose_by_memory, footprint_of, memory_need, meta_model  # noqa: E402

@@ -25,8 +25,8 @@ from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 
 from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter  # noqa: E402
+from torchtitan_rl.library.lora.adapters import Lora, adapter_rows  # noqa: E402
 from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # noqa: E402
-from torchtitan_rl.library.lora.policy import Lora, adapter_rows  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402

@@ -45,12 +45,13 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.generator.generator import Generator
-    from torchtitan_rl.core.services import Services, WeightSync
+    from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import Trainer
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.observability.recorder import Recorder
+    from torchtitan_rl.proof.weight_sync import WeightSync
     from torchtitan_rl.resilience.checkpoint_folder import Resume
     from torchtitan_rl.resilience.checkpointer import Checkpointer
     from torchtitan_rl.setup.run_config import RunConfig
@@ -328,7 +329,7 @@ def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) 
     import torch.distributed as dist
     from torchtitan.distributed import ParallelDims
 
-    from torchtitan_rl.library.lora.policy import Lora
+    from torchtitan_rl.library.lora.adapters import Lora
 
     dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
     trainer = config.trainer.build(

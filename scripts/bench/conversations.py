@@ -38,7 +38,7 @@ from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
 from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
 from torchtitan_rl.library.agents import AgentEnvironment  # noqa: E402
-from torchtitan_rl.library.agents.calculator import openai_client  # noqa: E402
+from torchtitan_rl.library.agents.calculator_agent import openai_client  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402

@@ -29,7 +29,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
-from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import new_hf_model
 
 

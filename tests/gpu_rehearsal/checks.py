@@ -40,9 +40,7 @@ def _faults_of_rank(record: Rehearsal) -> list[str]:
     for phase, (least, most) in MEMORY.items():
         peak, predicted = record.peaks[phase], record.predicted[phase]
         if not least * predicted <= peak <= most * predicted + SLACK:
-            found.append(
-                f"{phase} peaks at {peak / MIB:.0f} MiB, setup/memory.py predicts {predicted / MIB:.0f}"
-            )
+            found.append(f"{phase} peaks at {peak / MIB:.0f} MiB, setup/memory.py predicts {predicted / MIB:.0f}")
     found += [f"{name} differs from the CPU's" for name in record.differing]
     for one in record.collectives:
         if len(one.ranks) > 1 and (seconds := record.timeouts.get(one.ranks)) != record.timeout:

@@ -73,8 +73,8 @@ from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.library import models  # noqa: E402
 from torchtitan_rl.library.in_flight import InFlight  # noqa: E402
+from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
-from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
 from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402

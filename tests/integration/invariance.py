@@ -33,7 +33,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
-from torchtitan_rl.library.lora.policy import Lora  # noqa: E402
+from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402
 

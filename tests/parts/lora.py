@@ -18,8 +18,8 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
-from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.proof.weight_sync import WeightSync

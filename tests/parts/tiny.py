@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from scripts.make_random_checkpoint import small_model
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
-from torchtitan_rl.library.lora.policy import own_part
+from torchtitan_rl.library.lora.adapters import own_part
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 
 DIMENSIONS = {

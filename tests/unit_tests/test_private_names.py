@@ -34,7 +34,7 @@ NAMES = [
     Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torch.serialization:_get_layout", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torchtitan.models.common.attention:FusedQKVLinear._split_qkv_on_save", "core/trainer/hf.py", "splits query, key and value without gathering them in float32"),
-    Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "library/lora/policy.py", "turns adapters off for the reference"),
+    Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "library/lora/adapters.py", "turns adapters off for the reference"),
     Private("transformers.modeling_utils:PreTrainedModel._init_weights", "library/models/hf_decoder.py", "computes a model's buffers, as `from_pretrained` does"),
     Private("transformers.modeling_utils:PreTrainedModel._from_config", "library/models/hf_decoder.py", "builds a model of the policy's own classes"),
     Private(f"{ENGINE}#logger_manager", "core/device.py", "statistics without Prometheus", True),

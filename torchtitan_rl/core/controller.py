@@ -16,7 +16,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.in_flight import InFlight
+from torchtitan_rl.core.generator.quota import GroupsInFlight
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.services import Services
@@ -54,7 +54,7 @@ class Controller(Configurable):
         *,
         trainer: Trainer,
         generator: Generator,
-        in_flight: InFlight,
+        in_flight: GroupsInFlight,
         grader: Grader,
         algorithm: Algorithm,
         evaluation: Evaluation,

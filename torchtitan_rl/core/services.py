@@ -63,7 +63,7 @@ class Checkpoints(Protocol):
         """Keep the checkpoint of the current `step` as the best so far."""
 
 
-class WeightSync(Protocol):
+class Sync(Protocol):
     """Copies the policy into the engine and verifies it there: `proof.weight_sync.WeightSync`."""
 
     def push(
@@ -101,7 +101,7 @@ class Services:
 
     prompts: Prompts
     observer: Observer
-    weight_sync: WeightSync
+    weight_sync: Sync
     checkpoints: Checkpoints
     stop: Stop
     check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]

@@ -15,7 +15,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.in_flight import Quota
+from torchtitan_rl.core.generator.quota import Quota
 from torchtitan_rl.core.types import FinishReason, Metric, Prompt
 
 

@@ -15,7 +15,7 @@ from torchtitan_rl.core.own_config import OwnConfig
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
     from torchtitan_rl.core.types import Prompt
-    from torchtitan_rl.library.environments.environment import Environment
+    from torchtitan_rl.library.environments.interface import Environment
 
 RewardFunction = Callable[..., Any]
 """TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""

@@ -14,8 +14,8 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
-from torchtitan_rl.library.lora.policy import Lora
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 

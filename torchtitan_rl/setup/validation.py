@@ -13,7 +13,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
-from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks

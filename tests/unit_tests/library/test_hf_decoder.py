@@ -28,7 +28,7 @@ from tests.parts.hf_decoders import (
     transformers_logprobs,
     unsharded_policy,
 )
-from tests.unit_tests.library.lora.test_policy import copies, saver, updated
+from tests.unit_tests.library.lora.test_adapters import copies, saver, updated
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
@@ -36,7 +36,7 @@ from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import score
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import SequenceLayout
-from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism, packed_attention
 from torchtitan_rl.library.models.hf_support import Calls, Unsupported

@@ -14,7 +14,7 @@ from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.in_flight import Quota
+from torchtitan_rl.core.generator.quota import Quota
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.in_flight import InFlight
 

@@ -16,7 +16,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import ON_CPU, expandable_segments, replace_engine_parts, unlink_shared_memory
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.in_flight import InFlight, Quota
+from torchtitan_rl.core.generator.quota import GroupsInFlight, Quota
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
@@ -136,7 +136,7 @@ class Generator(Configurable):
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
         finished: Callable[[Group[Completion]], None] | None = None,
-        in_flight: InFlight | None = None,
+        in_flight: GroupsInFlight | None = None,
         needed: int = 0,
     ) -> list[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn or several.
@@ -199,7 +199,11 @@ class Generator(Configurable):
         )  # fmt: skip
 
     def _quota(
-        self, mine: Sequence[Prompt], groups: Sequence[list[Conversation]], in_flight: InFlight | None, needed: int
+        self,
+        mine: Sequence[Prompt],
+        groups: Sequence[list[Conversation]],
+        in_flight: GroupsInFlight | None,
+        needed: int,
     ) -> Quota:
         """Returns which of the groups to take: all, or this replica's share of `needed`. Carried ones get their tokens."""
         if in_flight is None:

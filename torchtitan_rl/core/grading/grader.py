@@ -12,7 +12,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
-from torchtitan_rl.core.grading.scorer import FailurePolicy, Reward, RewardError, Scope, Scorer, TrainerState
+from torchtitan_rl.core.grading.scorer import FailurePolicy, RewardError, RewardScorer, Scope, Scorer, TrainerState
 from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ MOST_FAILED_STEPS = 3
 class Scorers:
     """The scorers of one task: its own reward functions, those of the config, and its judgement."""
 
-    rewards: list[Reward]
+    rewards: list[RewardScorer]
     judgement: Scorer
 
     @property

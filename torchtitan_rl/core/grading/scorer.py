@@ -73,7 +73,7 @@ class Scorer(Protocol):
         """The same within the time limit."""
 
 
-class Reward(Scorer, Protocol):
+class RewardScorer(Scorer, Protocol):
     """A scorer whose scores are rewards."""
 
     weight: float

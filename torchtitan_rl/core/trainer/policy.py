@@ -22,7 +22,7 @@ from torchtitan_rl.core.trainer.logprobs import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
 
 if TYPE_CHECKING:
-    from torchtitan_rl.library.lora.policy import Lora
+    from torchtitan_rl.library.lora.adapters import Lora
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 

@@ -51,7 +51,7 @@ from torchtitan_rl.core.types import (
 )
 
 if TYPE_CHECKING:
-    from torchtitan_rl.library.lora.policy import Lora
+    from torchtitan_rl.library.lora.adapters import Lora
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""

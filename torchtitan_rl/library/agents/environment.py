@@ -17,10 +17,10 @@ from torchtitan_rl.library.agents.protocol import (
     streamed,
 )
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
-from torchtitan_rl.library.environments.calls import CallParser
 from torchtitan_rl.library.environments.checks import WholePrompt
-from torchtitan_rl.library.environments.environment import Message, Turn
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
+from torchtitan_rl.library.environments.interface import Message, Turn
+from torchtitan_rl.library.environments.tool_calls import CallParser
 
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]
 """A command, or a coroutine function `agent(task, *, base_url, api_key)`."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.library.environments.calls import ToolCall
-from torchtitan_rl.library.environments.environment import Message
+from torchtitan_rl.library.environments.interface import Message
+from torchtitan_rl.library.environments.tool_calls import ToolCall
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""

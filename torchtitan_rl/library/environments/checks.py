@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtitan_rl.common.text import plain
-from torchtitan_rl.library.environments.environment import Message, Turn
+from torchtitan_rl.library.environments.interface import Message, Turn
 
 BREAK = "\ufdd0"
 """Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""

@@ -15,8 +15,8 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.checks import described
-from torchtitan_rl.library.environments.environment import Environment
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
+from torchtitan_rl.library.environments.interface import Environment
 from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.library.environments.calls import CallParser, ToolCall, parse_calls, without_thinking
 from torchtitan_rl.library.environments.checks import described
-from torchtitan_rl.library.environments.environment import Environment
+from torchtitan_rl.library.environments.interface import Environment
+from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall, parse_calls, without_thinking
 
 
 class FittedEnvironment(Environment):

@@ -21,7 +21,7 @@ from torchtitan_rl.library.environments.checks import (
     described,
     escaped,
 )
-from torchtitan_rl.library.environments.environment import Environment, Message, Turn
+from torchtitan_rl.library.environments.interface import Environment, Message, Turn
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 

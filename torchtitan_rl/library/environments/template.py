@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.environments.checks import BREAK
-from torchtitan_rl.library.environments.environment import Message
+from torchtitan_rl.library.environments.interface import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,11 +8,11 @@ from typing import Any, get_type_hints
 
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.calls import CallParser, ToolCall
 from torchtitan_rl.library.environments.checks import described, escaped
-from torchtitan_rl.library.environments.environment import Message, Turn
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
+from torchtitan_rl.library.environments.interface import Message, Turn
 from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve
+from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall
 
 Tool = Callable[..., Any]
 """A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.calls import CallParser, ToolCall, parse_calls, tool_call
 from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall, parse_calls, tool_call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

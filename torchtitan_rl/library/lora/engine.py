@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.library.lora.policy import Lora
+from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.proof import AdapterProof
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, Group, flat
-from torchtitan_rl.library.environments.environment import environment_reward
+from torchtitan_rl.library.environments.interface import environment_reward
 from torchtitan_rl.library.scoring.reward_log import LogError, RewardLog
 from torchtitan_rl.library.task import RewardFunction, Task
 

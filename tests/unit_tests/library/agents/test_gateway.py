@@ -15,7 +15,7 @@ from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents.gateway import gateway
 from torchtitan_rl.library.agents.protocol import AgentError
-from torchtitan_rl.library.environments.calls import parse_calls
+from torchtitan_rl.library.environments.tool_calls import parse_calls
 
 USER = {"role": "user", "content": "What is 3 * 4?"}
 TOOL = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}

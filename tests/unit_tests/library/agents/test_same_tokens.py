@@ -7,10 +7,10 @@ from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.agents import AgentEnvironment
-from torchtitan_rl.library.agents.calculator import AgentCalculator, play
+from torchtitan_rl.library.agents.calculator_agent import AgentCalculator, play
 from torchtitan_rl.library.environments import ToolEnvironment
-from torchtitan_rl.library.environments.calls import ToolCall
 from torchtitan_rl.library.environments.factory import Conversations
+from torchtitan_rl.library.environments.tool_calls import ToolCall
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import Calculator
 

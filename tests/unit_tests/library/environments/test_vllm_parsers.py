@@ -6,7 +6,7 @@ import pytest
 
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.environments.calls import ToolCall
+from torchtitan_rl.library.environments.tool_calls import ToolCall
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
 

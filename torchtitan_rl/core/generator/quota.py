@@ -23,7 +23,7 @@ class Quota:
         return True
 
 
-class InFlight(Protocol):
+class GroupsInFlight(Protocol):
     """The groups that are carried from step to step; equal on every rank between steps. See library/in_flight.py."""
 
     active: bool

@@ -5,8 +5,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.library.agents.environment import AgentEnvironment
-from torchtitan_rl.library.environments.calls import ToolCall
 from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.tool_calls import ToolCall
 from torchtitan_rl.library.environments.tools import run_call, tool_schemas
 from torchtitan_rl.library.tasks.calculator import Calculator, multiply
 

@@ -27,8 +27,8 @@ from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
+from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
-from torchtitan_rl.library.lora.policy import Lora, adapter_rows
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.proof.held_weights import exported_rows
