@@ -1,6 +1,7 @@
 """The house: imports lead inwards, no rooms in a circle, a core that one person reads in an afternoon."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,29 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def core_lines() -> int:
     return sum(file.read_text().count("\n") for file in (PACKAGE / "core").rglob("*.py"))
+
+
+def shared_names(package: Path = PACKAGE) -> list[str]:
+    """Names that two modules have, or two public classes."""
+    modules = [file.stem for file, _ in files(package) if file.stem != "__init__"]
+    classes = [
+        node.name
+        for file, _ in files(package)
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    return [name for names in (modules, classes) for name, times in Counter(names).items() if times > 1]
+
+
+def test_no_two_modules_or_classes_share_a_name():
+    assert shared_names() == []
+
+
+def test_a_shared_name_is_found(tmp_path):
+    for ring in ("core", "library"):
+        (tmp_path / ring).mkdir()
+        (tmp_path / ring / "calls.py").write_text("class Call: pass")
+    assert shared_names(tmp_path) == ["calls", "Call"]
 
 
 def test_imports_lead_inwards():
