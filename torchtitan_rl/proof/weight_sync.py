@@ -121,7 +121,7 @@ class WeightSync(Configurable):
             raise WeightSyncError(
                 f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "
                 f"trainer's by {diff:.3g}, more than {whose} = {limit:.3g}, although every weight arrived. They compute different "
-                "models: check the rotary base, the norm epsilon and the order of rows in the checkpoint's conversion."
+                "models: check the rotary base, the norm epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
             )
         self._probes.append(diff)
 
