@@ -1,0 +1,35 @@
+"""What an environment gives for each turn is weighted as in the sum, for credit by turns."""
+
+import pytest
+
+from tests.parts.grading import constant, grader
+from torchtitan_rl.core.types import Completion, Group, Prompt, TurnRecord
+from torchtitan_rl.library.environments import environment_reward
+
+
+def talked(*turn_rewards):
+    """A group of one conversation, whose turns have these rewards."""
+    turns = tuple(TurnRecord(text="a", num_tokens=1, reward=reward) for reward in turn_rewards)
+    tokens = list(range(len(turns)))
+    completion = Completion(
+        sample_idx=0, policy_version=0, token_ids=tokens, logprobs=[-0.5] * len(turns), text="a", finish_reason="stop", turns=turns
+    )  # fmt: skip
+    return Group(prompt=Prompt(prompt_idx=0, text="?", token_ids=[1], expected_answer=""), samples=[completion])
+
+
+@pytest.mark.parametrize(
+    ("functions", "reward", "of_turns"),
+    [
+        ([environment_reward], 3.0, (1.0, 0.0, 2.0)),
+        ([environment_reward, constant(5.0)], 8.0, (1.0, 0.0, 2.0)),
+        ([constant(5.0)], 5.0, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_only_the_environments_rewards_are_those_of_turns(functions, reward, of_turns):
+    weights = {"environment_reward": 2.0} if environment_reward in functions else {}
+    made = grader(*functions, weights=weights)
+    try:
+        [[scored]] = [group.samples for group in made.score([talked(0.5, None, 1.0)])]
+    finally:
+        made.close()
+    assert (scored.reward, scored.turn_rewards) == (reward, of_turns)
