@@ -1,14 +1,13 @@
 """Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
 
-from torchtitan.components.optimizer import LRSchedulersContainer
-
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.gate import LogprobGate
-from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
-from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.core.trainer.optimizer import AdamW
+from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
+from torchtitan_rl.library.named_models import small_qwen3
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.observability import Recorder
@@ -30,9 +29,9 @@ def debug() -> RunConfig:
         sampling=SamplingConfig(n=8, max_tokens=32),
         generator=Generator.Config(dtype="float32", max_model_len=64),
         algorithm=Algorithm.Config(advantage=GroupMean.Config()),
-        trainer=Trainer.Config(
+        trainer=TrainerConfig(
             optimizer=AdamW.Config(lr=1e-4),
-            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.9),
+            lr_scheduler=LRSchedule(warmup_steps=5, decay_ratio=0.9),
             mixed_precision_param="float32",
             max_tokens_per_microbatch=8192,
             # In float32 they agree to 1e-5 on almost all tokens; the maximum over 6,400 completions was 1.4e-4.

@@ -15,14 +15,13 @@ How the settings were chosen (docs/gpu.md lists the measurements):
   probe allows 0.5, and token-level truncated importance sampling corrects the difference.
 """
 
-from torchtitan.components.optimizer import LRSchedulersContainer
-
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.trainer import AdamW, Trainer
-from torchtitan_rl.library import models
+from torchtitan_rl.core.trainer.optimizer import AdamW
+from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
+from torchtitan_rl.library import named_models
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.proof.weight_sync import WeightSync
@@ -39,7 +38,7 @@ def _qwen3(
     generator_tp: int = 1,
 ) -> RunConfig:
     return RunConfig(
-        model_spec=flavor and models.qwen3(flavor),
+        model_spec=flavor and named_models.qwen3(flavor),
         hf_assets_path=folder,
         num_steps=200,
         num_prompts_per_step=prompts,
@@ -49,9 +48,9 @@ def _qwen3(
         generator=Generator.Config(tensor_parallel_degree=generator_tp, max_model_len=256 + max_tokens),
         weight_sync=WeightSync.Config(max_diff=0.5),
         algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
-        trainer=Trainer.Config(
+        trainer=TrainerConfig(
             optimizer=AdamW.Config(lr=lr),
-            lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10, decay_ratio=0.0),
+            lr_scheduler=LRSchedule(warmup_steps=10, decay_ratio=0.0),
             activation_checkpoint="auto",
         ),
         evaluation=Evaluation.Config(

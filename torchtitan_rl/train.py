@@ -329,10 +329,12 @@ def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) 
     import torch.distributed as dist
     from torchtitan.distributed import ParallelDims
 
+    from torchtitan_rl.core.trainer.trainer import Trainer
     from torchtitan_rl.library.lora.adapters import Lora
 
     dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
-    trainer = config.trainer.build(
+    trainer = Trainer(
+        config.trainer,
         model_spec=config.model_spec,
         hf_assets_path=config.hf_assets_path,
         parallel_dims=dims,
@@ -383,10 +385,12 @@ def _gather(value: Any) -> list[Any] | None:
 def _build_checkpointer(
     config: "RunConfig", trainer: "Trainer", prompts: "PromptStream", state: "RunState", run_folder: Path
 ) -> "Checkpointer":
+    from torchtitan_rl.resilience.checkpointer import Checkpointer
     from torchtitan_rl.setup.resume import config_fields
     from torchtitan_rl.setup.run_folder import RunFolderCheck
 
-    return config.checkpoint.build(
+    return Checkpointer(
+        config.checkpoint,
         trainer=trainer,
         prompts=prompts,
         run_state=state,

@@ -162,7 +162,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "7.0: expected at least 0 and at most 1. It is the share of the steps",
         ),
         _option("trainer.lr-scheduler.min-lr-factor", "2", "2.0: expected at least 0 and at most 1"),
-        _option("trainer.lr-scheduler.total-steps", "9", "9: expected None, as num_steps sets it. Set num_steps."),
         _option("trainer.skip-nonfinite-updates", "-1", "-1: expected at least 0. 0 stops at the first."),
         _option("weight-sync.max-diff", "nan", "nan: expected at least 0. Leave it out for the dtype's own."),
         _option("weight-sync.check-interval", "-1", "-1: expected at least 0"),

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchtitan.config import CommConfig
-from torchtitan.distributed.utils import init_distributed
 
 from torchtitan_rl.core.device import DEVICE_TYPE
 
@@ -17,6 +16,8 @@ T = TypeVar("T")
 
 def init_process_group(config: CommConfig) -> None:
     """Start NCCL for GPU tensors and gloo for Python values. On a CPU, gloo serves both."""
+    from torchtitan.distributed.utils import init_distributed
+
     if DEVICE_TYPE == "cuda":
         from torchtitan.tools.utils import get_local_device
 

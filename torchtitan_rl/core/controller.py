@@ -6,6 +6,7 @@ Every rank runs this program. Small values (prompts, completions, rewards, episo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchtitan.config import Configurable
 
@@ -21,8 +22,11 @@ from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
-from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.trainer.trainer import Trainer
 
 
 class Controller(Configurable):
@@ -45,14 +49,14 @@ class Controller(Configurable):
         generator: Generator.Config = field(default_factory=Generator.Config)
         grader: Grader.Config = field(default_factory=Grader.Config)
         algorithm: Algorithm.Config = field(default_factory=Algorithm.Config)
-        trainer: Trainer.Config = field(default_factory=Trainer.Config)
+        trainer: TrainerConfig = field(default_factory=TrainerConfig)
         evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
 
     def __init__(
         self,
         config: Config,
         *,
-        trainer: Trainer,
+        trainer: "Trainer",
         generator: Generator,
         in_flight: GroupsInFlight,
         grader: Grader,

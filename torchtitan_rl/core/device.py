@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._utils
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -72,6 +71,8 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
 
 def adapt_fsdp(model: nn.Module) -> None:
     """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum."""
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(ON_CPU)

@@ -4,13 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.checkpoint.stateful import Stateful
-
-from torchtitan_rl.core.trainer.trainer import UpdateReport
+from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.types import Episode, Group
 
 
-class RunState(Stateful):
+class RunState:
     """The step, the counters, and parts with `state_dict` and `load_state_dict`. Equal on every rank.
 
     Stored as one JSON text, so that parts can gain or lose entries between versions without breaking checkpoints.

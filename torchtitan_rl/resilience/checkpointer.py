@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.resilience import manifest, safe_load
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.resilience.checkpointer_config import CheckpointerConfig
 
 ROOM = 1.02
 """Bytes on the disk for each byte of tensors. The rest is the index and the small values."""
@@ -46,20 +45,11 @@ class PolicyState:
 class Checkpointer(Configurable):
     """Saves and loads model, optimizer, schedule, data position and the run's state. Another layout of ranks can load them."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        enable: bool = True
-        """Save checkpoints. A run without them cannot be resumed."""
-
-        interval: int = number(50, least=1, remedy="Use 50; checkpoint.enable False saves none.")
-        """Steps between checkpoints. The last step of a run is always saved, also if a signal stops it."""
-
-        keep_latest_k: int = number(2, least=0, remedy="Use 2; 0 keeps all.")
-        """Number of newest checkpoints to keep, besides the best one by evaluation. 0 keeps all."""
+    Config = CheckpointerConfig
 
     def __init__(
         self,
-        config: Config,
+        config: CheckpointerConfig,
         *,
         trainer: Trainer,
         prompts: Stateful,

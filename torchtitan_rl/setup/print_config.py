@@ -5,7 +5,7 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan_rl.library.named_models import NamedModel
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -37,7 +37,10 @@ class _Source:
 
     def expression(self, value: Any) -> str:
         """A Python expression for `value`."""
-        if isinstance(value, ModelSpec):
+        if isinstance(value, NamedModel):
+            self.imports.add((NamedModel.__module__, value.function))
+            return _call(value.function, [f"{k}={self.expression(v)}" for k, v in value.arguments.items()], "()")
+        if hasattr(value, "state_dict_adapter"):  # a ModelSpec, which holds functions
             self.imports.add(("torchtitan_rl.setup.registry", "load_config"))
             return f"load_config({self._config_name!r}).model_spec"
         if dataclasses.is_dataclass(value):

@@ -14,6 +14,7 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume
 from torchtitan_rl.setup.secrets import without_secrets
@@ -58,11 +59,11 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
-    if isinstance(value, ModelSpec):
+    if isinstance(value, (ModelSpec, NamedModel)):
         found[name] = f"{value.name} {value.flavor}"
         found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):
-        found[name] = type(value).__qualname__.removesuffix(".Config")
+        found[name] = type(value).__qualname__.removesuffix("Config").removesuffix(".")
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
     else:

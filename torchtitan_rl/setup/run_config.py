@@ -1,11 +1,10 @@
 """`RunConfig`: all fields of a run's config. The functions in configs/ return one."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from torchtitan.config import CommConfig
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.library.environments.factory import Conversations
@@ -14,7 +13,7 @@ from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.proof.weight_sync import WeightSync
-from torchtitan_rl.resilience.checkpointer import Checkpointer
+from torchtitan_rl.resilience.checkpointer_config import CheckpointerConfig
 from torchtitan_rl.resilience.rank_status import WatchdogLimits
 
 
@@ -22,7 +21,8 @@ from torchtitan_rl.resilience.rank_status import WatchdogLimits
 class RunConfig(Controller.Config):
     """The config of a run."""
 
-    model_spec: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
+    model_spec: Annotated[Any, tyro.conf.Suppress] = None
+    """The policy's architecture: a `NamedModel`, or any ModelSpec of torchtitan. None: that of hf_assets_path."""
 
     hf_assets_path: str = ""
     """The policy's start: a Hugging Face checkpoint folder (config.json, tokenizer, safetensors), or a name on the hub such as
@@ -46,7 +46,7 @@ class RunConfig(Controller.Config):
     conversations: Conversations.Config = field(default_factory=Conversations.Config)
     in_flight: InFlight.Config = field(default_factory=InFlight.Config)
     weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
-    checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
+    checkpoint: CheckpointerConfig = field(default_factory=CheckpointerConfig)
     metrics: Recorder.Config = field(default_factory=Recorder.Config)
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 _LIMITS: dict[str, Field] = {
     "trainer.parallelism.tensor_parallel_degree": number(1, least=1, remedy="1 turns it off."),
     "trainer.parallelism.data_parallel_replicate_degree": number(1, least=1, remedy="1 turns it off."),
-    "trainer.lr_scheduler.warmup_steps": number(5, least=0, remedy="Use 0 for none."),
-    "trainer.lr_scheduler.decay_ratio": number(
-        0.0, least=0, most=1, remedy="It is the share of the steps in which the rate falls; 0 for none."
-    ),
-    "trainer.lr_scheduler.min_lr_factor": number(0.0, least=0, most=1),
     "comm.init_timeout_seconds": number(1800, least=1),
 }
 """Limits for fields of torchtitan's own configs, which do not declare any. The value None is allowed."""
@@ -40,7 +35,6 @@ _ONLY: dict[str, tuple[object, str, str]] = {
     "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.expert_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
-    "trainer.lr_scheduler.total_steps": (None, "as num_steps sets it", "Set num_steps."),
     "comm.train_timeout_seconds": (100, "as it has no effect", "Set comm.init_timeout_seconds."),
     "comm.mode": ("default", "as training is real", "Leave it at its default."),
 }

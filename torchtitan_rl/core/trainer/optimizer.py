@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.config import Configurable
-from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.types import FloatArray, Metric
+
+if TYPE_CHECKING:
+    from torchtitan.components.optimizer import OptimizersContainer
+    from torchtitan.models.common.decoder import Decoder
 
 
 class AdamW(Configurable):
@@ -28,8 +31,10 @@ class AdamW(Configurable):
         eps: float = number(1e-8, least=0, remedy="Use 1e-8.")
         """Added to the square root of the second moment."""
 
-        def build(self, *, model: Decoder) -> OptimizersContainer:
+        def build(self, *, model: "Decoder") -> "OptimizersContainer":
             """Returns the optimizer of the model's (sharded) parameters."""
+            from torchtitan.components.optimizer import default_adamw
+
             config = default_adamw(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps)
             return config.build(model_parts=[model])
 

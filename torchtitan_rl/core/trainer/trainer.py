@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchtitan.components.optimizer import LRSchedulersContainer
-from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, ParallelismConfig, TrainingConfig
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
@@ -18,16 +17,14 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, fill_logprob_diff
+from torchtitan_rl.core.trainer.gate import LogprobDiffs, fill_logprob_diff
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.norms import update_and_weight_norm
-from torchtitan_rl.core.trainer.optimizer import AdamW, UpdateReport
+from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.packing import (
     Atom,
     atoms_of,
@@ -38,6 +35,7 @@ from torchtitan_rl.core.trainer.packing import (
     work_in,
 )
 from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, score, score_only
+from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
     Episode,
     FloatArray,
@@ -70,58 +68,11 @@ class _Work(NamedTuple):
 class Trainer(Configurable):
     """The sharded policy with its optimizer and schedule."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        parallelism: ParallelismConfig = field(
-            default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
-        )
-        """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
-        (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
-
-        lora: LoraConfig = field(default_factory=LoraConfig)
-
-        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
-
-        lr_scheduler: LRSchedulersContainer.Config = field(
-            default_factory=lambda: LRSchedulersContainer.Config(warmup_steps=5, decay_ratio=0.0)
-        )
-        """torchtitan's warm-up, plateau and decay, counted in steps of the controller."""
-
-        max_norm: float = number(1.0, least=1e-12, remedy="Use 1e9 for no clipping.")
-        """Gradient norm to clip to."""
-
-        max_tokens_per_microbatch: int = number(16384, least=1, remedy="Use 8192 or more.")
-        """Packed tokens of one forward and backward on one data-parallel rank."""
-
-        num_epochs: int = number(1, least=1)
-        """Passes over a step's episodes. With more than one optimizer step per batch, the log-probabilities from before the
-        first are kept as log π_old, and the policy ratio differs from 1."""
-
-        num_minibatches: int = number(1, least=1, remedy="Use 1 for one optimizer step a batch.")
-        """Optimizer steps in one pass. Each takes an equal share of the prompt groups."""
-
-        mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
-        """Dtype of gathered weights and activations. Master weights and gradient sums stay in float32."""
-
-        activation_checkpoint: Literal["none", "selective", "full", "auto"] = "none"
-        """torchtitan's policies for recomputing activations in the backward. "auto": as much as memory needs."""
-
-        compile: bool = False
-        """torch.compile each transformer block."""
-
-        skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
-        """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is NaN
-        or infinite. One more stops training, as do weights or moments that are not finite."""
-
-        logprob_chunk_tokens: int = number(1024, least=1)
-        """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see trainer/logprobs.py)."""
-
-        logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
-        """The limits on the difference between trainer and sampler."""
+    Config = TrainerConfig
 
     def __init__(
         self,
-        config: Config,
+        config: TrainerConfig,
         *,
         model_spec: ModelSpec,
         hf_assets_path: str,

@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
 from torchtitan.config import Configurable
-from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.tools import tool_schemas
 from torchtitan_rl.library.task import Example, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TooLong(UserError):
@@ -51,7 +53,7 @@ class PromptRenderer(Configurable):
         """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
         left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
 
-    def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.config = config
         self.tokenizer = tokenizer
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}

@@ -3,11 +3,10 @@
 import copy
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode, Mapper, Prefetcher
 from torchtitan.config import Configurable
-from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.config import number
@@ -16,6 +15,9 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
 from torchtitan_rl.library.task import Example, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _NUM_CHECKED = 8
 """Number of training examples tokenized at start-up, to report a wrong tokenizer before training."""
@@ -36,7 +38,7 @@ class PromptStream(Configurable):
         read_ahead: int = number(64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for.")
         """Number of prompts that a thread reads and tokenizes ahead of the step. 0: no thread."""
 
-    def __init__(self, config: Config, *, task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase", seed: int) -> None:
         self.config = config
         self.task = task
         self.seed = seed
