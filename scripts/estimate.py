@@ -33,12 +33,18 @@ from torchtitan_rl.setup.memory import choose_by_memory, footprint_of, memory_ne
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 GIB = 2**30
+
+
+def _speeds(float32: float, bfloat16: float, memory: float) -> Speeds:
+    return Speeds(flops_per_s={"float32": float32, "bfloat16": bfloat16}, memory_bytes_per_s=memory)
+
+
 # From the data sheets: dense peak FLOP/s (float32 without tensor cores, bfloat16), memory bytes/s; GiB.
 GPUS = {
-    "A100": (Speeds(19.5e12, 312e12, 2.04e12), 80),
-    "H100": (Speeds(67e12, 989e12, 3.35e12), 80),
-    "H200": (Speeds(67e12, 989e12, 4.8e12), 141),
-    "B200": (Speeds(75e12, 2250e12, 8.0e12), 180),
+    "A100": (_speeds(19.5e12, 312e12, 2.04e12), 80),
+    "H100": (_speeds(67e12, 989e12, 3.35e12), 80),
+    "H200": (_speeds(67e12, 989e12, 4.8e12), 141),
+    "B200": (_speeds(75e12, 2250e12, 8.0e12), 180),
 }
 
 
@@ -104,7 +110,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
     args = parser.parse_args()
     config = load_config(args.config)
-    speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(), None)
+    speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(*config.dtypes.values()), None)
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n

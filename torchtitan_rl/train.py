@@ -28,7 +28,7 @@ from torchtitan_rl.core import (
     events,
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.observability.machine import MemorySampler
+from torchtitan_rl.observability.machine import MemorySampler, bfloat16_warning
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import die_with_parent
@@ -161,6 +161,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
+    if said := bfloat16_warning(config.dtypes):
+        events.progress(said)
     with heartbeat("start"), timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}

@@ -1,47 +1,74 @@
-"""Peak speeds of this machine, the reference for a step's efficiency. Measured once at the start, in under 2 s."""
+"""Peak speeds of this machine, the reference for a step's efficiency. Measured at the start, in under 2 s."""
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import Kind, Listener
 
-SIDE, COPY_BYTES = (1024, 2**27) if ON_CPU else (8192, 2**30)
-"""Rows and columns of the product: large enough to reach the peak, small enough for three products in 0.1 s."""
+LARGEST_SIDE, COPY_BYTES = (1024, 2**27) if ON_CPU else (8192, 2**30)
+"""Rows and columns of the largest product: enough to reach the peak, few enough for three products in 0.1 s."""
 
 
-class Speeds(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
     """Peak speeds of one rank, measured while all ranks measure, so that ranks sharing cores share the peak."""
 
-    float32_flops_per_s: float
-    bfloat16_flops_per_s: float
+    flops_per_s: dict[str, float]
+    """Matrix-product FLOP/s by dtype: {"float32": 1.9e11}. It has the run's dtypes alone."""
     memory_bytes_per_s: float
     """Bytes read plus bytes written, while copying."""
 
-    def flops_per_s(self, dtype: str) -> float:
-        """Peak matrix-product FLOP/s in "float32" or "bfloat16"."""
-        return self.float32_flops_per_s if dtype == "float32" else self.bfloat16_flops_per_s
-
 
 @cache
-def measured_speeds() -> Speeds:
-    """The best of three measurements of each speed; measured at the first call, then cached."""
-    rates = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(SIDE, SIDE, dtype=dtype, device=DEVICE_TYPE)  # [SIDE, SIDE]
-        rates.append(2 * SIDE**3 / _least_seconds(lambda a=a: a @ a))
+def measured_speeds(*dtypes: str) -> Speeds:
+    """The best of three measurements of each speed, for products in these dtypes ("float32", "bfloat16"). Under 2 s.
+
+    Measured at the first call, then cached.
+    """
     source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=DEVICE_TYPE) for _ in range(2))
-    return Speeds(*rates, 2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source)))
+    return Speeds(
+        flops_per_s={dtype: _product_flops_per_s(getattr(torch, dtype)) for dtype in sorted(set(dtypes))},
+        memory_bytes_per_s=2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source)),
+    )
+
+
+def _product_flops_per_s(dtype: torch.dtype) -> float:
+    """FLOP/s of square products, the largest that take at most 0.25 s: bfloat16 is slow on CPUs without its instructions."""
+    side = 256
+    while True:
+        a = torch.ones(side, side, dtype=dtype, device=DEVICE_TYPE)  # [side, side]
+        seconds = _least_seconds(lambda a=a: a @ a)
+        if side == LARGEST_SIDE or 8 * seconds > 0.25:
+            return 2 * side**3 / seconds
+        side *= 2
+
+
+def bfloat16_warning(dtypes: Mapping[str, str]) -> str:
+    """A warning if this CPU computes bfloat16 more than twice as slowly as float32; "" otherwise, and on a GPU.
+
+    Args:
+        dtypes: the dtype of each config field: {"generator.dtype": "bfloat16", ...}.
+    """
+    slow = [field for field, dtype in dtypes.items() if dtype == "bfloat16"]
+    if not slow or not ON_CPU:
+        return ""
+    slowdown = _product_flops_per_s(torch.float32) / _product_flops_per_s(torch.bfloat16)
+    if slowdown < 2:
+        return ""
+    flags = " ".join(f"--{field.replace('_', '-')} float32" for field in slow)
+    return f"warning: matrix products take {slowdown:.0f} times as long in bfloat16 as in float32 on this CPU. Pass {flags}"
 
 
 def _least_seconds(function: Callable[[], object]) -> float:
+    """The shortest of three calls, after one that is not counted."""
     wait = torch.get_device_module(DEVICE_TYPE).synchronize
     function()
     seconds = []

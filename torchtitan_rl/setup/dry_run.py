@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
@@ -72,7 +73,12 @@ def _memory(config: "RunConfig", world_size: int) -> str:
     here = gpu_memory_bytes()
     gpu_bytes = here or 80 * GIB
     on = {"world_size": world_size, "gpu_bytes": gpu_bytes}
-    lines = ["" if here else "there is no GPU here", choose_by_memory(config, **on), memory_warning(config, **on)]
+    lines = [
+        "" if here else "there is no GPU here",
+        choose_by_memory(config, **on),
+        memory_warning(config, **on),
+        bfloat16_warning(config.dtypes),
+    ]
     return "\n".join(filter(None, lines))
 
 

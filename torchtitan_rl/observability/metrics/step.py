@@ -74,7 +74,7 @@ def record_step(
         conversations["conversations/environment_share"] = Metric(waited, "max")
     record_metrics(conversations)
     seconds = {name: elapsed(name) for name in ("generate", "gather", "train", "sync", "step")}
-    speeds = measured_speeds()
+    speeds = measured_speeds(footprint.train_dtype, footprint.engine_dtype)
     record_metrics(efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
     record_metrics(lost_metrics(update, seconds=seconds))
     peak = peak_flops_per_s()

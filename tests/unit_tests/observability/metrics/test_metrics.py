@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.parts.observability import group, sample
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
-from torchtitan_rl.observability.machine import Speeds, measured_speeds
+from torchtitan_rl.observability.machine import Speeds, bfloat16_warning, measured_speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
 from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops, efficiency_metrics, lost_metrics
@@ -43,7 +44,7 @@ FOOTPRINT = Footprint(
     engine_dtype="bfloat16",
     flops=TokenFlops(4.0, 0.5, 2.0, frozen_layers=3.0, frozen_head=1.0),
 )
-SPEEDS = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9000.0, memory_bytes_per_s=1000.0)
+SPEEDS = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9000.0}, memory_bytes_per_s=1000.0)
 
 
 def values(metrics):
@@ -299,7 +300,7 @@ def test_what_an_environment_says_is_not_decoded():
 
 
 def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
-    slow = Speeds(float32_flops_per_s=4000.0, bfloat16_flops_per_s=9.0, memory_bytes_per_s=1000.0)
+    slow = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9.0}, memory_bytes_per_s=1000.0)
     cached = 6 * 2 + (0 + 1 + 2 + 3) + (0 + 1)  # of a prompt of two tokens, and of the completion's own
     found = efficiency_metrics(
         [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
@@ -319,9 +320,21 @@ def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
 
 def test_the_machine_is_measured_within_two_seconds_and_once():
     begin = time.process_time()
-    assert min(measured_speeds()) > 1e8
-    assert measured_speeds() is measured_speeds()
+    speeds = measured_speeds("bfloat16", "float32")
+    assert min(speeds.memory_bytes_per_s, *speeds.flops_per_s.values()) > 1e8
+    assert measured_speeds("bfloat16", "float32") is speeds
     assert time.process_time() - begin < 2
+
+
+def test_only_the_dtypes_of_the_run_are_measured():
+    assert set(measured_speeds("float32", "float32").flops_per_s) == {"float32"}
+
+
+def test_a_cpu_without_bfloat16_instructions_is_named_with_the_flags_for_float32():
+    said = bfloat16_warning({"generator.dtype": "bfloat16", "trainer.mixed_precision_param": "float32"})
+    slow = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert ("times as long" in said and said.endswith("Pass --generator.dtype float32")) == slow
+    assert bfloat16_warning({"generator.dtype": "float32"}) == ""
 
 
 def test_perf_leaves_out_what_is_not_known():
