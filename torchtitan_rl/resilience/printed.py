@@ -4,7 +4,6 @@ import io
 import logging
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,6 +77,7 @@ class BoundedOutput(Listener):
 class _Output:
     """Output of one source since the last message about it."""
 
+    whose: str
     count: int = 0
     rest: io.StringIO = field(default_factory=io.StringIO)
     """The part that is only written to the log."""
@@ -88,17 +88,19 @@ class _LimitedStream(io.TextIOBase):
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name, self._stream, self._whose = name, stream, OVERDUE
-        self._outputs: defaultdict[str, _Output] = defaultdict(_Output)
+        self._outputs: dict[str, _Output] = {}
+        self._lock = threading.Lock()
         self._left, self._refused = KEPT_OF_RUN, False
 
     def begin(self, whose: str) -> None:
         """Count the following output as `whose`. Say how much of the output until now is not shown."""
-        output = self._outputs.pop(self._whose, _Output())
+        with self._lock:
+            output = self._outputs.pop(self._whose, _Output(self._whose))
+            self._whose = whose
         if output.count > SHOWN:
-            said = f"{self._whose} printed {output.count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
+            said = f"{output.whose} printed {output.count:,} characters here: the first {SHOWN:,} are shown, more are in the run's logs/"
             self._show(f"\n... {said}\n")
-            logger.info("%s printed more: %s", self._whose, output.rest.getvalue())  # only to the rank's log
-        self._whose = whose
+            logger.info("%s printed more: %s", output.whose, output.rest.getvalue())  # only to the rank's log
 
     def write(self, text: str) -> int:
         """Show the text, or keep it if its source has printed too much. Returns its length."""
@@ -106,11 +108,13 @@ class _LimitedStream(io.TextIOBase):
         if thread.name.startswith(_OWN_THREADS) and (self._whose == OVERDUE or thread is not threading.main_thread()):
             self._show(text)
             return len(text)
-        output = self._outputs[getattr(_of_this_thread, "whose", None) or self._whose]
-        shown, kept = (max(0, most - output.count) for most in (SHOWN, SHOWN + KEPT))
+        with self._lock:  # `begin` must not take the output between its count and its text
+            whose = getattr(_of_this_thread, "whose", None) or self._whose
+            output = self._outputs.setdefault(whose, _Output(whose))
+            shown, kept = (max(0, most - output.count) for most in (SHOWN, SHOWN + KEPT))
+            self._left -= output.rest.write(text[shown : min(kept, shown + self._left)])
+            output.count += len(text)
         self._show(text[:shown])
-        self._left -= output.rest.write(text[shown : min(kept, shown + self._left)])
-        output.count += len(text)
         return len(text)
 
     def _show(self, text: str) -> None:

@@ -7,12 +7,13 @@ import re
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 
 from tests.parts.grading import grader, group, rewards
 from torchtitan_rl.core import events
-from torchtitan_rl.resilience.printed import KEPT, SHOWN, BoundedOutput, bounded_output
+from torchtitan_rl.resilience.printed import KEPT, OVERDUE, SHOWN, BoundedOutput, bounded_output, limit_streams
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,23 @@ def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_rewar
     assert "tools and environments printed" not in shown
     # The last write, of the line end alone, may come after the call has returned.
     assert re.search("reward functions printed 5,000,00[01] characters here", shown)
+
+
+def test_output_that_a_thread_is_writing_is_counted_when_its_source_ends(capsys):
+    """The stream's owner ends the block in the middle of a thread's write, as a slow terminal makes likely."""
+    stream, _ = limit_streams()
+    show = stream._show
+
+    def slow(text):
+        if text.startswith("x"):
+            stream.begin("another source")
+        show(text)
+
+    stream.begin("reward functions")
+    with mock.patch.object(stream, "_show", slow):
+        print("x" * 5_000_000)
+    stream.begin(OVERDUE)
+    assert "reward functions printed 5,000,000 characters here" in capsys.readouterr().out
 
 
 def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
