@@ -18,9 +18,18 @@ faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
 rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }
 
+trap 'exit 130' INT
+failed=()
+# Run a part; the parts after one that failed run all the same.
+try() { "$@" || failed+=("$1"); }
+
 case $part in
-  default) unit && faults -m quick && runs --quick ;;
-  unit | runs | faults | rehearsal) "$part" "$@" ;;
-  all) unit && faults && runs && rehearsal ;;
+  default) try unit; try faults -m quick; try runs --quick ;;
+  unit | runs | faults | rehearsal) try "$part" "$@" ;;
+  all) try unit; try faults; try runs; try rehearsal ;;
   *) echo "run_tests.sh: no part '$part': unit, runs, faults, rehearsal, all, or nothing for the default" >&2 && exit 2 ;;
 esac
+if ((${#failed[@]})); then
+  echo "run_tests.sh: failed: ${failed[*]}" >&2
+  exit 1
+fi
