@@ -318,6 +318,10 @@ def build_test_list() -> list[OverrideDefinitions]:
             [CARRIED_ON], quick=True,
         ),
         OverrideDefinitions(
+            [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",
+            "no_bfloat16", 1, [steps_are(1)], "tests.integration.no_bfloat16", quick=True,
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
             exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"], quick=True,
         ),

@@ -21,7 +21,16 @@ def sums() -> Recipe:
         """Returns an answer to the example, right or by habit."""
         return sum_in_columns(*example.columns["operands"], forget_carry=rng.random() < 0.56)
 
-    return Recipe(name="sums", worked=worked)
+    return Recipe(
+        name="sums",
+        worked=worked,
+        steps=220,
+        batch_size=32,
+        muon_lr=0.025,
+        adamw_lr=3e-3,
+        warm_up_steps=10,
+        decay_share=0.7,
+    )
 
 
 def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:

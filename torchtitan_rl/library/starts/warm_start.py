@@ -30,10 +30,12 @@ from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
 from torchtitan_rl.library.references import load_function
+from torchtitan_rl.library.starts.muon import Muon
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.task import Example, Task
 
 _NUM_TOKENIZER_TEXTS = 2000
+_PROGRESS_EVERY_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Recipe:
     """Name in messages and in the checkpoint's folder."""
     worked: Callable[[Example, random.Random], str]
     """Returns the completion to train on for an example: the right one or, for a share of them, the habit's."""
-    version: int = 3
+    version: int = 4
     """Increase it when the training procedure changes, to invalidate cached checkpoints."""
     steps: int = 280
     batch_size: int = 64
@@ -53,6 +55,10 @@ class Recipe:
     """Learning rate of the layers' matrices."""
     adamw_lr: float = 2e-3
     """Learning rate of the embedding and the norms."""
+    warm_up_steps: int = 20
+    """Steps in which both learning rates rise linearly."""
+    decay_share: float = 0.5
+    """Share of the steps, the last ones, in which both learning rates fall linearly to zero."""
     lone_characters: str = "[0-9]"
     """A regular expression. Each matching character is a token of its own."""
     chat: bool = False
@@ -122,11 +128,11 @@ def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None
 
     Deterministic on one machine. The folder must not exist; it appears only when it is complete.
     """
+    tokenizer = _make_tokenizer(task, recipe, seed)
+    model = _train(task, tokenizer, recipe, seed)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tokenizer = _make_tokenizer(task, recipe, seed)
-    model = _train(task, tokenizer, recipe, seed)
     transformers_logging.disable_progress_bar()  # not needed for one 10 MB shard
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
@@ -149,13 +155,15 @@ def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed:
             token_ids, labels = _pad(pairs, tokenizer.pad_token_id)
             optimizers = _build_optimizers(model, recipe)
             progress(f"warm start: making the starting checkpoint {recipe.name}, {recipe.steps} steps")
-            start = time.monotonic()
+            start = said = time.monotonic()
             for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
-                # Linear warm-up over 20 steps, then linear decay to zero over the second half.
-                scale = min((step + 1) / 20, 1.0, 2 * (recipe.steps - step) / recipe.steps)
+                left_share = 1 - step / recipe.steps
+                scale = min((step + 1) / recipe.warm_up_steps, 1.0, left_share / recipe.decay_share)
                 loss = _train_step(model, optimizers, scale, token_ids[batch], labels[batch])
-                if (step + 1) % max(recipe.steps // 20, 1) == 0:
-                    left = (time.monotonic() - start) * (recipe.steps / (step + 1) - 1)
+                now = time.monotonic()
+                if now - said > _PROGRESS_EVERY_S or step + 1 == recipe.steps:
+                    said = now
+                    left = (now - start) * (recipe.steps / (step + 1) - 1)
                     done = 100 * (step + 1) // recipe.steps
                     progress(f"warm start: {done:3d} %  loss {loss:.3f}  about {left:.0f} s left")
     finally:
@@ -171,14 +179,12 @@ def _train_step(
     labels: Tensor,  # [B, L], -100 at ignored positions
 ) -> float:
     """Runs one step on the mean loss over completion tokens and returns that loss."""
-    # bfloat16 halves the time on CPUs with native support, and is several times slower on others.
-    cpu = torch.cpu.get_capabilities()
-    native_bfloat16 = bool(cpu.get("avx512_bf16") or cpu.get("amx_bf16"))
-    with torch.autocast("cpu", torch.bfloat16, enabled=native_bfloat16):
-        hidden = model.model(token_ids).last_hidden_state  # [B, L, hidden]
-        learned = labels != -100
-        logits = model.lm_head(hidden[learned])  # [tokens, vocab]
-    loss = F.cross_entropy(logits.float(), labels[learned])
+    length = int((labels != -100).any(0).nonzero().max()) + 1  # of this batch, without what is padding in every row
+    hidden = model.model(token_ids[:, :length]).last_hidden_state  # [B, length, hidden]
+    labels = labels[:, :length]  # [B, length]
+    learned = labels != -100  # [B, length]
+    logits = model.lm_head(hidden[learned])  # [tokens, vocab]
+    loss = F.cross_entropy(logits, labels[learned])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -194,8 +200,7 @@ def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.opt
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     optimizers = [
-        # Three orthogonalization steps instead of five learn as well. Their cost does not shrink with the batch.
-        torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.9, ns_steps=3, weight_decay=0.0),
+        Muon(matrices, lr=recipe.muon_lr),
         torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.99), weight_decay=0.0),
     ]
     for optimizer in optimizers:

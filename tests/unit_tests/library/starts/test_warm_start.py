@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from tests.parts.bfloat16 import NoBfloat16
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
@@ -91,6 +92,11 @@ def test_making_it_is_deterministic_and_leaves_random_state_and_threads_alone(fo
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == weights
     make_checkpoint(tmp_path / "other", TASK, 1, TINY)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
+
+
+def test_it_computes_nothing_in_bfloat16(tmp_path):
+    with NoBfloat16():
+        make_checkpoint(tmp_path / "start", TASK, 0, TINY)
 
 
 def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.parts.bfloat16 import NoBfloat16
 from tests.parts.observability import group, sample
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
@@ -327,7 +328,9 @@ def test_the_machine_is_measured_within_two_seconds_and_once():
 
 
 def test_only_the_dtypes_of_the_run_are_measured():
-    assert set(measured_speeds("float32", "float32").flops_per_s) == {"float32"}
+    measured_speeds.cache_clear()
+    with NoBfloat16():
+        assert set(measured_speeds("float32", "float32").flops_per_s) == {"float32"}
 
 
 def test_a_cpu_without_bfloat16_instructions_is_named_with_the_flags_for_float32():
