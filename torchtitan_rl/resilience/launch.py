@@ -117,9 +117,12 @@ class Launcher:
         self.stop_signal, self._stop_requested_at = number, now
         if not self._last_status and not job_processes.children(self.agent.pid):
             self.agent.kill()  # it waits for other nodes, in a call that no signal interrupts
-        ranks = [status.pid for status in read_statuses(self.folder)]
-        for pid in ranks or job_processes.find_marked(self.mark):
-            job_processes.send_signal(pid, number)
+        if ranks := [status.pid for status in read_statuses(self.folder)]:
+            for pid in ranks:
+                job_processes.send_signal(pid, number)
+            return
+        for pid in job_processes.find_marked(self.mark):  # still importing: SIGINT would print a traceback there
+            job_processes.send_signal(pid, signal.SIGTERM)
 
     def _check_for_deaths(self) -> None:
         """Record which ranks died and when. Tell the others by the marker file, and kill them if they do not end themselves.
