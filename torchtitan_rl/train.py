@@ -28,6 +28,7 @@ from torchtitan_rl.core import (
     events,
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.library.references import users_frames
 from torchtitan_rl.observability.machine import MemorySampler, bfloat16_warning
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
@@ -131,9 +132,7 @@ def _lost_a_rank(error: BaseException) -> bool:
 
 def _users_line(error: BaseException) -> list[str]:
     """The last line of the traceback in the user's code, such as a config, a task or a reward function; [] if there is none."""
-    not_theirs = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
-    told = [trace for e in (error, error.__cause__) if e for trace in traceback.extract_tb(e.__traceback__)]
-    frames = [frame for frame in told if not frame.filename.startswith(not_theirs)]
+    frames = users_frames(error)
     return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
 
 

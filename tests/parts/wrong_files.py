@@ -74,6 +74,18 @@ def _config_file(text: str) -> Cause:
     return cause
 
 
+def _assigned(line: str) -> Cause:
+    """A config function that assigns this to debug's config `c`."""
+    before = "from configs.debug import debug\nfrom torchtitan_rl.core.algorithm import GroupMean\n"
+
+    def cause(folder: Path) -> None:
+        file = folder / "my_configs.py"
+        file.write_text(f"{before}def mine():\n    c = debug()\n    {line}\n    return c\n")
+        validate(load_config(f"{file}:mine"), world_size=1)
+
+    return cause
+
+
 def _grader(**settings: Any) -> Cause:
     def cause(_: Path) -> object:
         config = Grader.Config(**settings)
@@ -161,6 +173,27 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _config_file("def mine(size):\n    pass\n")),
         row("a config file without that function", "expected a function of", _config_file("def other():\n    pass\n")),
         row("a config file that is no Python", "that can be imported, but: invalid syntax", _config_file("def mine(:\n")),
+        row("a config file whose import raises", "can be imported, but: KeyError: 'x' (", _config_file("{}['x']\n")),
+        row("a config function that raises", "but it raises AttributeError: 'SamplingConfig' object has no attribute 'm' (",
+            _assigned("c.sampling.m = 3")),
+        row("c.sampling = None in a config function", "sampling = None: expected SamplingConfig. Use SamplingConfig().",
+            _assigned("c.sampling = None")),
+        row("a class in the place of its Config", "expected Advantage.Config. Use GroupMean.Config().",
+            _assigned("c.algorithm.advantage = GroupMean")),
+        row("a text in the place of a loss", "algorithm.loss = 'dapo': expected Loss.Config. Use Clip.Config().",
+            _assigned("c.algorithm.loss = 'dapo'")),
+        row("a text in the place of a loss, at once", "algorithm.loss = 'dapo': expected Loss.Config. Use Clip.Config().",
+            _assigned("type(c.algorithm)(loss='dapo')")),
+        row("a text in the place of a task", "task = 'gsm8k': expected Task.Config or None", _assigned("c.task = 'gsm8k'")),
+        row("a text in the place of a model", "model_spec = 'qwen3': expected a NamedModel or a ModelSpec",
+            _assigned("c.model_spec = 'qwen3'")),
+        row("c.num_steps = 50.0", "num_steps = 50.0: expected a whole number. Use 50 or more.", _assigned("c.num_steps = 50.0")),
+        row("c.dump_folder = Path(...)", "expected a text. Use '/runs/a'.",
+            _assigned("import pathlib; c.dump_folder = pathlib.Path('/runs/a')")),
+        row("grader.rewards of one text", "grader.rewards = 'my.py:f': expected list[str]. Use ['my.py:f'].",
+            _assigned("c.grader.rewards = 'my.py:f'")),
+        row("prompts.few_shot of three texts", "expected list[tuple[str, str]]",
+            _assigned("c.prompts.few_shot = [('1', '2', '3')]")),
         row("a module of configs/ that is no Python", "configs/ = 'configs.new': expected Python that can be imported, but: invalid",
             _in_configs("def mine(:\n")),
         row("two configs of one name in configs/", "--config = 'debug': expected one name for one config, but configs.debug and",

@@ -107,8 +107,8 @@ def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
 
 
 def test_a_traceback_ends_with_the_last_line_that_is_the_users_own(run, tmp_path):
-    (tmp_path / "mine.py").write_text("def f():\n    return [][3]\n\n\nf()\n")
-    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    (tmp_path / "mine.py").write_text("def f():\n    return [][3]\n")
+    code, said = run(lambda *_: load_function(f"{tmp_path}/mine.py:f", "--config")())
     assert code == 1
     assert said.endswith(
         f"IndexError: list index out of range\nThe last line of your own code in it: {tmp_path}/mine.py, line 2\n"

@@ -48,7 +48,7 @@ def check_fields(config: Any, path: str = "") -> None:
         if value is None and NoneType in kinds:
             continue
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-        for key, part in _parts(value):
+        for key, part in parts(value):
             if is_dataclass(part):
                 check_fields(part, f"{name}.{key}".rstrip("."))
             elif choices:
@@ -72,14 +72,14 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
         words += [f"{_COMPARISONS[how][0]} {bounds[how]}{whose}"] * math.isfinite(bounds[how])
     whole = {int, float} & {declared.type, *get_args(declared.type)} == {int}
     expected = " and ".join(words) or "a finite number"
-    for _, one in _parts(value):
+    for _, one in parts(value):
         typed = isinstance(one, Integral if whole else Real)
         expect(typed, name, value, "a whole number" if whole else "a number", remedy)
         expect(all(_COMPARISONS[how][1](one, bound) for how, bound in bounds.items()), name, value, expected, remedy)
         expect(bool({"most", "below"} & bounds.keys()) or one <= MANY, name, value, f"at most {MANY}", remedy)
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+def parts(value: Any) -> Iterable[tuple[str, Any]]:
     """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other value."""
     if isinstance(value, dict):
         return value.items()

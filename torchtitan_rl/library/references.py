@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,8 @@ from torchtitan_rl.core.errors import UserError, expect
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
 """Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
 checkout."""
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
@@ -68,18 +71,39 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
-    """Imports a file or a module. Raises UserError, naming `field`, for a syntax error, a failing import or a sys.exit."""
+    """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
     try:
         return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
-    except (ImportError, SyntaxError) as error:  # other errors keep their traceback, which ends in the user's code
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(
-            f"{field} = {str(place)!r}: expected Python that can be imported, but: {error}. Correct it."
+            f"{field} = {str(place)!r}: expected Python that can be imported, but: {explained(error)}. Correct it."
         ) from error
     except SystemExit as error:  # it would look like the end of the run
         raise UserError(
             f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r}). Put what is "
             "for a script under if __name__ == '__main__'."
         ) from error
+
+
+def explained(error: Exception) -> str:
+    """Returns an exception's kind and text, and the last line of the user's own code.
+
+    Example: "AttributeError: 'SamplingConfig' object has no attribute 'm' (my_configs.py, line 7)"
+    """
+    if isinstance(error, (ImportError, SyntaxError)):
+        return str(error)
+    own = users_frames(error)
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
+    not_theirs = (_PACKAGE, sys.prefix, sys.base_prefix, "<")
+    told = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
+    return [frame for frame in told if not frame.filename.startswith(not_theirs)]
 
 
 def caller_folder() -> str:

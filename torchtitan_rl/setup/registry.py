@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function
+from torchtitan_rl.library.references import did_you_mean, explained, from_caller, import_checked, load_function
 from torchtitan_rl.resilience.checkpoint_folder import is_choice
 from torchtitan_rl.setup.hub import is_hub_name
 
@@ -71,14 +72,23 @@ def load_config(name: str) -> "RunConfig":
         if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
+    expected = "a function that returns a RunConfig"
     try:
         config = function()
+    except UserError:
+        raise
     except SystemExit as error:  # parse_args exits for --help: this would look like a success
         raise UserError(
             f"--config = {name!r}: it calls sys.exit({error.code!r}). A config function returns."
         ) from error
-    expected = "a function that returns a RunConfig"
+    except Exception as error:
+        raise UserError(
+            f"--config = {name!r}: expected {expected}, but it raises {explained(error)}. Correct it."
+        ) from error
+    if inspect.iscoroutine(config):
+        config.close()  # otherwise Python warns about it
     expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r}.")
+    check_types(config)
     return config
 
 

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
+from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm import NoCorrection
 from torchtitan_rl.core.config import check_fields, check_number, number
@@ -15,6 +16,7 @@ from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
+from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
@@ -58,6 +60,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         "The config function must set it.",
     )
     check_fields(config)
+    spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
+    expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
     for field, limits in _LIMITS.items():
         if (value := attrgetter(field)(config)) is not None:
             check_number(limits, value, field)

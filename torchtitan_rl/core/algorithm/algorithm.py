@@ -86,6 +86,8 @@ class Algorithm(OwnConfig):
                 "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
                 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.',
             )  # fmt: skip
+            loss = isinstance(self.loss, Loss.Config)
+            expect(loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
             self.loss.check_objective(self)
 
     def __init__(self, config: Config, *, max_completion_tokens: int) -> None:

@@ -1,0 +1,64 @@
+"""Checks that every field of a config has a value of its declared type."""
+
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import PurePath
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
+
+from torchtitan_rl.core.config import parts
+from torchtitan_rl.core.errors import expect
+
+
+def check_types(config: Any, path: str = "") -> None:
+    """Check that every field of a config and of its nested configs has a value of its declared type.
+
+    Python does not check what a config function assigns, such as None, a class or a text in the place of a config.
+
+    Raises:
+        UserError: names the field by its full `path`.
+    """
+    for one in fields(config):
+        value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
+        seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
+        if "limits" not in one.metadata or get_origin(one.type) in (dict, list):  # `check_fields` checks single numbers
+            expect(_is_typed(value, one.type), name, seen, _in_words(one.type), _type_remedy(one, value))
+        for key, part in parts(value):
+            if is_dataclass(part) and not isinstance(part, type):
+                check_types(part, f"{name}.{key}".rstrip("."))
+
+
+def _is_typed(value: Any, declared: Any) -> bool:
+    """Whether a value is of the declared type. Any value is of Any, and of a type that is only named (a forward reference)."""
+    declared = get_args(declared)[0] if get_origin(declared) is Annotated else declared
+    if declared is Any or isinstance(declared, str):
+        return True
+    try:
+        check_type(value, declared, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
+    except TypeCheckError:
+        return False
+    return True
+
+
+def _in_words(declared: Any) -> str:
+    """Example: "a whole number or None" for int | None, "SamplingConfig" for that class."""
+    if get_origin(declared) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(declared)))
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+    plain = getattr(declared, "__qualname__", "") if isinstance(declared, type) else ""
+    return words.get(declared) or (plain if plain and not get_args(declared) else str(declared).replace("typing.", ""))
+
+
+def _type_remedy(declared: Field, value: Any) -> str:
+    if isinstance(value, type) and hasattr(value, "Config"):
+        return f"Use {value.__qualname__}.Config()."
+    if isinstance(value, str) and declared.type == list[str]:
+        return f"Use [{value!r}]."
+    if isinstance(value, PurePath):
+        return f"Use {str(value)!r}."
+    made = getattr(declared.default_factory, "__qualname__", "<")
+    usual = f"Use {made}()." if made[0].isupper() else "Correct the value."
+    return declared.metadata.get("remedy") or (
+        f"Use {declared.default!r}." if declared.default not in (MISSING, None) else usual
+    )
