@@ -101,6 +101,25 @@ def main(args: Sequence[str] | None = None) -> None:
     output.end(0)
 
 
+def check_arguments(args: Sequence[str]) -> int:
+    """Check a command line as far as it takes no heavy import. torchrun's agent calls it while the ranks start.
+
+    Returns WRONG_INPUT after a message on stderr, or 0: the ranks say everything else.
+    """
+    from torchtitan_rl.setup.registry import parse_args
+    from torchtitan_rl.setup.start_checkpoint import check_folder
+
+    try:
+        _, config = parse_args(args)
+        check_folder(config)
+    except UserError as error:
+        print(masked(f"error: {error}"), file=sys.stderr)
+        return WRONG_INPUT
+    except SystemExit as request:  # of the parser, which has printed why
+        return WRONG_INPUT if request.code == WRONG_INPUT else 0
+    return 0
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -137,22 +156,21 @@ def _users_line(error: BaseException) -> list[str]:
 
 
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
-    from torchtitan_rl.core import comm
-    from torchtitan_rl.core.events import heartbeat, timed
-    from torchtitan_rl.resilience.replicated import check_config
-    from torchtitan_rl.setup.installation import check_environment
-    from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
-    from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
-    from torchtitan_rl.setup.run_folder import RunFolder
-    from torchtitan_rl.setup.start_checkpoint import prepare_start
-    from torchtitan_rl.setup.validation import check_model, validate
-
-    check_environment()
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
     phases = Phases()
     for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
         events.listen(listener)
+    with events.phase("import torchtitan and transformers"):
+        from torchtitan_rl.core import comm
+        from torchtitan_rl.resilience.replicated import check_config
+        from torchtitan_rl.setup.installation import check_environment
+        from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
+        from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
+        from torchtitan_rl.setup.run_folder import RunFolder
+        from torchtitan_rl.setup.start_checkpoint import prepare_start
+        from torchtitan_rl.setup.validation import check_model, validate
+    check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     prepare_start(config)
@@ -162,7 +180,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
             events.progress(said)
     if said := bfloat16_warning(config.dtypes):
         events.progress(said)
-    with heartbeat("start"), timed("wait for the other ranks"):
+    with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
     digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}

@@ -46,11 +46,17 @@ class Controller(Configurable):
         """Prompts per step, over all generator replicas. Each gets sampling.n completions."""
 
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
+        """Sampling of completions: number, length, temperature."""
         generator: Generator.Config = field(default_factory=Generator.Config)
+        """The vLLM engine: its dtype, memory and parallelism."""
         grader: Grader.Config = field(default_factory=Grader.Config)
+        """The reward functions, their weights and time limits."""
         algorithm: Algorithm.Config = field(default_factory=Algorithm.Config)
+        """The objective: advantages, loss, KL, truncation."""
         trainer: TrainerConfig = field(default_factory=TrainerConfig)
+        """The policy's updates: learning rate, parallelism, LoRA."""
         evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
+        """Evaluation on held-out prompts, and stopping by it."""
 
     def __init__(
         self,

@@ -1,9 +1,12 @@
 """The process that runs torchrun for `torchtitan_rl.resilience.launch`, and writes which ranks failed to a file for it."""
 
+import importlib
 import json
 import logging
 import os
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -53,6 +56,39 @@ def check_nodes(rank: int, nodes: str) -> None:
     expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 to less than NNODES {most}", "Correct it.")
 
 
+def check_arguments(program: str, args: Sequence[str]) -> None:
+    """Have a program check its arguments while torchrun starts its ranks. If they are wrong, this process ends with code 2.
+
+    A rank needs several seconds more until it knows. The check runs in a process of its own, because the user's config may do
+    anything: only its verdict counts, the ranks find all else.
+
+    Args:
+        program: a module. If it has a function `check_arguments`, this returns an exit code, after a message on stderr for 2.
+    """
+    said = Path(os.environ[WATCH_VARIABLE]) / "wrong_arguments"
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        with open(os.devnull, "w") as null, said.open("w") as file:
+            os.dup2(null.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = 0
+        try:
+            check = getattr(importlib.import_module(program), "check_arguments", lambda _: 0)
+            code = check(args)
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def wait() -> None:
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2:
+            sys.stderr.write(said.read_text(errors="replace"))
+            sys.stderr.flush()
+            os._exit(2)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _no_meeting(error: Exception, nodes: str) -> str:
     """Why the nodes of a job did not meet, and what to do."""
     if "EADDRINUSE" in str(error):
@@ -83,6 +119,8 @@ def main() -> None:
         given = parse_args(sys.argv[1:])
         check_processes(given.nproc_per_node)
         check_nodes(given.node_rank, given.nnodes)
+        if given.module:
+            check_arguments(given.training_script, given.training_script_args)
         torchrun()
     except UserError as error:
         sys.exit(_refuse(str(error)))

@@ -26,7 +26,7 @@ from torchtitan_rl.resilience import death, job_processes
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses, stragglers
+from torchtitan_rl.resilience.rank_status import READING_CONFIG, RankStatus, name_ranks, read_statuses, stragglers
 from torchtitan_rl.resilience.run_end import ensure_report, write_end
 from torchtitan_rl.resilience.watchdog import Watchdog, stack_of
 
@@ -200,6 +200,8 @@ class Launcher:
     def _exit_code_and_reason(self, agent_code: int) -> tuple[int, str]:
         """The launcher's exit code, and the reason if no rank has printed it."""
         outcomes = {status.outcome for status in self._last_status.values()}
+        if agent_code == 2 and all(status.phase == READING_CONFIG for status in self._last_status.values()):
+            return 2, ""  # wrong input, as the agent or a rank has said
         if self.hung_reason:
             return 1, ""
         if (agent_code == 0 or self._ended_agent or self._ended_late) and "" not in outcomes:

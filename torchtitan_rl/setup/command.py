@@ -12,12 +12,16 @@ Environment variables of `train`:
   LOG_RANK  the rank whose output is shown (default 0). The output of all ranks is in the run folder's logs/
 """
 
+import math
 import os
 import sys
 from collections.abc import Sequence
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_count
+
+QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run"}
+"""Options of `train` that one process answers, without a launcher."""
 
 READERS = {"samples": "torchtitan_rl.observability.samples", "report": "torchtitan_rl.report"}
 """The module to run, by command."""
@@ -38,33 +42,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"one of {', '.join(commands)}",
             "See torchtitan-rl --help.",
         )
-        module = launcher(rest) if name == "train" else [READERS[name], *rest]
+        module = training(rest) if name == "train" else [READERS[name], *rest]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return os.execv(sys.executable, [sys.executable, "-m", *module])
 
 
-def launcher(arguments: Sequence[str]) -> list[str]:
+def training(arguments: Sequence[str]) -> list[str]:
+    """The module and arguments that train, or that answer a question. Raises UserError like `launcher`."""
+    environment = os.environ
+    environment.setdefault("TORCHTITAN_RL_PROGRAM", "torchtitan-rl train")
+    gpus = gpu_count() if environment_kind() == "gpu" else 0
+    processes = environment.get("NGPU") or str(max(gpus, 1))
+    if QUESTIONS.isdisjoint(argument.partition("=")[0] for argument in arguments):
+        return launcher(arguments, processes, gpus)
+    counts = [int(given) for given in (processes, environment.get("NNODES") or "1") if given.isdecimal()]
+    environment["WORLD_SIZE"], environment["LOG_RANK"] = str(max(math.prod(counts), 1)), "0"
+    return ["torchtitan_rl.train", *arguments]
+
+
+def launcher(arguments: Sequence[str], processes: str, gpus: int) -> list[str]:
     """The launcher's module and arguments for this node. Sets the environment variables that ranks read.
+
+    Args:
+        processes: the number of this node's ranks.
+        gpus: the number of its GPUs.
 
     Raises:
         UserError: if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
     """
     environment = os.environ
-    gpus = 0
     if environment_kind() == "gpu":
         check_build_tools()
-        gpus = gpu_count()
-    processes = environment.get("NGPU") or str(max(gpus, 1))
     if gpus == 0 and processes.isdecimal():  # ranks on one CPU share its cores
         environment.setdefault("OMP_NUM_THREADS", str(max(_cores() // max(int(processes), 1), 1)))
-    defaults = {"LOG_RANK": "0", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    for name, value in {**defaults, "TORCHTITAN_RL_PROGRAM": "torchtitan-rl train"}.items():
+    for name, value in {"LOG_RANK": "0", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
         environment.setdefault(name, value)
+    rendezvous = _rendezvous(environment.get("NNODES") or "1")
+    print(f"start {processes} rank{'s' * (processes != '1')} ...", flush=True)  # their first line takes seconds
     return [
         "torchtitan_rl.resilience.launch",
-        *_rendezvous(environment.get("NNODES") or "1"),
+        *rendezvous,
         f"--nproc_per_node={processes}",
         *("-m", "torchtitan_rl.train", *arguments),
     ]

@@ -4,8 +4,6 @@ import argparse
 import inspect
 import os
 import pkgutil
-import shutil
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +14,12 @@ from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, explained, from_caller, import_checked, load_function
 from torchtitan_rl.resilience.checkpoint_folder import is_choice
+from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
+from torchtitan_rl.setup.print_config import as_python
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
-
-OTHER_OPTIONS = """Another config: --config NAME, or path/to/file.py:function; --list-configs shows the names.
-
-With --dry-run the command shows what a run would do, and with --print-config the whole config as Python."""
 
 ConfigFunction = Callable[[], "RunConfig"]
 
@@ -103,6 +99,7 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
+    own.add_argument("-h", "--help", nargs="?", const="", metavar="all or GROUP")
     for flag in ("--list-configs", "--print-config", "--dry-run"):
         own.add_argument(flag, action="store_true")
     given, overrides = own.parse_known_args(args)
@@ -115,11 +112,11 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         default=default,
         args=overrides,
         prog=f"{program} --config {name}",
-        description=_wrapped(
-            f"Train {name}: {inspect.getdoc(config_function(name)) or 'no description'}\n\n{OTHER_OPTIONS}"
-        ),
-        config=(tyro.conf.AvoidSubcommands,),
+        config=TYRO,
     )
+    if given.help is not None:
+        show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
+        raise SystemExit(0)
     for field in ("dump_folder", "hf_assets_path", "resume"):
         path = getattr(config, field)
         if path != getattr(default, field) and _is_path(field, path):
@@ -135,16 +132,6 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     return name, config
 
 
-def _wrapped(text: str) -> str:
-    """The paragraphs of the text, wrapped at the terminal's width, which tyro does only for the options.
-
-    It joins lines that begin with a letter: the indent keeps them apart.
-    """
-    width = shutil.get_terminal_size().columns
-    parts = text.split("\n\n")
-    return "\n\n".join(textwrap.fill(" ".join(part.split()), width, subsequent_indent="  ") for part in parts)
-
-
 def _is_path(field: str, given: str) -> bool:
     """Whether a field's value is a path: not a model on the hub, a step, auto or never."""
     if field == "resume":
@@ -155,10 +142,9 @@ def _is_path(field: str, given: str) -> bool:
 
 def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
     """Print the config, or with `dry_run` what a run would do."""
-    from torchtitan_rl.setup.dry_run import show_run
-    from torchtitan_rl.setup.print_config import as_python
-
     if dry_run:
+        from torchtitan_rl.setup.dry_run import show_run  # imports torchtitan's models and transformers
+
         show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     else:
         print(as_python(name, config), end="", flush=True)

@@ -42,16 +42,24 @@ class RunConfig(Controller.Config):
     """Evaluate the start, or the newest checkpoint in dump_folder, print the results and end without training."""
 
     task: Task.Config | None = None
+    """The task: its data, its answers and its own rewards."""
     prompts: PromptStream.Config = field(default_factory=PromptStream.Config)
+    """Prompts from examples: chat template, system prompt, length."""
     conversations: Conversations.Config = field(default_factory=Conversations.Config)
+    """Turns, tools and environments."""
     in_flight: InFlight.Config = field(default_factory=InFlight.Config)
+    """Groups whose sampling goes on over an update."""
     weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
+    """The checks of the weights that the engine gets."""
     checkpoint: CheckpointerConfig = field(default_factory=CheckpointerConfig)
+    """When checkpoints are saved, and how many are kept."""
     metrics: Recorder.Config = field(default_factory=Recorder.Config)
+    """Metrics, sample tables, sinks and the report."""
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
+    """Time limits for ranks that hang."""
 
     comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
-    """init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
+    """Communication between ranks. init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
     the slowest replica needs for generation and rewards."""
 
     @property

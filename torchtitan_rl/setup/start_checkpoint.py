@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.models import hf_architecture, spec_from_folder
-from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.setup.hub import folder_of, is_hub_name
 
 if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.setup.run_config import RunConfig
@@ -30,7 +28,11 @@ def prepare_start(config: "RunConfig") -> None:
     Raises:
         UserError: naming `hf_assets_path`.
     """
+    from torchtitan_rl.library.models import spec_from_folder
+
     if not config.hf_assets_path:
+        from torchtitan_rl.library.starts.warm_start import start_of  # imports transformers' models
+
         start = start_of(config.task, START_CHECKPOINTS)
         expect(
             start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
@@ -45,6 +47,12 @@ def prepare_start(config: "RunConfig") -> None:
     if config.model_spec is not None:
         check_same_model(folder, found, config.model_spec)
     config.model_spec = config.model_spec or found
+
+
+def check_folder(config: "RunConfig") -> None:
+    """Check the folder of `hf_assets_path`, if the field names one. Raises UserError, naming the field."""
+    if config.hf_assets_path and not is_hub_name(config.hf_assets_path):
+        check_complete(Path(config.hf_assets_path))
 
 
 def check_complete(folder: Path) -> None:
@@ -79,12 +87,14 @@ def _unreadable(file: Path) -> str | None:
     return None
 
 
-def check_same_model(folder: Path, found: ModelSpec, spec: ModelSpec) -> None:
+def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> None:
     """Check that a folder holds the configured model.
 
     Raises:
         UserError: naming `hf_assets_path`, what differs and the remedy.
     """
+    from torchtitan_rl.library.models import hf_architecture
+
     expected, there = ({"model": s.name, **hf_architecture(s.model)} for s in (spec, found))
     differing = [
         f"{key} is {there.get(key)!r} in the folder but {expected.get(key)!r} in the config"

@@ -56,28 +56,28 @@ def processes(arguments):
 )
 def test_a_process_for_each_gpu_of_the_gpu_kind_or_one(node, kind, gpus, variables, expected):
     node(kind, gpus, **variables)
-    assert processes(command.launcher([])) == expected
+    assert processes(command.training([])) == expected
 
 
 def test_ranks_on_one_cpu_share_its_cores(node):
     node(cores=8, NGPU="4")
-    command.launcher([])
+    command.training([])
     assert os.environ["OMP_NUM_THREADS"] == "2"
     node(cores=8, NGPU="16")
     del os.environ["OMP_NUM_THREADS"]
-    command.launcher([])
+    command.training([])
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_the_users_threads_and_shown_rank_stay(node):
     node(OMP_NUM_THREADS="3", LOG_RANK="1")
-    command.launcher([])
+    command.training([])
     assert (os.environ["OMP_NUM_THREADS"], os.environ["LOG_RANK"]) == ("3", "1")
 
 
 def test_several_nodes_meet_at_the_first(node):
     node(NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
-    arguments = command.launcher(["--config", "debug"])
+    arguments = command.training(["--config", "debug"])
     assert arguments[1:5] == ["--nnodes=2", "--node_rank=1", "--master_addr=node0", "--master_port=29500"]
     assert arguments[-4:] == ["-m", "torchtitan_rl.train", "--config", "debug"]
 
@@ -94,7 +94,7 @@ def test_several_nodes_meet_at_the_first(node):
 def test_a_wrong_number_of_nodes_or_a_missing_address_is_refused(node, variables, message):
     node(**variables)
     with pytest.raises(UserError, match=message):
-        command.launcher([])
+        command.training([])
 
 
 def run(*arguments, folder):
@@ -123,3 +123,20 @@ def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_pa
     result = run("train", "--config", "own_package.configs:mine", "--print-config", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "num_steps=7" in result.stdout.replace(" ", "")
+
+
+@pytest.mark.parametrize("question", ["--help", "--list-configs", "--print-config", "--dry-run", "--help=all"])
+def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(node, monkeypatch, question):
+    for name in ("WORLD_SIZE", "LOG_RANK"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is undone
+    node(NGPU="4", NNODES="2")
+    assert command.training(["--config", "debug", question]) == ["torchtitan_rl.train", "--config", "debug", question]
+    assert os.environ["WORLD_SIZE"] == "8"
+
+
+def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path):
+    result = run("train", "--config", "debug", "--no-such-field", "3", folder=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout.startswith("start 1 rank ...")
+    assert result.stderr.count("no-such-field") == 1
+    assert "import torchtitan" not in result.stdout

@@ -1,0 +1,74 @@
+"""--help is one screen; --help GROUP and --help all show the fields."""
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.named_models import qwen3, small_qwen3
+from torchtitan_rl.setup.help_screen import MOST_CHANGED
+from torchtitan_rl.setup.registry import config_functions, parse_args
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    """Returns the lines that a command line prints on a terminal of 80 columns."""
+
+    def lines(*arguments, columns=80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            parse_args(arguments)
+        assert ended.value.code == 0
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+@pytest.mark.parametrize("name", config_functions())
+def test_help_of_every_config_is_one_screen_of_80_by_40(name, shown):
+    lines = shown("--config", name, "--help")
+    assert len(lines) < 40  # the last line is the next prompt's
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_has_the_values_of_the_config_and_of_the_command_line(shown):
+    lines = shown("--config", "debug_lora", "--num-steps", "7", "--help")
+    assert 10 <= len(MOST_CHANGED) <= 15
+    for option in ("--num-steps 7 ", "--trainer.optimizer.lr 0.001 ", "--sampling.n 8 "):
+        assert sum(option in line for line in lines) == 1
+
+
+def test_every_group_has_a_line_with_its_meaning(shown):
+    lines = shown("--help")
+    groups = lines[lines.index(next(line for line in lines if line.startswith("All groups"))) + 1 :]
+    meanings = dict(line.split(maxsplit=1) for line in groups if line.startswith("  "))
+    assert {"trainer", "in-flight", "weight-sync", "task", "run"} <= set(meanings)
+    assert all(
+        len(meaning) > 10 and not meaning.endswith("...") for group, meaning in meanings.items() if group != "run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "has", "lacks"),
+    [
+        ("trainer", "--trainer.optimizer.lr", "--sampling.n"),
+        ("trainer.optimizer", "--trainer.optimizer.lr", "--trainer.max-norm"),
+        ("weight-sync", "--weight-sync.max-diff", "--trainer.max-norm"),
+        ("run", "--num-steps", "--sampling.n"),
+        ("all", "--sampling.n", "no such text"),
+    ],
+)
+def test_help_of_a_group_has_its_fields_alone(group, has, lacks, shown):
+    text = "\n".join(shown("--config", "debug", "--help", group))
+    assert has in text
+    assert lacks not in text
+
+
+def test_an_unknown_group_is_answered_with_the_closest():
+    with pytest.raises(UserError, match="--help = 'trianer': .* Did you mean trainer"):
+        parse_args(["--help", "trianer"])
+
+
+@pytest.mark.parametrize(
+    "model", [qwen3("0.6B"), small_qwen3(vocab_size=320), small_qwen3(vocab_size=64, n_layers=2, dim=64)]
+)
+def test_a_named_model_has_the_name_of_the_model_that_it_makes(model):
+    assert (model.name, model.flavor) == (model.spec.name, model.spec.flavor)
