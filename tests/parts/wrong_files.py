@@ -16,7 +16,7 @@ from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.library.tasks import Rows, SumDigits
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
@@ -26,6 +26,9 @@ from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
 
 Cause = Callable[[Path], object]
+
+
+_ROW = '{"prompt": "a", "answer": "1"}\n'
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -62,6 +65,16 @@ def _changed(**entries: Any) -> Cause:
         path = _checkpoint(folder) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | entries))
         _start(folder)
+
+    return cause
+
+
+def _rows(text: str, name: str = "rows.jsonl", **settings: Any) -> Cause:
+    """A task of rows from a file with this text."""
+
+    def cause(folder: Path) -> None:
+        (folder / name).write_text(text)
+        Rows.Config(path=str(folder / name), **settings).build()
 
     return cause
 
@@ -235,6 +248,20 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected at least 0",
             _grader(time_limit_seconds=-1)),
         row("grader.workers 5000", "grader.workers = 5000: expected at least 1 and at most 1024", _grader(workers=5000)),
+        row("JSON that is nested 5,000-fold", "row 2: nested too deeply", _rows(f'{_ROW}{{"x": {"[" * 5000}{"]" * 5000}}}\n')),
+        row("a .json file that is nested 5,000-fold", "row 1: nested too deeply", _rows("[" * 5000 + "]" * 5000, "rows.json")),
+        row("one JSON object on several lines of .jsonl", "not valid JSON; expected one object on each line",
+            _rows('{\n"prompt": "a"\n}\n')),
+        row("an answer with a lone surrogate", "row 2: 'answer' has characters that UTF-8 cannot encode",
+            _rows(_ROW + '{"prompt": "b", "answer": "\\ud800"}\n')),
+        row("a prompt with a lone surrogate", "'prompt' has characters that UTF-8 cannot",
+            _rows('{"prompt": "\\ud800", "answer": "1"}\n')),
+        row("an answer of 1e400", "row 2: 'answer' is infinite", _rows(_ROW + '{"prompt": "b", "answer": 1e400}\n')),
+        row("--task.split test of one file", "the split 'test' of task.path = ", _rows(_ROW * 9, split="test")),
+        row("--task.held-out-split test of one file", "the split 'test' of task.held_out_path = ",
+            _rows(_ROW * 9, held_out_split="test")),
+        row("--task.held-out-share 0.9999", "task.held_out_share = 0.9999: expected a share that leaves some of the 3 rows",
+            _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _many_integers),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 _NUM_SHOWN = 10
+_NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
 
 
 class RowSet:
@@ -164,6 +166,8 @@ class RowSet:
                 raise RowError(f"task.template cannot be filled: {error}") from error
         if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
             raise RowError(f"no {self.prompt_column!r}")
+        if isinstance(prompt, str) and not _is_text(prompt):
+            raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
         if not _is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
         return prompt
@@ -177,6 +181,10 @@ class RowSet:
             answer = int(answer)
         if not isinstance(answer, str | Real) or isinstance(answer, bool):
             raise RowError(f"{self.answer_column!r} is neither text nor a number")
+        if not _is_text(str(answer)):
+            raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
+        if isinstance(answer, float) and math.isinf(answer):
+            raise RowError(f"{self.answer_column!r} is infinite")
         text = self._read_answer(str(answer))
         if text is None:
             raise RowError(f"no answer found in {self.answer_column!r}")
@@ -186,7 +194,7 @@ class RowSet:
 def _messages(given: list[Any]) -> list[dict[str, str]]:
     """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
     for message in given:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        if not isinstance(message, dict) or not _is_text(message.get("role")):
             raise RowError("a message without a role")
         if not _is_text(message.get("content")):
             raise RowError("a message whose content is not text")

@@ -166,6 +166,9 @@ class Rows(Task):
             check_metric_name(name, "task.held_out_paths")
         paths = config.held_out_paths or ({"": one} if one else {})
         if not paths:
+            share, rows = config.held_out_share, len(self._train.kept)
+            some = f"a share that leaves some of the {rows} rows for training"
+            expect(rows < 2 or round(share * rows) < rows, "task.held_out_share", share, some, "Lower it.")
             return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
         parts = {}
         for name, path in paths.items():

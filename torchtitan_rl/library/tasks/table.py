@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.references import from_caller
+from torchtitan_rl.library.references import caller_folder, from_caller
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,6 +28,7 @@ FORMATS = (*_TEXT_FORMATS, ".parquet")
 MOST_LINE_BYTES = 64 * 2**20
 """A longer line, as in a file without line ends, would be read for a long time and fill the memory."""
 LONG_LINE = f"a line longer than {MOST_LINE_BYTES // 2**20} MiB; write one row on each line"
+NESTED = "nested too deeply"
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -77,7 +78,9 @@ class Table:
         try:
             row = json.loads(record["row"])
         except ValueError as error:
-            raise RowError("not valid JSON") from error
+            raise RowError("not valid JSON; expected one object on each line") from error
+        except RecursionError as error:
+            raise RowError(NESTED) from error
         if not isinstance(row, dict):
             raise RowError("not a JSON object")
         return row
@@ -91,6 +94,15 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
     place = Path(from_caller(str(Path(path).expanduser())))
+    has_splits = not place.is_file() and not (place / "state.json").is_file()
+    a_file = "a folder or a data set of the hub, which have splits. One file or saved data set has none"
+    expect(
+        has_splits or split == "train",
+        f"the split {split!r} of {field}",
+        path,
+        a_file,
+        "Leave the split out, or name its file.",
+    )
     if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
         place = place / split
     if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
@@ -132,7 +144,9 @@ def _from_files(files: list[Path], name: str) -> Table:
         try:
             return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
         except Exception as error:
-            raise UserError(f"task.path = {name!r}: expected Parquet files that can be read, but: {error}.") from error
+            raise UserError(
+                f"task.path = {name!r}: expected Parquet files that can be read, but: {str(error).rstrip('.')}."
+            ) from error
     # Size and modification time are part of the cache key, so an edited file is read again.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
@@ -145,7 +159,7 @@ def _from_files(files: list[Path], name: str) -> Table:
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
-    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none in {Path.cwd()}. {_REMEDY}")
+    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none in {caller_folder()}. {_REMEDY}")
     try:
         return Table(path, _load_from_hub(path, subset, split), False)
     except Exception:
@@ -171,7 +185,7 @@ def _download(path: str, subset: str, split: str, field: str) -> None:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     expect(
         done.returncode == 0, field, path,
-        f"a file or folder that exists in {Path.cwd()}, or a data set of the Hugging Face hub with the configuration "
+        f"a file or folder that exists in {caller_folder()}, or a data set of the Hugging Face hub with the configuration "
         f"{subset!r} (task.subset) and the split {split!r}, but: {done.stdout.strip()}", _REMEDY,
     )  # fmt: skip
 
@@ -194,6 +208,9 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
             if "Extra data" not in str(error):
                 yield 1, "", f"not valid JSON ({error})"
                 return
+        except RecursionError:
+            yield 1, "", NESTED
+            return
         else:
             is_list = isinstance(rows, list)
             for number, row in enumerate(rows if is_list else [rows], start=1):
@@ -228,7 +245,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
         text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(_lines(file)))
         try:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True)
-            names = list(rows.fieldnames or ())
+            names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
             twice = [name for name in names if names.count(name) > 1]
             for number, row in enumerate(rows, start=1):
                 fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""

@@ -201,7 +201,7 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
     [
         (
             lines(*sums(2)) + b'\n{"prompt":',
-            "data.jsonl has 1 row that cannot be used. row 3: not valid JSON. Correct or",
+            "data.jsonl has 1 row that cannot be used. row 3: not valid JSON; expected one object on each line. Correct or",
         ),
         (lines(*sums(2)) + b'\n{"prompt": "h\xe9"}', "row 3: not UTF-8"),
         ('{"prompt": "a"}\n'.encode("utf-16"), "row 1: not UTF-8"),
@@ -221,7 +221,7 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
         ),
         (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
         (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
-        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' is neither text nor"),
+        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' has characters that UTF-8 cannot"),
         (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
@@ -244,6 +244,12 @@ def test_a_line_without_end_is_an_error_and_is_not_read_to_its_end(build, monkey
     first = b"prompt,answer\na,1\n" if name == "a.csv" else lines(*sums(2)) + b"\n"
     with pytest.raises(UserError, match="row [23]: a line longer than 64 MiB; write one row on each line"):
         build(first + b"x" * 5000, name)
+
+
+def test_spaces_around_the_names_of_a_csv_header_do_not_count(build):
+    task = build(b"prompt, answer \n" + b"".join(b"%d + 1?, %d\n" % (i, i + 1) for i in range(20)), "a.csv")
+    assert task.has_answers
+    assert all(task.is_correct(e.expected_answer.strip(), e.expected_answer) for e in task.held_out_examples(1))
 
 
 def test_wrong_csv_rows_are_errors_with_their_numbers(build):
