@@ -1,6 +1,6 @@
 """Our side of step_vs_trl.py: one whole step of the Controller for each line on standard input.
 
-Answers are JSON lines: {"seconds": ..., "cpu": ..., "phases": {...}, "lengths": [shortest, longest]}.
+Answers are JSON lines: {"seconds": ..., "cpu": ..., "phases": {...}, "lengths": [shortest, mean, longest]}.
 """
 
 import json
@@ -68,7 +68,8 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
     controller = start(config_of(job))
-    controller.generator.end_token_ids = []  # every completion has the full length
+    if not job["ragged"]:
+        controller.generator.end_token_ids = []  # every completion has the full length
     recorder, values = controller.services.observer.recorder, {}
     flush = recorder.flush
     recorder.flush = lambda step: values.update(flush(step))
@@ -80,7 +81,7 @@ def main() -> None:
         took, cpu = time.perf_counter() - begin, time.process_time() - processor
         phases = {name: values[f"time/{name}"] for name in ("generate", "grade", "train", "sync")}
         phases["rest"] = took - sum(phases.values())
-        lengths = [values[f"completions/length/{end}"] for end in ("min", "max")]
+        lengths = [values[f"completions/length/{end}"] for end in ("min", "mean", "max")]
         print(json.dumps({"seconds": took, "cpu": cpu, "phases": phases, "lengths": lengths}), file=answers)
     recorder.close()
     controller.close()

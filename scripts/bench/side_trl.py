@@ -1,6 +1,6 @@
 """TRL's side of step_vs_trl.py, run in an environment of its own: one optimizer step for each line on standard input.
 
-It knows nothing of torchtitan_rl. Answers are JSON lines: {"seconds": ..., "cpu": ..., "phases": {...}, "lengths": [shortest, longest]}.
+It knows nothing of torchtitan_rl. Answers are JSON lines: {"seconds": ..., "cpu": ..., "phases": {...}, "lengths": [shortest, mean, longest]}.
 """
 
 import json
@@ -73,7 +73,7 @@ class OneAtATime(TrainerCallback):
                 "forward and backward": parts["training_step"] - parts["rollout"],
                 "optimizer and rest": took - parts["training_step"],
             },
-            "lengths": [metrics[f"completions/{end}_length"][-1] for end in ("min", "max")],
+            "lengths": [metrics[f"completions/{end}_length"][-1] for end in ("min", "mean", "max")],
         }
         print(json.dumps(answer), file=self._answers)
         self._wait(control)
@@ -86,12 +86,14 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     settings = job["trl"]
     if torch.cuda.is_available():
-        engine = {"use_vllm": True, "generation_kwargs": {"ignore_eos": True}}
+        engine = {"use_vllm": True}
+        full_length = {"ignore_eos": True}
     else:
-        engine = {"use_cpu": True, "generation_kwargs": {"min_new_tokens": job["new_tokens"]}}
-        engine["cache_implementation"] = settings["cache"]
+        engine = {"use_cpu": True, "cache_implementation": settings["cache"]}
+        full_length = {"min_new_tokens": job["new_tokens"]}
     config = GRPOConfig(
         **engine,
+        generation_kwargs={} if job["ragged"] else full_length,
         output_dir=job["folder"] + "/trl",
         bf16=settings["compute"] == "bfloat16",
         model_init_kwargs={"dtype": settings["weights"], "attn_implementation": settings["attention"]},

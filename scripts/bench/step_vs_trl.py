@@ -1,11 +1,13 @@
 """A whole GRPO step (generate, reward, update, sync, log) against TRL's GRPOTrainer with the same model, prompts and lengths.
 
+    .venv/bin/python scripts/bench/step_vs_trl.py --ragged --trl sequences_at_once=8 checkpointing=yes
     .venv/bin/python scripts/bench/step_vs_trl.py --new-tokens 32
     .venv/bin/python scripts/bench/step_vs_trl.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --one-after-another \\
         --warm-up 2 --steps 2 --ours compute=bfloat16 tokens_at_once=2048 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
 
-Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. No completion may
-end early, every completion has an advantage and a backward, and weights are random. TRL generates with its colocated vLLM on a
+Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. With --ragged
+completions end by themselves, after 40 tokens on average and at most 256 (geometric lengths), which is what tasks look like.
+Otherwise all have the same length. Every completion has an advantage and a backward, and weights are random. TRL generates with its colocated vLLM on a
 GPU and with transformers on a CPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. On a CPU TRL's
 newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
 """
@@ -19,6 +21,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -32,9 +35,14 @@ from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.make_random_checkpoint import save  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 BENCH = ROOT / "outputs/bench"
 MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
 OURS = {"compute": "float32", "tokens_at_once": 8192}
+MEAN_LENGTH, LONGEST = 40, 256
+"""Tokens of the completions with --ragged."""
 TRL = {
     "weights": "float32", "compute": "float32", "attention": "sdpa", "cache": None, "sequences_at_once": 128,
     "checkpointing": "",
@@ -84,18 +92,38 @@ def trl_python() -> Path:
     return python
 
 
-def checkpoint(name: str) -> Path:
-    """A folder with random weights that says nothing of an end token."""
-    folder = BENCH / f"random-{name}"
+def checkpoint(name: str, *, ragged: bool) -> Path:
+    """A folder with random weights. It says nothing of an end token, unless its completions end by themselves."""
+    folder = BENCH / f"random-{name}{'-ragged' * ragged}"
     if not folder.exists():
         torch.manual_seed(0)
-        save(new_hf_model(MODELS[name]()), folder)
+        model = new_hf_model(MODELS[name]())
+        save(model, folder)
+        if ragged:
+            end_after(MEAN_LENGTH, model)
+            model.save_pretrained(folder)
+            return folder
         for file in folder.glob("*config.json"):
             if file.name != "tokenizer_config.json":
                 entries = json.loads(file.read_text())
                 entries.pop("eos_token_id", None)
                 file.write_text(json.dumps(entries))
     return folder
+
+
+@torch.no_grad()
+def end_after(mean: int, model: "PreTrainedModel") -> None:
+    """Give the end token the probability 1 / mean after any text. The model's embeddings are tied.
+
+    Coordinate 0 becomes the largest of every token's embedding, so it is nearly constant in the last hidden state, and one
+    entry of the head shifts the end token's logit by the same amount everywhere.
+    """
+    embedding = model.get_input_embeddings().weight  # [V, D]
+    embedding[:, 0] = 1.0
+    ids = torch.randint(len(embedding), (16, 64))  # [B, L]
+    hidden, end = model.model(ids).last_hidden_state, model.config.eos_token_id  # [B, L, D]
+    now = model.lm_head(hidden).softmax(-1)[..., end].mean()
+    embedding[end, 0] += (torch.logit(torch.tensor(1 / mean)) - torch.logit(now)) / hidden[..., 0].mean()
 
 
 def settings(defaults: dict, given: Iterable[str]) -> dict:
@@ -113,6 +141,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--n", type=int, default=8, help="completions of a prompt")
     parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--ragged", action="store_true", help="completions end by themselves; --new-tokens is not used")
     parser.add_argument("--ours", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {OURS}")
     parser.add_argument("--trl", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {TRL}")
     parser.add_argument("--warm-up", type=int, default=2, help="steps of each side that are not counted")
@@ -124,12 +153,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     task, steps = debug().task.build(), args.warm_up + args.steps
     job = {
-        "model": str(checkpoint(args.model)),
+        "model": str(checkpoint(args.model, ragged=args.ragged)),
+        "ragged": args.ragged,
         "folder": str(folder),
         "prompts": [task.train_example(i, seed=0).text for i in range(args.prompts * steps)],
         "prompts_per_step": args.prompts,
         "n": args.n,
-        "new_tokens": args.new_tokens,
+        "new_tokens": LONGEST if args.ragged else args.new_tokens,
         "threads": args.threads,
         "ours": settings(OURS, args.ours),
         "trl": settings(TRL, args.trl),
@@ -160,12 +190,13 @@ def report(job: dict, found: dict[str, list[dict]]) -> None:
     """Medians of the steps and of their phases, and the ratio."""
     threads = f"{job['threads']} threads, OMP_WAIT_POLICY {os.environ.get('OMP_WAIT_POLICY', 'of each side')}"
     print(machine_line().replace(f"{torch.get_num_threads()} threads", threads))
-    print(
-        f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {job['new_tokens']} tokens"
-    )
+    tokens = f"{MEAN_LENGTH} tokens on average, at most {LONGEST}" if job["ragged"] else f"{job['new_tokens']} tokens"
+    print(f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {tokens}")
     for name, answers in found.items():
-        lengths = {length for answer in answers for length in answer["lengths"]}
-        assert lengths == {job["new_tokens"]}, f"{name} sampled completions of {lengths} tokens"
+        shortest, mean, longest = (median(answer["lengths"][place] for answer in answers) for place in range(3))
+        assert job["ragged"] or shortest == longest == job["new_tokens"], (
+            f"{name} sampled {shortest} to {longest} tokens"
+        )
         seconds = [answer["seconds"] for answer in answers]
         phases = {phase: median(answer["phases"][phase] for answer in answers) for phase in answers[0]["phases"]}
         split = ", ".join(f"{phase} {took:.3f}" for phase, took in phases.items())
@@ -173,7 +204,7 @@ def report(job: dict, found: dict[str, list[dict]]) -> None:
         print(
             f"{name:4s} {median(seconds):7.3f} s ({min(seconds):.3f} to {max(seconds):.3f}), {cpu:.3f} of cpu: {split}"
         )
-        print(f"     {job[name]}")
+        print(f"     {job[name]}, lengths {shortest:.0f} to {longest:.0f}, mean {mean:.1f}")
     for clock in ("seconds", "cpu"):
         ours, trl = (median(answer[clock] for answer in found[name]) for name in ("ours", "trl"))
         print(f"TRL's step takes {trl / ours:.2f} x ours in {clock}")
