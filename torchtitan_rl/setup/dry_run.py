@@ -1,7 +1,4 @@
-"""--dry-run: shows what a run would do, without a process group, an engine or an update.
-
-If hf_assets_path is empty, it creates the task's start: the prompts need its tokenizer.
-"""
+"""--dry-run: shows what a run would do, without a process group, an engine, an update or the training of a start."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -10,11 +7,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import check_same_model, check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, validate
 
 if TYPE_CHECKING:
@@ -31,11 +29,10 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     """Print config, layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     _show("config", as_python(name, config))
     validate(config, world_size=world_size)
-    prepare_start(config)
+    tokenizer = _prepare_start(config)
     check_model(config, world_size=world_size)
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
-    tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     task = config.task.build()
     stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
@@ -49,6 +46,25 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 
+def _prepare_start(config: "RunConfig") -> PreTrainedTokenizerBase:
+    """Set `model_spec` as a run does. Returns the start's tokenizer. Says which start the run would make first."""
+    try:
+        with nothing_is_made():
+            prepare_start(config)
+    except MissingStartError as missing:
+        recipe = missing.recipe
+        _show(
+            "start",
+            f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {recipe.steps} steps of "
+            f"{recipe.batch_size} examples, which takes a minute or two on two cores",
+        )
+        if config.model_spec is not None:
+            check_same_model(missing.folder, recipe.model_spec, config.model_spec)
+        config.model_spec = config.model_spec or recipe.model_spec
+        return missing.tokenizer()
+    return AutoTokenizer.from_pretrained(config.hf_assets_path)
+
+
 def _layout(config: "RunConfig", world_size: int) -> str:
     """The ranks of policy and engines, and the sequences and updates of a step, as text."""
     p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
@@ -58,7 +74,7 @@ def _layout(config: "RunConfig", world_size: int) -> str:
     prompts, n = config.num_prompts_per_step, config.sampling.n
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
     return (
-        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
+        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path or 'the start above'}\n"
         f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
         f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
         f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"

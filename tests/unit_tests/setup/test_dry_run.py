@@ -98,3 +98,25 @@ def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_args(["--dry-run", "--config", "debug"])
     assert capsys.readouterr().out == ""
+
+
+def test_a_dry_run_says_which_start_it_would_make_and_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug"])
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}/starts/sums-" in shown.partition("--- start")[2]
+    assert "is not there yet: the run first trains this starting checkpoint" in shown
+    assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
+    assert "judged True" in shown.partition("--- rewards")[2]
+    assert not (tmp_path / "starts").exists()
+
+
+def test_a_dry_run_finds_a_model_that_its_start_will_not_have(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
+    (tmp_path / "mine.py").write_text(
+        "from configs.debug import debug\nfrom torchtitan_rl.library.named_models import small_qwen3\n\n\ndef mine():\n"
+        "    config = debug()\n    config.model_spec = small_qwen3(vocab_size=320, n_layers=2)\n    return config\n"
+    )
+    with pytest.raises(UserError, match="num_hidden_layers is 4 in the folder but 2 in the config"):
+        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine"])

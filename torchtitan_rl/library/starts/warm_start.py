@@ -13,16 +13,15 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchtitan.protocols.model_spec import ModelSpec
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from torchtitan_rl.core.errors import UserError
@@ -33,6 +32,10 @@ from torchtitan_rl.library.references import load_function
 from torchtitan_rl.library.starts.muon import Muon
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.task import Example, Task
+
+if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 _NUM_TOKENIZER_TEXTS = 2000
 _PROGRESS_EVERY_S = 4.0
@@ -67,9 +70,36 @@ class Recipe:
     """Arguments of `small_qwen3`. The vocabulary must be a multiple of 64, for tensor parallelism."""
 
     @property
-    def model_spec(self) -> ModelSpec:
+    def model_spec(self) -> "ModelSpec":
         """The model that the recipe trains, without weights."""
         return small_qwen3(**self.dimensions)
+
+
+class MissingStartError(Exception):
+    """A start that a run would make first. Raised in place of making it, inside `nothing_is_made`."""
+
+    def __init__(self, folder: Path, task: Task, recipe: Recipe, seed: int) -> None:
+        super().__init__(f"{folder} is not there yet")
+        self.folder, self.recipe = folder, recipe
+        self._task, self._seed = task, seed
+
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer that the start will have."""
+        return _make_tokenizer(self._task, self.recipe, self._seed)
+
+
+_makes_starts = True
+
+
+@contextmanager
+def nothing_is_made() -> Iterator[None]:
+    """Inside, `ensure_checkpoint` raises MissingStartError for a start that is missing. A dry run makes none."""
+    global _makes_starts
+    _makes_starts = False
+    try:
+        yield
+    finally:
+        _makes_starts = True
 
 
 def start_of(task: Task.Config, cache_root: Path) -> Path | None:
@@ -93,6 +123,8 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
     folder = cache_root / f"{recipe.name}-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
+    if not _makes_starts:
+        raise MissingStartError(folder, task, recipe, seed)
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         with timed("warm start"):
             while not folder.is_dir():  # if local rank 0 fails, torchrun ends this rank too
@@ -140,7 +172,7 @@ def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None
     progress(f"warm start: wrote {folder}")
 
 
-def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int) -> Qwen3ForCausalLM:
+def _train(task: Task, tokenizer: "PreTrainedTokenizerFast", recipe: Recipe, seed: int) -> "Qwen3ForCausalLM":
     """Returns a model trained on `steps` batches of worked answers. Restores torch's RNG state and thread count."""
     threads = torch.get_num_threads()
     # torchrun sets one thread per process, but the other ranks wait for this one. More than 8 threads are not faster.
@@ -172,7 +204,7 @@ def _train(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed:
 
 
 def _train_step(
-    model: Qwen3ForCausalLM,
+    model: "Qwen3ForCausalLM",
     optimizers: list[torch.optim.Optimizer],
     lr_scale: float,
     token_ids: Tensor,  # [B, L]
@@ -195,7 +227,7 @@ def _train_step(
     return loss.item()
 
 
-def _build_optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def _build_optimizers(model: "Qwen3ForCausalLM", recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Returns Muon for the layers' matrices and AdamW for the rest. Muon needs two thirds of the steps AdamW would."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
@@ -216,7 +248,7 @@ def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Examp
     return [(example, recipe.worked(example, rng)) for example in examples]
 
 
-def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> PreTrainedTokenizerFast:
+def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> "PreTrainedTokenizerFast":
     texts = [
         "".join([example.text, *(message["content"] for message in example.messages or ()), completion])
         for example, completion in _worked(task, recipe, seed, _NUM_TOKENIZER_TEXTS)
@@ -226,7 +258,7 @@ def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> PreTrainedTokenize
 
 
 def _tokenize(
-    task: Task, recipe: Recipe, seed: int, num: int, tokenizer: PreTrainedTokenizerFast
+    task: Task, recipe: Recipe, seed: int, num: int, tokenizer: "PreTrainedTokenizerFast"
 ) -> list[tuple[list[int], list[int]]]:
     """Returns token ids of `num` prompts, rendered as in a run, and of their completions including the end token."""
     longest = recipe.model_spec.model.max_seq_len
