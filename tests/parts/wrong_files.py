@@ -244,7 +244,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("grader.rewards of a file that is not there", "expected a file that exists", _grader(rewards=["no.py:f"])),
         row("grader.weights of a function that is not there", "expected names of reward functions among",
             _grader(weights={"corect": 1.0})),
-        row("a weight that is NaN", "expected a finite number. 0 only watches a function", _grader(weights={"correct": float("nan")})),
+        row("a weight that is NaN", "expected at least -1000000000000 and at most 1000000000000. 0 only", _grader(weights={"correct": float("nan")})),
         row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected at least 0",
             _grader(time_limit_seconds=-1)),
         row("grader.workers 5000", "grader.workers = 5000: expected at least 1 and at most 1024", _grader(workers=5000)),

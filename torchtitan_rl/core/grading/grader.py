@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.core.config import number
+from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
 from torchtitan_rl.core.grading.scorer import FailurePolicy, RewardError, RewardScorer, Scope, Scorer, TrainerState
@@ -47,7 +47,7 @@ class Grader(Configurable):
         rewards: list[str] = field(default_factory=list)
         """Reward functions besides the task's own, as path/to/file.py:function or package.module:function."""
 
-        weights: dict[str, float] = number({}, above=-math.inf, below=math.inf, remedy="0 only watches a function.")
+        weights: dict[str, float] = number({}, least=-MANY, most=MANY, remedy="0 only watches a function.")
         """Weights of reward functions in the sum, by name. The default weight is 1."""
 
         on_failure: FailurePolicy = "raise"
@@ -161,7 +161,7 @@ class Grader(Configurable):
         described = f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
         if scorer.on_failure == "raise":
             raise RewardError(
-                f"{described} Expected one finite float or None for each completion. Correct the function, or set "
+                f"{described} Expected one finite float (at most 1e18) or None for each completion. Correct the function, or set "
                 f"grader.on_failure_of to {{{name!r}: 'none'}} to go on without a reward for such completions."
             )
         self._warn_once(

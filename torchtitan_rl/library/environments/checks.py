@@ -1,6 +1,5 @@
 """Checks of the values that an environment returns."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,9 @@ from torchtitan_rl.library.environments.interface import Message, Turn
 
 BREAK = "\ufdd0"
 """Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
+
+LARGEST_REWARD = 1e18
+"""Sums, squares and weights of larger rewards would overflow."""
 
 _UNREADABLE = re.compile(f"[\ud800-\udfff{BREAK}]")
 """Lone surrogates, which no tokenizer accepts, and `BREAK`."""
@@ -80,6 +82,8 @@ def checked_reward(reward: object) -> float | None:
     if reward is None:
         return None
     number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {number}; expected a finite number or None")
+    if not abs(number) <= LARGEST_REWARD:
+        raise ValueError(
+            f"the reward is {number}; expected a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, or None"
+        )
     return number

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import inspect
-import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, Group, flat
+from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
 from torchtitan_rl.library.scoring.reward_log import LogError, RewardLog
 from torchtitan_rl.library.task import RewardFunction, Task
@@ -72,7 +72,9 @@ class Reward:
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
             result = ScorerResult.failed(size, _described(error))
         else:
-            errors = {i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not math.isfinite(s)}
+            errors = {
+                i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not abs(s) <= LARGEST_REWARD
+            }
             result = ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
         result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
         result.seconds = time.perf_counter() - begin

@@ -148,6 +148,7 @@ def words(completions, **_):
         (words, "not a number"),
         (constant(float("nan")), "returned nan for completion 0"),
         (constant(float("inf")), "returned inf for completion 0"),
+        (constant(1e308), "returned 1e.308 for completion 0"),
     ],
 )
 def test_failure_policies(function, said, caplog):
