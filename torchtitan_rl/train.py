@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.resilience.parent import begin_reading, end_reading, fork_rank, say_done
+from torchtitan_rl.resilience.parent import PhaseForParent, begin_reading, end_reading, fork_rank, say_done
 
 if __name__ == "__main__":
     fork_rank()  # before torch is imported
@@ -80,6 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
         status_file.update(phase="start", since=time.monotonic())
         end_reading()
 
+    events.listen(PhaseForParent())
     begin_reading()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))

@@ -52,6 +52,10 @@ a rank ends by itself with code 0, without the launcher
   rank 0 ended with code 0 before the end of training: something called os._exit(0). The run is not done.
   1 fault_injection/test_false_success.py::test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success
 
+a user's file that ends the process at its import, in a dry run
+  rank 0 ended with code 3 in: import of my_rewards.py: something called os._exit(3).
+  3 unit_tests/resilience/test_parent.py::test_a_file_that_ends_the_process_at_its_import_is_named
+
 an alarm that a reward function has set
   rank 0 (node3) in step 2: grade was killed by signal 14 (SIGALRM).
   142 fault_injection/test_false_success.py::test_an_alarm_that_a_reward_has_set_is_named

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.events import IMPORTING, heartbeat
 
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
 """Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
@@ -73,7 +74,8 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
     try:
-        return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
+        with heartbeat(f"{IMPORTING}{place}"):  # names the file if it ends the process
+            return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
     except UserError:
         raise
     except Exception as error:

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
+from torchtitan_rl.core.events import IMPORTING, Listener
 from torchtitan_rl.resilience.job_processes import (
     WATCH_VARIABLE,
     die_with_parent,
@@ -31,7 +32,8 @@ _STACK_S = 1.0
 """Seconds that a rank has to write its stacks before it is ended."""
 
 _state: mmap.mmap | None = None
-"""One byte that the rank and its parent share; None if there is no such parent."""
+"""One byte and the rank's phase as text, which the rank and its parent share; None if there is no such parent."""
+_PHASE_BYTES = 1024
 _limit_s = READING_LIMIT_S
 """Seconds that reading the config may take."""
 
@@ -47,7 +49,7 @@ def fork_rank(reading_limit_s: float = READING_LIMIT_S) -> None:
     global _state, _limit_s
     if WATCH_VARIABLE in os.environ:
         return
-    _state, _limit_s = mmap.mmap(-1, 1), reading_limit_s
+    _state, _limit_s = mmap.mmap(-1, 1 + _PHASE_BYTES), reading_limit_s
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     forwarded = {*stop_signals(), signal.SIGALRM}
@@ -86,6 +88,15 @@ def end_reading() -> None:
         _state[0] = _GOES_ON
 
 
+class PhaseForParent(Listener):
+    """Tells the parent the rank's phase, so that it can name what the rank imported when it ended."""
+
+    def moved(self, where: str) -> None:
+        """See Listener."""
+        if _state is not None:
+            _state[1:] = where.encode(errors="replace")[:_PHASE_BYTES].ljust(_PHASE_BYTES)
+
+
 def say_done() -> None:
     """Tell the parent that this rank ends as planned. Without it, exit code 0 counts as a failure."""
     if _state is not None:
@@ -102,12 +113,16 @@ def _end_reader(child: int, limit_s: float) -> NoReturn:
 
 def _end_like(code: int, sent: set[int], *, done: bool) -> NoReturn:
     """End this process with a child's exit code or signal. Say why the child ended, if it cannot have said it itself."""
+    phase = bytes(_state[1:]).strip(b" \0").decode(errors="replace")
+    where = f" in: {phase}" if IMPORTING in phase else ""
     if code == 0 and not done:
         _print(
-            f"rank {_rank()} ended with code 0 before the end of training: something called os._exit(0). The run is not done. "
-            f"{_TO_GO_ON}"
+            f"rank {_rank()} ended with code 0 before the end of training{where}: something called os._exit(0). The run is not "
+            f"done. {_TO_GO_ON}"
         )
         os._exit(1)
+    if code > 0 and where:
+        _print(f"rank {_rank()} ended with code {code}{where}: something called os._exit({code}).")
     if code >= 0:
         os._exit(code)
     if -code not in sent:

@@ -83,6 +83,18 @@ def test_under_the_launcher_there_is_no_parent(tmp_path):
     assert end("print(os.getppid()); os._exit(0)", TORCHTITAN_RL_WATCH=str(tmp_path)) == (0, "")
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_file_that_ends_the_process_at_its_import_is_named(tmp_path, code):
+    (tmp_path / "mine.py").write_text(f"import os\nos._exit({code})\n")
+    ended, said = end(
+        "from torchtitan_rl.core import events; from torchtitan_rl.library.references import load_function; "
+        f"from torchtitan_rl.resilience.parent import PhaseForParent; events.listen(PhaseForParent()); "
+        f"load_function({str(tmp_path / 'mine.py:f')!r}, '--config')"
+    )
+    assert ended == (code or 1)
+    assert f"in: import of {tmp_path}/mine.py: something called os._exit({code})" in said
+
+
 READS = (
     "import os, time; from torchtitan_rl.resilience.parent import begin_reading, end_reading, fork_rank, say_done; "
     "fork_rank(reading_limit_s=1); begin_reading(); "
