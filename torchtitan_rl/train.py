@@ -23,6 +23,7 @@ from torchtitan_rl.resilience.parent import PhaseForParent, begin_reading, end_r
 if __name__ == "__main__":
     fork_rank()  # before torch is imported
 
+from torchtitan_rl.common.text import visible
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
     events,
@@ -114,7 +115,7 @@ def check_arguments(args: Sequence[str]) -> int:
         _, config = parse_args(args)
         check_folder(config)
     except UserError as error:
-        print(masked(f"error: {error}"), file=sys.stderr)
+        print(visible(masked(f"error: {error}")), file=sys.stderr)
         return WRONG_INPUT
     except SystemExit as request:  # of the parser, which has printed why
         return WRONG_INPUT if request.code == WRONG_INPUT else 0

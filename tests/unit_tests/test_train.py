@@ -193,3 +193,17 @@ def test_trackers_store_the_commit_with_the_config(tmp_path, monkeypatch):
     assert len(given["run_config"]["code"]["commit"]) == 40
     assert given["run_config"]["code"]["dirty"] in (True, False)
     assert given["run_config"]["num_steps"] == config.num_steps
+
+
+def test_escapes_in_an_error_do_not_reach_the_terminal_raw(run):
+    code, said = run(raising(ValueError("\x1b[2J\x1b]0;title\x07 caf\xe9 \x9b1m")))
+    assert code == 1
+    assert "ValueError: \\x1b[2J\\x1b]0;title\\x07 caf\xe9 \\x9b1m" in said
+    assert "\x1b" not in said
+
+    def training(*_):
+        logging.getLogger("torchtitan_rl").warning("by \x1b[31m")
+        raise UserError("sampling.n = '\x1b[31m'")
+
+    code, said = run(training)
+    assert (code, "\x1b" in said, said.count("\\x1b[31m")) == (2, False, 2)

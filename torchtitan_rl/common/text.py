@@ -30,6 +30,11 @@ def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
         return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
 
 
+def visible(text: str) -> str:
+    """The text with control characters as escapes such as \\x1b, but for newlines and tabs: a terminal would obey them."""
+    return "".join(c if c.isprintable() or c in "\n\t" or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)
+
+
 def head_and_tail(text: str, most: int) -> str:
     """At most `most` characters: both ends of the text, and between them the number of characters that were left out.
 

@@ -36,6 +36,7 @@ _BELOW = (
     "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
     "staleness", "carried_tokens",
 )  # fmt: skip
+_NUMBERS = ("step", "prompt_idx", "sample_idx", "reward", "response_tokens")
 _SILENT_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size",
@@ -55,8 +56,10 @@ class _PlainConsole(Console):
 
 
 def plain_console() -> Console:
-    """A console on standard output that never interprets text as markup. Coloured only on a terminal."""
-    console = _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    """A console on standard output that never interprets text as markup. Coloured only on a terminal, and not with NO_COLOR."""
+    # By itself rich takes NO_COLOR for colours alone, and still writes the escapes of bold and dim.
+    system = None if os.environ.get("NO_COLOR") else "auto"
+    console = _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, color_system=system)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
@@ -78,10 +81,12 @@ def sample_panel(row: Row, console: Console) -> Panel:
         parts += _turns(row["conversation"], console)
     elif "response" in row:
         parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
-    reason, reward = row.get("select_reason") or "sample", row.get("reward", row.get("score"))
-    title = f"{reason} · {row['split']}" if row.get("split") else reason
-    if row.get("prompt_idx") is not None:
-        title += f" · prompt {row['prompt_idx']} sample {row.get('sample_idx')}"
+    reward = row.get("reward", row.get("score"))
+    known = row.get("prompt_idx") is not None
+    number = (
+        f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}" if known else ""
+    )  # first: a narrow title is cut
+    title = " · ".join(filter(None, [number, row.get("select_reason") or "sample", row.get("split")]))
     good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
     return Panel(
         Group(*parts, _Numbers(row, console)),
@@ -159,8 +164,11 @@ def metrics_grid(values: dict[str, float], console: Console, most_columns: int =
 def rows_table(rows: Sequence[Row], columns: Sequence[str], console: Console, title: str) -> Table:
     """A table with one line for each row."""
     table = Table(title=Text(title, style="bold"), title_justify="left")
-    for column in columns:
-        table.add_column(Text(column.replace("_", " ")), overflow="fold", max_width=60)
-    for row in rows:
-        table.add_row(*(safe(compact_number(flat_cell(row.get(column))), console, 160) for column in columns))
+    lines = [[safe(compact_number(flat_cell(row.get(column))), console, 160) for column in columns] for row in rows]
+    for place, column in enumerate(columns):
+        # Where the terminal is narrow, text is folded: a number is never cut.
+        least = max((line[place].cell_len for line in lines), default=0) if column in _NUMBERS else None
+        table.add_column(Text(column.replace("_", " ")), overflow="fold", max_width=60, min_width=least)
+    for line in lines:
+        table.add_row(*line)
     return table

@@ -23,6 +23,9 @@ from torchtitan_rl.observability.cell_text import compact_number
 from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
 from torchtitan_rl.observability.sample_rows import Row, score_of
 
+NARROW = 60
+"""Width in characters below which a table leaves out columns, so that the others can be read."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code: 0; 1 if no row matches; 2 if a folder has no samples."""
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_diff(rows, others, options, console)
     if options.prompt is not None and options.group is None and not (options.best or options.worst):
         columns = ["step", "split", "prompt_idx", "sample_idx", "reward", "response_tokens", "answer", "response"]
+        if console.width < NARROW:
+            columns = [column for column in columns if column not in ("split", "response_tokens", "answer")]
         console.print(rows_table(rows, columns, console, f"rows whose prompt contains {options.prompt!r}, by step"))
     elif options.group is not None:
         return _print_group(rows, options.group, console)
@@ -48,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_ranked(rows, options, console)
     else:
         last = max(row["step"] for row in rows)
-        _print_panels([row for row in rows if row["step"] == last], console)
+        of_last = [row for row in rows if row["step"] == last]
+        selected = [row for row in of_last if row.get("select_reason")] or of_last
+        _print_panels(selected, console)
+        if left_out := len(of_last) - len(selected):
+            more = f"{left_out} more stored rows of step {last}: --step {last} --best {len(of_last)} ranks all"
+            console.print(Text(more, style="dim"))
     return 0
 
 
@@ -132,7 +142,7 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     size = siblings[0].get("group_size")
     console.print(Text(f"{split} · step {last} · {len(siblings)} stored of {size or '?'} siblings", style="bold"))
     console.print(safe(siblings[0].get("prompt", ""), console, RESPONSE_CHARACTERS, 8))
-    width = max(30, (console.width - 4) // min(3, len(siblings)))
+    width = min(max(30, (console.width - 4) // min(3, len(siblings))), console.width - 2)
     panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:

@@ -18,6 +18,8 @@ SHOWN, KEPT, KEPT_OF_RUN = 4_000, 1_000_000, 100_000_000
 
 OVERDUE = "other threads, such as those of calls that timed out,"
 _OWN_THREADS = ("MainThread", "heartbeat", "sink ")
+_TRACKERS = ("sink wandb", "sink trackio", "sink tensorboard")
+"""Threads of sinks whose libraries print about themselves. This is for people: in a pipe or a file it is left out."""
 
 
 _mask: Callable[[str], str] = str
@@ -105,6 +107,8 @@ class _LimitedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Show the text, or keep it if its source has printed too much. Returns its length."""
         thread = threading.current_thread()
+        if thread.name.startswith(_TRACKERS) and not self.isatty():
+            return len(text)
         if thread.name.startswith(_OWN_THREADS) and (self._whose == OVERDUE or thread is not threading.main_thread()):
             self._show(text)
             return len(text)

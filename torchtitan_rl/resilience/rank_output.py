@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from torchtitan_rl.common.text import visible
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.resilience.job_processes import STOP_SIGNALS
 
@@ -91,7 +92,7 @@ class RankOutput:
                 pass
         elif self.rank != 0:
             time.sleep(5)
-        text = self._mask(f"rank {self.rank}: {message}" if self.rank else message)
+        text = visible(self._mask(f"rank {self.rank}: {message}" if self.rank else message))
         with suppress(OSError):  # nobody reads it
             os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
@@ -106,14 +107,14 @@ class RankOutput:
 
 
 class _Masked(logging.Formatter):
-    """Passes whole records, with their tracebacks, through `mask`."""
+    """Passes whole records, with their tracebacks, through `mask`, and makes their control characters visible."""
 
     def __init__(self, layout: str, mask: Callable[[str], str]) -> None:
         super().__init__(layout)
         self._mask = mask
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._mask(super().format(record))
+        return visible(self._mask(super().format(record)))
 
 
 class LogFile(logging.FileHandler):

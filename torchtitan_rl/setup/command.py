@@ -53,6 +53,8 @@ def training(arguments: Sequence[str]) -> list[str]:
     """The module and arguments that train, or that answer a question. Raises UserError like `launcher`."""
     environment = os.environ
     environment.setdefault("TORCHTITAN_RL_PROGRAM", "torchtitan-rl train")
+    if environment.get("NO_COLOR"):
+        environment.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro does not know NO_COLOR
     gpus = gpu_count() if environment_kind() == "gpu" else 0
     processes = environment.get("NGPU") or str(max(gpus, 1))
     if QUESTIONS.isdisjoint(argument.partition("=")[0] for argument in arguments):

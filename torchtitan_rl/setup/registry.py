@@ -155,7 +155,7 @@ def list_configs() -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     for name, function in config_functions().items():
         config = load_config(name)
         spec = config.model_spec

@@ -212,3 +212,13 @@ def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):
     run.flush(1)
     run.close()
     assert "loss     nan" in stream.getvalue()
+
+
+def test_with_no_color_a_terminal_gets_no_escapes_at_all(recorder, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in console_output(recorder, monkeypatch, Terminal(), console_every=1)

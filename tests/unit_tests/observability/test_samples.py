@@ -1,9 +1,11 @@
 """python -m torchtitan_rl.observability.samples: ranked, filtered, siblings, over time, two runs."""
 
+import re
+
 import pytest
 
 from tests.parts.observability import NASTY, group, rows_of, sample
-from torchtitan_rl.observability import Reduce, record_metric
+from torchtitan_rl.observability import Reduce, read_rows, record_metric
 from torchtitan_rl.observability.samples import main
 
 
@@ -26,11 +28,12 @@ def run(recorder, tmp_path):
     return make
 
 
-def test_without_options_the_last_step_s_rows_are_shown(run, capsys):
-    assert main([run("a")]) == 0
+def test_without_options_the_last_step_s_selected_rows_are_shown(run, capsys):
+    folder = run("a")
+    assert main([folder]) == 0
     output = capsys.readouterr().out
-    assert all(f"answer 3-{p}-{s}" in output for p in range(2) for s in range(3))
-    assert "answer 2-" not in output
+    selected = [row["response"] for row in read_rows(folder) if row["step"] == 3 and row["select_reason"]]
+    assert sorted(re.findall(r"answer \d-\d-\d", output)) == sorted(selected)
 
 
 def test_best_and_worst_rank_the_whole_run_or_a_step(run, capsys):
@@ -105,3 +108,30 @@ def test_nasty_output_is_safe_in_every_view(recorder, tmp_path, capsys):
         output = capsys.readouterr().out
         assert not any(harmful in output for harmful in ("\x1b", "\x00", "\u202e"))
         assert "[/answer]" in output
+
+
+def test_rows_that_were_stored_but_not_selected_are_counted_and_not_shown(recorder, tmp_path, capsys):
+    one = recorder(keep_all_rows=True)
+    groups = [group(0, *(sample(s, float(s), text=f"answer {s:02d}") for s in range(40)))]
+    record_metric("rollout/samples", rows_of(*groups, step=1), Reduce.TABLE)
+    one.flush(1)
+    one.close()
+    selected = [row for row in read_rows(tmp_path) if row["select_reason"]]
+    assert 0 < len(selected) < 40
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert {int(n) for n in re.findall(r"answer (\d\d)", shown)} == {row["sample_idx"] for row in selected}
+    assert f"{40 - len(selected)} more stored rows of step 1" in shown
+
+
+@pytest.mark.parametrize("columns", ["30", "200"])
+def test_every_sample_has_its_number_at_any_width(run, capsys, monkeypatch, columns):
+    folder = run("a")
+    monkeypatch.setattr("torchtitan_rl.observability.panels.PLAIN_WIDTH", int(columns))
+    for options in (["--best", "1"], ["--group", "1"]):
+        assert main([folder, *options]) == 0
+        assert "prompt 1 sample 2" in capsys.readouterr().out
+    assert main([folder, "--prompt", "What is 1 + 1"]) == 0
+    lines = [re.findall(r"\d+", line) for line in capsys.readouterr().out.splitlines()]
+    for row in (["3", "1", str(s)] for s in range(3)):
+        assert any(numbers[:3] == row for numbers in lines), row

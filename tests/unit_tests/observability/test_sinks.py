@@ -288,7 +288,7 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
     assert in_wandb == in_store
     texts = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
     for step, reason, prompt, member in in_store:
-        assert f"{reason} · train · prompt {prompt} sample {member}" in stream.getvalue()
+        assert f"prompt {prompt} sample {member} · {reason} · train" in stream.getvalue()
         [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
         lines = [line.strip("| ").split(" | ") for line in html.unescape(text).split("\n")]
         table = {line[0].removeprefix("<pre>").removesuffix("</pre>"): line[1:] for line in lines[2:]}

@@ -131,3 +131,20 @@ def test_a_reader_who_is_gone_fails_no_reward_and_is_said_once(caplog, monkeypat
     assert [r.getMessage() for r in caplog.records if "stdout cannot" in r.getMessage()] == [
         "stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder"
     ]
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "* created\nstep 1\n"), (False, "step 1\n")])
+def test_what_trackers_print_about_themselves_stays_out_of_pipes(is_terminal, shown, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    limit_streams()
+    for name, text in (("sink trackio", "* created"), ("sink console", "step 1")):
+        thread = threading.Thread(target=print, args=(text,), name=name)
+        thread.start()
+        thread.join()
+    assert stream.getvalue() == shown

@@ -140,3 +140,11 @@ def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path
     assert result.stdout.startswith("start 1 rank ...")
     assert result.stderr.count("no-such-field") == 1
     assert "import torchtitan" not in result.stdout
+
+
+def test_no_color_holds_for_the_parser_s_messages_too(node, monkeypatch):
+    monkeypatch.setenv("PYTHON_TYRO_ANSI_CODES", "")
+    monkeypatch.delenv("PYTHON_TYRO_ANSI_CODES")
+    node(NO_COLOR="1")
+    command.training(["--config", "debug"])
+    assert os.environ["PYTHON_TYRO_ANSI_CODES"] == "False"

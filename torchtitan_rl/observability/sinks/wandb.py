@@ -1,5 +1,6 @@
 """The Weights & Biases sink, online or offline. Offline runs are in `wandb/` of the run folder until `wandb sync`."""
 
+import sys
 from typing import Any
 
 from torchtitan_rl.observability.cell_text import flat_cell
@@ -33,7 +34,9 @@ class WandbSink(Sink):
             mode=context.config.wandb_mode,
             dir=str(context.run_folder),
             config=context.run_config,
-            settings=wandb.Settings(console="off", silent=context.config.wandb_mode == "offline"),
+            settings=wandb.Settings(
+                console="off", silent=context.config.wandb_mode == "offline" or not sys.stderr.isatty()
+            ),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
