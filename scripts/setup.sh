@@ -109,6 +109,11 @@ PIP=(.venv/bin/python -m pip --disable-pip-version-check)
 INSTALL=("${PIP[@]}" install --progress-bar off) INDEX_OPTION=--index-url
 if [[ $INSTALLER == uv ]]; then
   if "${PIP[@]}" install --quiet "$UV" >.venv/setup.log 2>&1; then
+    CACHE=${UV_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/uv}
+    if ! { mkdir -p "$CACHE" && [[ -w $CACHE ]]; } 2>/dev/null; then
+      say "no package cache, as $CACHE cannot be written"
+      export UV_NO_CACHE=1
+    fi
     INSTALL=(.venv/bin/python scripts/uv.py pip install --python .venv/bin/python) INDEX_OPTION=--default-index
   else
     say "uv cannot be installed here ($(tail -n 1 .venv/setup.log)): going on with pip, which takes longer"

@@ -4,10 +4,12 @@ At import torchtitan picks its device type, with "cuda" as the fallback, and vLL
 environment. This module therefore acts at import. No other module does.
 """
 
+import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,38 @@ def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
     for path in Path("/dev/shm").glob("*-cpushm_*"):
         if path.name.endswith(ending):
             path.unlink(missing_ok=True)
+
+
+def import_engine_model(hf_assets_path: str) -> None:
+    """Import the engine's model class here. vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to leave CUDA alone.
+
+    The trainer has initialized CUDA already. vLLM itself refuses an architecture that it does not know.
+    """
+    from vllm import ModelRegistry
+
+    for architecture in json.loads(Path(hf_assets_path, "config.json").read_text()).get("architectures") or ():
+        if known := ModelRegistry.models.get(architecture):
+            ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
+@contextmanager
+def without_preloads() -> Iterator[None]:
+    """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not have here.
+
+    Programs that rewards and tools start would load them too. The loader splits the variable at spaces and prints an error for
+    each part, so the libraries of an environment whose path has one are named here, from the current folder.
+    """
+    before = os.environ.get("LD_PRELOAD")
+    packages = Path(torch.__file__).parents[1]
+    if ON_CPU and before is None and " " in str(packages):
+        libraries = [*packages.glob("torch/lib/libgomp*.so*"), *packages.glob("vllm/libs/libtcmalloc*.so*")]
+        os.environ["LD_PRELOAD"] = ":".join(os.path.relpath(library) for library in libraries)
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
 
 
 def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:

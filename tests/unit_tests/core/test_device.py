@@ -1,5 +1,6 @@
 """Every branch that only a GPU takes, on a simulated `torch.cuda` surface."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,22 @@ def test_what_a_killed_run_left_is_taken_away_and_nothing_else():
     finally:
         for path in names.values():
             path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("before", [None, "/lib/libmine.so"])
+def test_the_engines_preloads_are_forgotten_after_its_start(monkeypatch, before):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if before:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with device.without_preloads():
+        os.environ["LD_PRELOAD"] = "/with space/libgomp.so"
+    assert os.environ.get("LD_PRELOAD") == before
+
+
+def test_the_engines_model_is_imported_in_this_process(tmp_path):
+    from vllm import ModelRegistry
+
+    (tmp_path / "config.json").write_text('{"architectures": ["Unknown", "Qwen3ForCausalLM"]}')
+    device.import_engine_model(str(tmp_path))
+    assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls.__name__ == "Qwen3ForCausalLM"
+    assert "Unknown" not in ModelRegistry.models

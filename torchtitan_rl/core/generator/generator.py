@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import ON_CPU, expandable_segments, replace_engine_parts, unlink_shared_memory
+from torchtitan_rl.core.device import (
+    ON_CPU,
+    expandable_segments,
+    import_engine_model,
+    replace_engine_parts,
+    unlink_shared_memory,
+    without_preloads,
+)
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.quota import GroupsInFlight, Quota
@@ -103,21 +110,23 @@ class Generator(Configurable):
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
         unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
-        self.llm = LLM(
-            model=hf_assets_path,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            tensor_parallel_size=degree,
-            distributed_executor_backend="external_launcher",
-            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-            enable_prefix_caching=True,
-            disable_log_stats=stats is None,
-            seed=seed,
-            **options,
-        )
+        import_engine_model(hf_assets_path)
+        with without_preloads():
+            self.llm = LLM(
+                model=hf_assets_path,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                dtype=config.dtype,
+                max_model_len=config.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                tensor_parallel_size=degree,
+                distributed_executor_backend="external_launcher",
+                logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
+                enable_prefix_caching=True,
+                disable_log_stats=stats is None,
+                seed=seed,
+                **options,
+            )
         unlink_shared_memory(siblings, self.rank_in_replica)
         self.stats = stats
         replace_engine_parts(self.llm, tokenizer, stats)
