@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.grading.grader import Scorers
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import Trainer
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
+    from torchtitan_rl.library.task import Task
     from torchtitan_rl.observability.recorder import Recorder
     from torchtitan_rl.proof.weight_sync import WeightSync
     from torchtitan_rl.resilience.checkpoint_folder import Resume
@@ -166,6 +168,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.core import comm
         from torchtitan_rl.resilience.replicated import check_config
+        from torchtitan_rl.setup.build_grader import find_scorers
         from torchtitan_rl.setup.installation import check_environment
         from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
@@ -175,6 +178,8 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
+    task = config.task.build()
+    scorers = find_scorers(config.grader, task)
     prepare_start(config)
     check_model(config, world_size=world_size)
     for estimate in (choose_by_memory, memory_warning):
@@ -193,7 +198,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     try:
         resume = prepare_resume(config, folder.path)
         folder.describe(name, config)
-        controller = build_run(config, folder.path, resume=resume)
+        controller = build_run(config, folder.path, task=task, scorers=scorers, resume=resume)
         stopped = _carry_out(controller)
     except BaseException as error:
         _end_with(error, folder.path, phases)
@@ -248,11 +253,20 @@ def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
     write_end(folder, outcome, message, code=code, started_s=phases.started_s)
 
 
-def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" = None) -> "Controller":
+def build_run(
+    config: "RunConfig",
+    run_folder: Path,
+    *,
+    task: "Task",
+    scorers: "dict[str, Scorers] | None" = None,
+    resume: "Resume | None" = None,
+) -> "Controller":
     """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
 
     Args:
         config: validated, with its start prepared.
+        task: built from `config.task`.
+        scorers: see `build_grader`.
     """
     from torchtitan.distributed.utils import set_spmd_backend
     from transformers import AutoTokenizer
@@ -267,11 +281,10 @@ def build_run(config: "RunConfig", run_folder: Path, *, resume: "Resume | None" 
     from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
-    task = config.task.build()
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
-    grader = build_grader(config.grader, task)
+    grader = build_grader(config.grader, task, scorers)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync

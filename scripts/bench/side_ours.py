@@ -57,7 +57,7 @@ def start(config: RunConfig) -> Controller:
     prepare_start(config)
     check_model(config, world_size=world_size)
     comm.init_process_group(config.comm)
-    controller = build_run(config, Path(config.dump_folder))
+    controller = build_run(config, Path(config.dump_folder), task=config.task.build())
     controller.sync_weights()
     return controller
 

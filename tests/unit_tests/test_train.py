@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from torchtitan_rl import train
+from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.library.references import load_function
-from torchtitan_rl.setup.registry import config_functions
+from torchtitan_rl.setup import start_checkpoint
+from torchtitan_rl.setup.registry import config_functions, parse_args
 
 
 @pytest.fixture
@@ -207,3 +209,22 @@ def test_escapes_in_an_error_do_not_reach_the_terminal_raw(run):
 
     code, said = run(training)
     assert (code, "\x1b" in said, said.count("\\x1b[31m")) == (2, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--grader.rewards", "nowhere.py:f"], "grader.rewards = 'nowhere.py:f': expected a file that exists"),
+        (["--config", "debug_rows", "--task.path", "nowhere.jsonl"], "task.path = 'nowhere.jsonl': expected a file"),
+    ],
+)
+def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, options, message):
+    def made(config):
+        raise AssertionError("a start is made")
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start_checkpoint, "prepare_start", made)
+    monkeypatch.setattr(events, "_listeners", [])
+    with pytest.raises(UserError, match=message):
+        train._train(*parse_args(options), output=None)

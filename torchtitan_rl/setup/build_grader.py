@@ -18,8 +18,8 @@ from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
 
 
-def build_grader(config: Grader.Config, task: Task) -> Grader:
-    """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
+def find_scorers(config: Grader.Config, task: Task) -> dict[str, Scorers]:
+    """The reward functions and the judgement of each member of `task`. Needs no weights, so it is done before them.
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
@@ -28,7 +28,16 @@ def build_grader(config: Grader.Config, task: Task) -> Grader:
     by_task = {member: _scorers(config, member, extra) for member in members.values()}  # held-out tables share a task
     scorers = {name: by_task[member] for name, member in members.items()}
     _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
-    return config.build(scorers=scorers, start_workers=WorkerPool)
+    return scorers
+
+
+def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] | None = None) -> Grader:
+    """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
+
+    Args:
+        scorers: from `find_scorers`; None: they are found here.
+    """
+    return config.build(scorers=scorers or find_scorers(config, task), start_workers=WorkerPool)
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:

@@ -9,7 +9,7 @@ from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
 from torchtitan_rl.observability.machine import bfloat16_warning
-from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start_checkpoint import check_same_model, check_tokenizer, prepare_start
@@ -29,12 +29,13 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     """Print config, layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     _show("config", as_python(name, config))
     validate(config, world_size=world_size)
+    task = config.task.build()
+    scorers = find_scorers(config.grader, task)
     tokenizer = _prepare_start(config)
     check_model(config, world_size=world_size)
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
-    task = config.task.build()
     stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
     prompts = stream.next_batch(NUM_PROMPTS)
     stream.held_out(config.evaluation.num_prompts if config.evaluation.every or config.eval_only else 1)
@@ -42,7 +43,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
-    with closing(build_grader(config.grader, task)) as grader:
+    with closing(build_grader(config.grader, task, scorers)) as grader:
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 
