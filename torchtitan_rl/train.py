@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan_rl.resilience.parent import PhaseForParent, begin_reading, end_reading, fork_rank, say_done
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
     fork_rank()  # before torch is imported
 
 from torchtitan_rl.common.text import visible
@@ -72,7 +73,6 @@ def main(args: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(phase=READING_CONFIG)
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
@@ -110,11 +110,13 @@ def check_arguments(args: Sequence[str]) -> int:
 
     Returns WRONG_INPUT after a message on stderr, or 0: the ranks say everything else.
     """
+    from torchtitan_rl.core.config import check_fields
     from torchtitan_rl.setup.registry import parse_args
     from torchtitan_rl.setup.start_checkpoint import check_folder
 
     try:
         _, config = parse_args(args)
+        check_fields(config)
         check_folder(config)
     except UserError as error:
         print(visible(masked(f"error: {error}")), file=sys.stderr)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from torchtitan_rl.resilience import job_processes
+
 ROOT = Path(__file__).resolve().parents[3]
 BEGIN = "import os, signal, sys, time; from torchtitan_rl.resilience.parent import fork_rank, say_done; fork_rank(); "
 
@@ -121,3 +123,17 @@ def test_what_comes_after_the_config_may_take_its_time():
         env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_a_question_s_process_imports_leaves_no_traceback(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHTITAN_RL_WATCH"}
+    command = [sys.executable, "-m", "torchtitan_rl.train", "--list-configs"]
+    with (tmp_path / "said").open("w") as said:
+        parent = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not any("torch" in Path(f"/proc/{child}/maps").read_text() for child in job_processes.children(parent.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.wait(20) == -signal.SIGINT
+    assert (tmp_path / "said").read_text() == ""

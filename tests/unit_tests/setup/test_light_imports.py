@@ -47,6 +47,7 @@ def answers():
         ["check", "--config", "debgu"],
         ["check", "--config", "no/such/file.py:mine"],
         ["check", "--hf-assets-path", "/no/such/folder"],
+        ["check", "--trainer.num-epochs", "0"],
         ["check", "--config", "debug", "--num-steps", "3"],
     ]
     given = json.dumps([commands, HEAVY])
