@@ -52,6 +52,10 @@ a rank ends by itself with code 0, without the launcher
   rank 0 ended with code 0 before the end of training: something called os._exit(0). The run is not done.
   1 fault_injection/test_false_success.py::test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success
 
+flipped bytes in metrics.jsonl or samples.jsonl, met on resume
+  metrics.jsonl: 1 of 40 lines are damaged (lines 3); the file as it was is kept as metrics.damaged-1.jsonl, and the run goes on with the other lines
+  0 unit_tests/observability/test_files.py::test_damaged_lines_are_set_aside_and_the_file_goes_on
+
 a user's file that ends the process at its import, in a dry run
   rank 0 ended with code 3 in: import of my_rewards.py: something called os._exit(3).
   3 unit_tests/resilience/test_parent.py::test_a_file_that_ends_the_process_at_its_import_is_named

@@ -1,5 +1,6 @@
 """An append-only JSON-lines file that survives kill -9 and resumes without lost or duplicate steps."""
 
+import itertools
 import json
 import logging
 import os
@@ -19,12 +20,15 @@ class LineFile:
 
     A batch and the `end` that closes it are written by one call. Anything after the last `end` is the partial batch of
     a killed process and is cut off when the file is opened. Every line starts with its step, so that a resumed run can
-    truncate the file at the step where it continues. Raises OSError like any file.
+    truncate the file at the step where it continues. A file with damaged lines is kept under another name, and its other
+    lines go on. Raises OSError like any file.
     """
 
     def __init__(self, path: Path, end: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        if path.exists():
+            _set_damage_aside(path, end)
         self._file = self._open()
         whole = _whole_size(path, end)
         if whole < os.fstat(self._file).st_size:
@@ -92,6 +96,50 @@ def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
                 return
             if line.strip():
                 yield json.loads(line)
+
+
+def _set_damage_aside(path: Path, end: bytes) -> None:
+    """Rewrites a file that has damaged lines without them, and keeps the file as it was. Says so."""
+    with open(path, "rb") as file:
+        size = _whole_size(path, end)
+        steps = [_step_of(line) for line in iter(lambda: file.readline() if file.tell() < size else b"", b"")]
+    damaged = _damaged(steps)
+    if not damaged:
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
+        number += 1
+    with open(path, "rb") as file, open(rest := path.with_name(f"{path.name}.rest"), "wb") as kept:
+        for index, line in enumerate(file):
+            if index < len(steps) and index not in damaged:
+                kept.write(line)
+    if rest.stat().st_size:
+        os.truncate(rest, rest.stat().st_size - 1)  # the last line may have been the end of a batch
+        with open(rest, "ab") as kept:
+            kept.write(end)
+    path.rename(aside)
+    rest.rename(path)
+    shown = ", ".join(str(index + 1) for index in sorted(damaged)[:10])
+    logger.warning(
+        f"{path.name}: {len(damaged)} of {len(steps)} lines are damaged (lines {shown}); the file as it was is kept as "
+        f"{aside.name}, and the run goes on with the other lines"
+    )
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a line; None if it is damaged."""
+    found = _STEP.match(line)
+    try:
+        return int(found[1]) if found and isinstance(json.loads(line), dict) else None
+    except ValueError:
+        return None
+
+
+def _damaged(steps: list[int | None]) -> set[int]:
+    """The indices of unreadable lines, and of lines whose step is out of order. A late step would cut off all that follow."""
+    readable = [index for index, step in enumerate(steps) if step is not None]
+    in_doubt = {index for pair in itertools.pairwise(readable) if steps[pair[1]] < steps[pair[0]] for index in pair}
+    return in_doubt | (set(range(len(steps))) - set(readable))
 
 
 def _line(step: int, line: dict[str, Any]) -> bytes:

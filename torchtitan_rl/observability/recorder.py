@@ -4,8 +4,10 @@ import atexit
 import functools
 import logging
 import os
+import re
 import time
 import uuid
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -279,7 +281,10 @@ class Recorder(Configurable):
 
 
 def _run_id(run_folder: Path) -> str:
-    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder."""
+    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder.
+
+    If the file is damaged, the digits are the checksum of what it holds, so that all ranks have the same.
+    """
     run_folder.mkdir(parents=True, exist_ok=True)
     path = run_folder / "run_id"
     try:
@@ -287,6 +292,11 @@ def _run_id(run_folder: Path) -> str:
             file.write(uuid.uuid4().hex[:8])
     except FileExistsError:
         deadline = time.monotonic() + 2.0
-        while len(path.read_text()) < 8 and time.monotonic() < deadline:
+        while path.stat().st_size < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-    return path.read_text()
+    stored = path.read_bytes()
+    if re.fullmatch(rb"[\w-]+\n?", stored):
+        return stored.decode().strip()
+    run_id = f"{zlib.crc32(stored):08x}"
+    logger.warning(f"{path} is damaged: expected eight hex digits; this run's id is {run_id}")
+    return run_id

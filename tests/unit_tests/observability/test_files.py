@@ -132,6 +132,46 @@ def test_the_run_id_stays_over_resumptions(recorder, tmp_path):
     assert len(first) == 8
 
 
+def test_a_damaged_run_id_is_replaced_by_the_same_one_on_all_ranks(recorder, tmp_path, caplog):
+    (tmp_path / "run_id").write_bytes(b"\xff\xfe")
+    for _ in range(2):
+        recorder().close()
+    assert "run_id is damaged: expected eight hex digits" in caplog.text
+    assert len({record.message for record in caplog.records if "run_id" in record.message}) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda line: line.replace(b'"x"', b'"\xff"'), [1, 2, 4, 5]),
+        (lambda line: line.replace(b'"x"', b'x"'), [1, 2, 4, 5]),
+        (lambda line: line.replace(b"\n", b" "), [1, 2, 5]),
+        (lambda line: line.replace(b'"step": 3', b'"step": 9'), [1, 2, 5]),
+        (lambda line: line[1:], [1, 2, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b" \n"])
+def test_damaged_lines_are_set_aside_and_the_file_goes_on(tmp_path, caplog, damage, kept, end):
+    path = tmp_path / "metrics.jsonl"
+    file = LineFile(path, end)
+    for step in range(1, 6):
+        file.append(step, [{"value": "x"}])
+    file.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = damage(lines[2])
+    path.write_bytes(b"".join(lines))
+
+    file = LineFile(path, end)
+    file.rewind(6)
+    file.append(6, [{"value": "x"}])
+    file.close()
+    assert [line["step"] for line in read_lines(path, end)] == [*kept, 6]
+    assert (tmp_path / "metrics.damaged-1.jsonl").read_bytes() == b"".join(lines)
+    assert "damaged (lines 3" in caplog.text
+    LineFile(path, end).close()
+    assert not (tmp_path / "metrics.damaged-2.jsonl").exists()
+
+
 def test_the_byte_budget_stops_the_store_and_says_so(recorder, tmp_path, caplog):
     run = recorder(store_bytes=2000)
     for step in range(1, 8):
