@@ -24,7 +24,6 @@ MOST_CHANGED = {
     "num_prompts_per_step": "prompts in a step",
     "sampling.n": "completions of a prompt",
     "sampling.max_tokens": "longest completion, in tokens",
-    "prompts.max_prompt_tokens": "longest prompt, in tokens",
     "generator.max_model_len": "longest prompt with completion, in tokens",
     "trainer.optimizer.lr": "peak learning rate",
     "grader.rewards": "own reward functions: FILE.py:FUNCTION",
@@ -74,8 +73,8 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
     about = textwrap.wrap(" ".join(description.partition("\n\n")[0].split()), width)
     given = {f"--{_option(path)} {_value(config, path)}": meaning for path, meaning in MOST_CHANGED.items()}
     changed = [f"  {_cut(option, 34):34}  {meaning}" for option, meaning in given.items()]
-    groups = {_option(group): _meaning(config, group).partition(". ")[0] for group in _groups(config)}
-    groups[RUN] = f"Fields of no group: {', '.join(map(_option, _own_fields(config)))}."
+    groups = {_option(group): _meaning(config, group).partition(". ")[0].removesuffix(".") for group in _groups(config)}
+    groups[RUN] = f"Fields of no group: {', '.join(map(_option, _own_fields(config)))}"
     group_width = max(map(len, groups))
     named = [f"  {group:{group_width}}  {meaning}" for group, meaning in groups.items()]
     lines = [
@@ -87,7 +86,6 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
         "",
         f"All groups. --help trainer shows one of them, --help {ALL} everything:",
         *named,
-        "",
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names.",
         "--dry-run: what a run would do; --print-config: the whole config as Python.",
     ]
