@@ -23,6 +23,10 @@ MOST_PER_CORE = 8
 """Ranks for each CPU core. Eight ranks on one core still start in minutes."""
 
 
+CHECKED_PROGRAM = "torchtitan_rl.train"
+"""A module with a function `check_arguments`, which returns an exit code: 2 after a message on stderr, for wrong arguments."""
+
+
 class _Failures(logging.Handler):
     """Writes failed ranks to the file. torchrun has no hook for them, but logs each, with the numbers as the record's arguments."""
 
@@ -56,14 +60,11 @@ def check_nodes(rank: int, nodes: str) -> None:
     expect(holds, "--node_rank (NODE_RANK)", rank, f"a number from 0 to less than NNODES {most}", "Correct it.")
 
 
-def check_arguments(program: str, args: Sequence[str]) -> None:
-    """Have a program check its arguments while torchrun starts its ranks. If they are wrong, this process ends with code 2.
+def check_arguments(args: Sequence[str]) -> None:
+    """Have CHECKED_PROGRAM check its arguments while torchrun starts its ranks. If they are wrong, this process ends with code 2.
 
     A rank needs several seconds more until it knows. The check runs in a process of its own, because the user's config may do
     anything: only its verdict counts, the ranks find all else.
-
-    Args:
-        program: a module. If it has a function `check_arguments`, this returns an exit code, after a message on stderr for 2.
     """
     said = Path(os.environ[WATCH_VARIABLE]) / "wrong_arguments"
     child = os.fork()
@@ -74,8 +75,7 @@ def check_arguments(program: str, args: Sequence[str]) -> None:
             os.dup2(file.fileno(), 2)
         code = 0
         try:
-            check = getattr(importlib.import_module(program), "check_arguments", lambda _: 0)
-            code = check(args)
+            code = importlib.import_module(CHECKED_PROGRAM).check_arguments(args)
             sys.stderr.flush()
         finally:
             os._exit(code)
@@ -119,8 +119,8 @@ def main() -> None:
         given = parse_args(sys.argv[1:])
         check_processes(given.nproc_per_node)
         check_nodes(given.node_rank, given.nnodes)
-        if given.module:
-            check_arguments(given.training_script, given.training_script_args)
+        if given.module and given.training_script == CHECKED_PROGRAM:
+            check_arguments(given.training_script_args)
         torchrun()
     except UserError as error:
         sys.exit(_refuse(str(error)))
