@@ -124,6 +124,11 @@ if [[ $KIND == cpu ]]; then install_cpu_torch; fi
 if [[ ${TORCHTITAN_RL_UNLOCKED:-0} == 1 || $(uname) != Linux ]]; then # the locks are for Linux
   run "vLLM, torchtitan and the rest, in the newest versions" "${INSTALL[@]}" -e ".[$KIND,dev]"
 else
+  if ! "$PY" -c "from torchtitan_rl.setup.node import check_build_tools; check_build_tools()" 2>/dev/null; then
+    say "no C compiler or no Python headers here: without pycosat, and so without the tasks of reasoning-gym, which import it"
+    grep -v '^pycosat==' "$LOCK" >.venv/without-compiler.lock
+    LOCK=.venv/without-compiler.lock
+  fi
   run "vLLM, torchtitan and the rest, in the versions of $LOCK" "${INSTALL[@]}" --no-deps -r "$LOCK" -e .
 fi
 if [[ $KIND == cpu ]]; then

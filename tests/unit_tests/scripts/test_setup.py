@@ -127,8 +127,22 @@ def test_a_login_node_is_told_what_its_compute_nodes_need_and_gets_the_gpu_kind(
     result = checkout(TORCHTITAN_RL_KIND="gpu", TOOLS_CODE="1")
     assert result.returncode == 0
     assert "no C compiler" in result.stdout
-    assert "-r requirements/gpu.lock" in checkout.calls()
+    assert "-r .venv/without-compiler.lock" in checkout.calls()
     assert "torch==" not in checkout.calls()
+
+
+def test_without_a_compiler_only_the_package_that_must_be_compiled_is_left_out(checkout):
+    result = checkout(TOOLS_CODE="1")
+    assert result.returncode == 0
+    assert "without pycosat, and so without the tasks of reasoning-gym" in result.stdout
+    whole = (ROOT / "requirements/cpu.lock").read_text().splitlines()
+    installed = Path(result.args[1]).parents[1] / ".venv/without-compiler.lock"
+    assert [line for line in whole if line not in installed.read_text().splitlines()] == ["pycosat==0.6.6"]
+
+
+def test_where_the_package_cache_cannot_be_written_there_is_none(checkout):
+    assert "no package cache, as /proc/uv cannot be written" in checkout(XDG_CACHE_HOME="/proc").stdout
+    assert "package cache" not in checkout().stdout
 
 
 @pytest.mark.parametrize("name", ["TORCHTITAN_RL_KIND", "TORCHTITAN_RL_INSTALLER"])

@@ -119,7 +119,8 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise UserError(
-            "task.tasks: expected reasoning-gym to be installed. pip install 'torchtitan_rl[tasks]'."
+            f"task.tasks: expected reasoning-gym to be installed, but: {error}. pip install 'torchtitan_rl[tasks]'; its pycosat "
+            "needs a C compiler and Python's headers (apt install gcc python3-dev)."
         ) from error
     import reasoning_gym  # noqa: F401  (fills the registry)
 

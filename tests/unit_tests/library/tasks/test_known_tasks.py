@@ -135,6 +135,7 @@ def test_countdown_rewards_and_judgement_agree():
 
 
 def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers():
+    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
     task = ReasoningGym.Config(
         tasks=[("spell_backward", 1.0), ("gcd", 3.0)], settings=[("spell_backward.max_word_len", "4")]
     ).build()
@@ -166,5 +167,6 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
     ],
 )
 def test_unknown_tasks_and_settings_are_errors_with_the_remedy(config, message):
+    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
     with pytest.raises(UserError, match=message):
         ReasoningGym.Config(**config).build()
