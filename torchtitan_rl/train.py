@@ -176,18 +176,19 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.setup.run_folder import RunFolder
         from torchtitan_rl.setup.start_checkpoint import prepare_start
-        from torchtitan_rl.setup.validation import check_model, validate
+        from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     task = config.task.build()
     scorers = find_scorers(config.grader, task)
+    check_task(config, task)
     prepare_start(config)
     check_model(config, world_size=world_size)
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    if said := bfloat16_warning(config.dtypes):
+    for said in filter(None, (bfloat16_warning(config.dtypes), schedule_warning(config))):
         events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
@@ -219,7 +220,10 @@ def _carry_out(controller: "Controller") -> int:
 
     try:
         if not controller.config.eval_only:
-            return controller.run()
+            stopped = controller.run()
+            if not stopped:
+                controller.services.observer.check_rewarded()
+            return stopped
         controller.services.stop.effect = "the evaluation goes on to its end"
         controller.evaluate_only()
         print_results_of(controller.services.run_folder, controller.state.step)

@@ -52,6 +52,10 @@ a rank ends by itself with code 0, without the launcher
   rank 0 ended with code 0 before the end of training: something called os._exit(0). The run is not done.
   1 fault_injection/test_false_success.py::test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success
 
+a run in which no completion ever has a reward
+  stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
+  3 unit_tests/observability/metrics/test_idle.py::test_a_run_without_any_reward_is_no_success
+
 flipped bytes in metrics.jsonl or samples.jsonl, met on resume
   metrics.jsonl: 1 of 40 lines are damaged (lines 3); the file as it was is kept as metrics.damaged-1.jsonl, and the run goes on with the other lines
   0 unit_tests/observability/test_files.py::test_damaged_lines_are_set_aside_and_the_file_goes_on

@@ -16,14 +16,14 @@ from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import Rows, SumDigits
+from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import _lock
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
-from torchtitan_rl.setup.validation import check_model, validate
+from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 Cause = Callable[[Path], object]
 
@@ -112,6 +112,15 @@ def _no_start(_: Path) -> None:
     config = load_config("debug")
     config.task = SumDigits.Config()
     prepare_start(config)
+
+
+def _best_by(metric: str, task: Task.Config) -> Cause:
+    def cause(_: Path) -> None:
+        config = load_config("debug")
+        config.evaluation.best_by, config.task = metric, task
+        check_task(config, task.build())
+
+    return cause
 
 
 def _in_configs(text: str) -> Cause:
@@ -262,6 +271,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _rows(_ROW * 9, held_out_split="test")),
         row("--task.held-out-share 0.9999", "task.held_out_share = 0.9999: expected a share that leaves some of the 3 rows",
             _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
+        row("--evaluation.best-by evaluation/acuracy", "best_by = 'evaluation/acuracy': expected one of ['evaluation/accuracy', ",
+            _best_by("evaluation/acuracy", SumDigits.Config())),
+        row("--evaluation.best-by evaluation/sampled/accuracy, evaluation.sampled.n 0", "'evaluation/sampled/accuracy': expected one of",
+            _best_by("evaluation/sampled/accuracy", SumDigits.Config())),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _many_integers),
     ]  # fmt: skip

@@ -50,6 +50,10 @@ class RunObserver:
         record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
         self._idle_notice.see(groups)
 
+    def check_rewarded(self) -> None:
+        """Raise TrainingStopped if no completion of this process's steps had a reward. Call it after the last step."""
+        self._idle_notice.check_rewarded()
+
     def evaluation(
         self, passes: "Mapping[EvaluationPass, Sequence[Group[Episode]]]", state: "RunState"
     ) -> dict[str, float]:

@@ -13,7 +13,7 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start_checkpoint import check_same_model, check_tokenizer, prepare_start
-from torchtitan_rl.setup.validation import check_model, validate
+from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
@@ -31,6 +31,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     validate(config, world_size=world_size)
     task = config.task.build()
     scorers = find_scorers(config.grader, task)
+    check_task(config, task)
     tokenizer = _prepare_start(config)
     check_model(config, world_size=world_size)
     _show("layout", _layout(config, world_size))
@@ -81,8 +82,8 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"
         f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
-        f"{_plural(config.num_steps, 'step')} in all"
-    )
+        f"{_plural(config.num_steps, 'step')} in all\n{schedule_warning(config)}"
+    ).rstrip()
 
 
 def _memory(config: "RunConfig", world_size: int) -> str:

@@ -17,6 +17,9 @@ from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.named_models import NamedModel
+from torchtitan_rl.library.references import did_you_mean
+from torchtitan_rl.library.task import Task
+from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
@@ -83,6 +86,31 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
+
+
+def check_task(config: "RunConfig", task: Task) -> None:
+    """Check what depends on the built task: whether evaluations will have the metric of `evaluation.best_by`.
+
+    Raises:
+        UserError: as `validate`.
+    """
+    name, known = config.evaluation.best_by.removeprefix("-"), set()
+    members = task.members()
+    judged = any(getattr(member, "has_answers", True) for member in members.values())
+    for one, sampling in config.evaluation.build().passes.items():
+        names = evaluation_names(sampling.n, judged=judged)
+        prefixes = [one.prefix, *(f"{one.prefix}/{member}" for member in members if member)]
+        known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
+    remedy = f"{did_you_mean(name, known)}docs/evaluation.md has their meaning."
+    expect(not name or name in known, "evaluation.best_by", name, f"one of {sorted(known)}", remedy)
+
+
+def schedule_warning(config: "RunConfig") -> str:
+    """A sentence if the learning rate never reaches its peak; "" otherwise."""
+    warmup, steps = config.trainer.lr_scheduler.warmup_steps, config.num_steps
+    if warmup <= steps or config.eval_only:
+        return ""
+    return f"trainer.lr_scheduler.warmup_steps {warmup} is longer than the run, num_steps {steps}: the learning rate rises to its end"
 
 
 def _check_limits(config: "RunConfig") -> None:

@@ -5,7 +5,7 @@ import pytest
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.setup.registry import load_config, parse_args
-from torchtitan_rl.setup.validation import check_model, validate
+from torchtitan_rl.setup.validation import check_model, schedule_warning, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
@@ -66,3 +66,12 @@ def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
     with pytest.raises(ValueError, match="a bug") as raised:
         check()
     assert not isinstance(raised.value, UserError)
+
+
+def test_a_warm_up_longer_than_the_run_is_said():
+    config = load_config("debug")
+    assert schedule_warning(config) == ""
+    config.num_steps = 4
+    assert schedule_warning(config).startswith(
+        "trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4"
+    )

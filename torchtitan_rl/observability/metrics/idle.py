@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group, flat
 
@@ -13,14 +14,25 @@ class IdleNotice:
     """Counts consecutive steps in which no completion in the loss has an advantage, and prints a message."""
 
     def __init__(self) -> None:
-        self._steps = 0
+        self._steps = self._seen = 0
+        self._rewarded = False
 
     def see(self, groups: Sequence[Group[Episode]]) -> None:
         """Counts one step, given all its groups with their advantages, which are equal on every rank."""
+        self._seen += 1
+        self._rewarded = self._rewarded or any(episode.reward is not None for episode in flat(groups))
         taught = any(e.in_loss and any(e.credit.turn_advantages or [e.credit.advantage]) for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
         if self._steps in (AFTER_STEPS, 10 * AFTER_STEPS):
             progress(f"no learning signal for {self._steps} steps: every advantage is 0. {likely_reason(groups)}")
+
+    def check_rewarded(self) -> None:
+        """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""
+        if self._seen and not self._rewarded:
+            raise TrainingStopped(
+                f"no completion of {self._seen} steps had a reward: every reward function failed or returned None, so nothing was "
+                "learned. Correct the functions; extra/error/<function> in the samples says what failed."
+            )
 
 
 def likely_reason(groups: Sequence[Group[Episode]]) -> str:

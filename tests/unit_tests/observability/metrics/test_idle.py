@@ -1,6 +1,7 @@
 import pytest
 
 from tests.parts.observability import group, sample
+from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.observability.metrics.idle import IdleNotice, likely_reason
 
 
@@ -40,3 +41,14 @@ def test_turns_that_are_credited_are_a_signal_even_if_the_totals_are_equal(capsy
 )
 def test_the_likely_reason(groups, reason):
     assert reason in likely_reason(groups)
+
+
+def test_a_run_without_any_reward_is_no_success():
+    notice = IdleNotice()
+    notice.check_rewarded()  # an evaluation alone has no steps
+    for _ in range(2):
+        notice.see([group(0, sample(0, None), sample(1, None))])
+    with pytest.raises(TrainingStopped, match="no completion of 2 steps had a reward"):
+        notice.check_rewarded()
+    notice.see([group(0, sample(0, None), sample(1, 0.0))])
+    notice.check_rewarded()
