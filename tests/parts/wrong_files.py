@@ -188,6 +188,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
     """The rows, made by the class of wrong_inputs.py."""
     return [
         row("--config debgu", "--config = 'debgu': expected a registered name", lambda _: load_config("debgu")),
+        row("--help trianer", "--help = 'trianer': expected all, run or a group of fields. Did you mean trainer"),
         row("--config nowhere.py:mine", "expected a file that exists", lambda _: load_config("nowhere.py:mine")),
         row("a config function that returns None", "expected a function that returns a RunConfig. It returned None",
             _config_file("def mine():\n    pass\n")),
