@@ -88,7 +88,7 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
 
     def proven() -> None:
         without()
-        assert not proof.faults(held.shapes, in_full=True)
+        assert not proof.faults(held.shapes)
 
     def copy() -> None:
         for target, tensor in zip(copies, all_weights, strict=True):

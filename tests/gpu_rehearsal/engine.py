@@ -253,7 +253,7 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
         generator.load_weights(iter(sent.items()), policy_version=step)
-        faults += proof.faults(sent, in_full=True)
+        faults += (f"{name} {fault}" for name, fault in proof.faults(sent).items())
         ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]
         prompts = [Prompt(prompt_idx=i, text="", token_ids=t, expected_answer="") for i, t in enumerate(ids)]
         for group in generator.generate(prompts, step=step):

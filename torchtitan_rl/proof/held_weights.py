@@ -1,6 +1,6 @@
 """Checksums of the optimizer's own weight shards, to verify copies of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
+from torchtitan_rl.core import comm
 from torchtitan_rl.core.trainer.hf import blocks_of, to_hf
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
@@ -24,6 +25,9 @@ class _Shard(NamedTuple):
     names: slice  # the k names' indices in HeldWeights.shapes
     weights: Tensor  # [k, rows of the shard], 0 for rows of other names
     first_column: int
+    first_row: int
+    counts: bool
+    """Whether it is in the sum. Only the first of several replicas is."""
 
 
 class HeldWeights:
@@ -39,11 +43,13 @@ class HeldWeights:
             for number, (name, rows) in enumerate(exported.items()):
                 self.shapes[name] = (len(rows), *parameter.shape[1:], 1)[:2]
                 weights[number, rows] = place_weights(torch.arange(len(rows)))
-            if _counts(parameter):
-                offsets = parameter.__create_chunk_list__()[0].offsets if isinstance(parameter, DTensor) else ()
-                first_row, first_column = (*offsets, 0, 0)[:2]
-                weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
-                self._shards.append(_Shard(parameter, slice(begin, len(self.shapes)), weights, first_column))
+            offsets = ()
+            if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
+                offsets = chunks[0].offsets
+            first_row, first_column = (*offsets, 0, 0)[:2]
+            weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
+            names = slice(begin, len(self.shapes))
+            self._shards.append(_Shard(parameter, names, weights, first_column, first_row, _counts(parameter)))
 
     def exported(self, model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yields the parameters to sum: see `exported_rows`."""
@@ -53,12 +59,47 @@ class HeldWeights:
         """Returns this rank's shard as the engine has it, before it is cast to `dtype`."""
         return local_shard(parameter)
 
-    def checksums(self, dtype: torch.dtype) -> Tensor:
-        """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's."""
+    def checksums(self, dtype: torch.dtype, due: Set[int] | None = None) -> Tensor:
+        """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's.
+
+        Args:
+            due: indices of the names to sum, at least; None: all.
+        """
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for parameter, names, weights, first_column in self._shards:
-            sums[names] = checksums(self.values(parameter, dtype), weights, first_column=first_column, dtype=dtype)
+        for shard in self._shards:
+            if shard.counts and (due is None or not due.isdisjoint(range(*shard.names.indices(len(self.shapes))))):
+                sums[shard.names] = self._sums_of(shard, dtype)
         return sums
+
+    def drifted(self, dtype: torch.dtype) -> dict[str, str]:
+        """Returns the names of tensors of which ranks hold unequal replicas, and what is wrong with each. Collective."""
+        mine = []
+        for shard in self._shards:
+            names = list(self.shapes)[shard.names]
+            for name, total in zip(names, self._sums_of(shard, dtype).tolist(), strict=True):
+                mine.append((name, (shard.first_row, shard.first_column), dist.get_rank(), total))
+        return unequal_replicas(comm.all_gather_lists(mine))
+
+    def _sums_of(self, shard: _Shard, dtype: torch.dtype) -> Tensor:
+        values = self.values(shard.parameter, dtype)
+        return checksums(values, shard.weights, first_column=shard.first_column, dtype=dtype)  # [k]
+
+
+def unequal_replicas(shards: Iterable[tuple[str, tuple[int, int], int, int]]) -> dict[str, str]:
+    """Returns {name: fault} for tensors of which ranks hold the same part with other bits.
+
+    Example: [("norm.weight", (0, 0), 0, 17), ("norm.weight", (0, 0), 1, 18)] -> {"norm.weight": "is not the same on ranks 0 and 1"}
+
+    Args:
+        shards: (name, first row and column, rank, checksum) of every rank's shards.
+    """
+    first: dict[tuple[str, tuple[int, int]], tuple[int, int]] = {}
+    wrong: dict[str, str] = {}
+    for name, place, rank, total in shards:
+        other_rank, other_total = first.setdefault((name, place), (rank, total))
+        if total != other_total:
+            wrong.setdefault(name, f"is not the same on ranks {other_rank} and {rank}")
+    return wrong
 
 
 def _counts(parameter: Tensor) -> bool:

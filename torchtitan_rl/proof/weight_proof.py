@@ -5,7 +5,8 @@ A GPU engine computes with its parameters. A CPU engine computes with packed cop
 with unit vectors.
 """
 
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Set
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 UNITS = 64
 """Number of columns of a packed matrix that one product reads back."""
+
+SIXTEENTHS = 16
+"""Number of shares of the tensors. A push proves at least one of them, the next in turn."""
 
 NOT_SENT = "was not sent"
 OTHER_VALUES = "arrived with other values than the policy holds"
@@ -85,31 +89,53 @@ class WeightProof:
             self._copies[number] += num_kept * min(row_copies, column_copies)
         return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
 
+    def due(self, first: int, count: int) -> set[str]:
+        """Returns the names to compare: `count` sixteenths of all tensors, from number `first` on, and the first and last layer.
+
+        A push that is skipped, or breaks off, leaves the first or the last layer as it was.
+        """
+        layers = {name: int(found[1]) for name in self._names if (found := re.search(r"\.(\d+)\.", name))}
+        ends = {min(layers.values(), default=0), max(layers.values(), default=0)}
+        chosen = {(first + i) % SIXTEENTHS for i in range(count)}
+        numbered = enumerate(self._names)
+        due = {name for i, name in numbered if i * SIXTEENTHS // len(self._names) in chosen}
+        return due | {name for name, layer in layers.items() if layer in ends}
+
     @torch.no_grad()
-    def faults(self, sent: Collection[str] | None, *, in_full: bool) -> list[str]:
-        """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective if `in_full`.
+    def faults(self, sent: Collection[str] | None, *, due: Set[str] | None = None) -> dict[str, str]:
+        """Returns {name of the tensor: what is wrong} after a push. Collective.
 
         Args:
             sent: names of the tensors that were sent; None if an earlier push sent all.
-            in_full: also compare every value, and compare the engine's constants with their values at the start.
+            due: names of the tensors whose values are compared; None: all. The same on every rank.
         """
-        wrong = {}
-        if in_full:
-            sums = self._sums(self._held.checksums(self._dtype))  # [policy and engines, names]
-            differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
-            wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other}
-            constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
-            wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
-        copies = zip(self._names, self._copies.tolist(), strict=True)
+        due = set(self._names) if due is None else due
+        numbers = {i for i, name in enumerate(self._names) if name in due}
+        sums = self._sums(self._held.checksums(self._dtype, numbers), due=numbers)  # [policy and engines, names]
+        differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
+        wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other and name in due}
+        constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
+        wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
         if sent is not None:
+            copies = zip(self._names, self._copies.tolist(), strict=True)
             wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}
-        return [f"{name} {fault}" for name, fault in wrong.items()]
+        return wrong
 
-    def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums) -> Tensor:
-        """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...]."""
+    def drifted(self) -> dict[str, str]:
+        """Returns {name: what is wrong} for tensors of which the policy's ranks hold unequal replicas. Collective."""
+        return self._held.drifted(self._dtype)
+
+    def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums, *, due: Set[int] | None = None) -> Tensor:
+        """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...].
+
+        Args:
+            due: indices of the names to measure, at least; None: all.
+        """
         sums = own.new_zeros(1 + dist.get_world_size() // self._tp_size, *own.shape)
         sums[0] = own
         for part in self._parts:
+            if due is not None and due.isdisjoint(part.names):
+                continue
             for matrix, first_column in part.matrices(self._dtype):
                 of_part = measure(matrix.to(self._dtype), part.weights, first_column=first_column)
                 sums[1 + self._replica, part.names] += of_part

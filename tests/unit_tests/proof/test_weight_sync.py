@@ -20,9 +20,10 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof import weight_sync
+from torchtitan_rl.proof.held_weights import HeldWeights, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
-from torchtitan_rl.proof.weight_sync import PROVE_EVERY, WeightSync, WeightSyncError
+from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 
@@ -80,11 +81,11 @@ class Pair:
         whole = np.concatenate([prompt.token_ids, completion.token_ids])
         return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
 
-    def sync(self, weights=None) -> None:
+    def sync(self, weights=None, version: int = 1) -> None:
         self.weight_sync.push(
             self.weights() if weights is None else weights,
             self.generator,
-            policy_version=1,
+            policy_version=version,
             probe=np.array(SEQUENCES[0]),
             trainer_logprobs=self.logprobs,
         )
@@ -189,20 +190,77 @@ def test_two_rows_in_each_others_place_are_named(pair, name):
         pair.sync(swapped)
 
 
-def test_one_wrong_element_is_named_at_the_next_full_proof(pair, monkeypatch):
-    name, faults = "model.layers.0.mlp.up_proj.weight", []
-    begin_anew(pair)
-    pair.sync()
-    monkeypatch.setattr(pair.weight_sync, "_check_probe", lambda *args: None)
-    for push in range(1, PROVE_EVERY + 1):
+def begin_with_shares(pair, monkeypatch, proof_share: float) -> None:
+    """Push once, proven in full. The proofs of later pushes may take `proof_share` of a step."""
+    monkeypatch.setattr(weight_sync, "PROOF_SHARE", proof_share)
+    pair.weight_sync = WeightSync.Config(check_interval=0).build(proof=pair.proof)
+    pair.sync(version=0)
+
+
+@pytest.mark.parametrize("right", [0, 1, 6, 15])
+def test_a_skipped_push_is_named_at_that_push_at_the_least_cost(pair, monkeypatch, right):
+    begin_with_shares(pair, monkeypatch, 0.0)
+    for push in range(right):
+        pair.sync(version=push + 1)
+    old = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    scale_policy(pair.model, 1 + 1e-6)
+    with pytest.raises(WeightSyncError, match=f"Weight sync {right + 1} left .* [Nn]othing was sampled with them"):
+        pair.sync(old, version=right + 1)
+
+
+def test_a_wrong_element_is_named_within_16_pushes_with_the_doubtful_checkpoints(pair, monkeypatch):
+    name, faults = (
+        "model.norm.weight",
+        [],
+    )  # the only tensors outside the first and last layer are this and the embedding
+    begin_with_shares(pair, monkeypatch, 0.0)
+    for push in range(1, 17):
         wrong = [(n, t.clone()) for n, t in pair.weights()]
-        dict(wrong)[name][5, 11] += 1e-6
+        dict(wrong)[name][5] += 1e-6
         try:
-            pair.sync(wrong)
+            pair.sync(wrong, version=push)
         except WeightSyncError as error:
             faults.append((push, str(error)))
-    assert [push for push, _ in faults] == [PROVE_EVERY]
-    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in faults[0][1]
+    assert [push for push, _ in faults] == [16]
+    assert (
+        f"policy's: {name} {OTHER_VALUES}. They were last proven after step 0: checkpoints up to step 1 are good, later"
+        in faults[0][1]
+    )
+    assert "the 15 steps 2 to 16 may have been trained on their samples: --resume 1 or before." in faults[0][1]
+
+
+def test_every_tensor_is_proven_at_each_push_where_that_is_cheap(pair, monkeypatch):
+    begin_with_shares(pair, monkeypatch, 1e9)
+    wrong = [(n, t.clone()) for n, t in pair.weights()]
+    dict(wrong)["model.norm.weight"][5] += 1e-6
+    with pytest.raises(WeightSyncError, match=f"Weight sync 1 .* model.norm.weight {OTHER_VALUES}. Nothing"):
+        pair.sync(wrong, version=1)
+
+
+def test_sixteen_shares_cover_every_tensor_and_each_has_the_first_and_last_layer(pair):
+    shares = [pair.proof.due(first, 1) for first in range(16)]
+    assert set.union(*shares) == pair.proof.due(5, 16) == {name for name, _ in pair.weights()}
+    assert all(
+        {"model.layers.0.mlp.up_proj.weight", "model.layers.1.input_layernorm.weight"} <= share for share in shares
+    )
+
+
+def test_the_checksums_tell_whether_weights_are_why_trainer_and_sampler_disagree(pair, monkeypatch):
+    begin_with_shares(pair, monkeypatch, 0.0)
+    assert "bit for bit (compared now), so they are not the cause" in pair.weight_sync.evidence(pair.generator)
+    layer = module(pair, "model.norm")
+    kept = layer.weight.data.clone()
+    layer.weight.data[3] = float("nan")
+    said = pair.weight_sync.evidence(pair.generator)
+    layer.weight.data.copy_(kept)
+    assert (
+        f"not the policy's (compared now): model.norm.weight {OTHER_VALUES}. They were last proven after step 0" in said
+    )
+
+
+def test_replicas_that_drifted_are_named_with_their_ranks():
+    shards = [("norm", (0, 0), 0, 17), ("norm", (0, 0), 1, 18), ("q", (0, 0), 0, 3), ("q", (64, 0), 1, 4)]
+    assert unequal_replicas(shards) == {"norm": "is not the same on ranks 0 and 1"}
 
 
 def test_one_of_two_names_of_a_tied_tensor_that_ends_wrong_is_named(pair):

@@ -204,6 +204,7 @@ class HeldAdapters(HeldWeights):
         from torchtitan_rl.library.lora.proof import moments
 
         found = torch.zeros(len(self.shapes), 2, dtype=torch.float64, device=self.device)
-        for parameter, names, weights, first_column in self._shards:
-            found[names] = moments(self.values(parameter, dtype), weights, first_column=first_column)
+        for shard in (shard for shard in self._shards if shard.counts):
+            values = self.values(shard.parameter, dtype)
+            found[shard.names] = moments(values, shard.weights, first_column=shard.first_column)
         return found
