@@ -382,6 +382,7 @@ def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) 
         num_steps=config.num_steps,
         max_model_len=config.generator.max_model_len,
         temperature=config.sampling.temperature,
+        generator_dtype=config.generator.dtype,
         dump_folder=str(run_folder),
         adapters=Lora.of(config.trainer.lora),
     )

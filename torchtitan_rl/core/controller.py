@@ -14,6 +14,7 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.errors import SamplerFault
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
@@ -144,11 +145,14 @@ class Controller(Configurable):
         """One training step."""
         step, services = self.state.step, self.services
         with timed("step"):
-            groups = self._collect_episodes()
-            services.stop.arm()
-            services.check_replicated(step, groups)
-            with timed("train"):
-                update = self.trainer.update(groups)
+            try:
+                groups = self._collect_episodes()
+                services.stop.arm()
+                services.check_replicated(step, groups)
+                with timed("train"):
+                    update = self.trainer.update(groups)
+            except SamplerFault as fault:
+                raise type(fault)(f"{fault} {services.weight_sync.evidence(self.generator)}") from fault
             with timed("sync"):
                 self.sync_weights()
             self._evaluate_when_due()

@@ -11,6 +11,10 @@ class TrainingStopped(Exception):
     """Training stopped itself before a harmful update; the last checkpoint is good. Exit code 3."""
 
 
+class SamplerFault(TrainingStopped):
+    """The sampler's log-probabilities are not the policy's. Every rank raises it, so all can compare the weights."""
+
+
 def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:
     """Raise UserError unless `holds`.
 

@@ -84,6 +84,9 @@ class Sync(Protocol):
             trainer_logprobs: computes the policy's log-probabilities of probe[1:], [L - 1].
         """
 
+    def evidence(self, generator: "Generator") -> str:
+        """Returns what is known of the engine's weights when a SamplerFault is raised, as sentences. Collective."""
+
 
 class Stop(Protocol):
     """A request to end the run after the current step."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.errors import SamplerFault, TrainingStopped
 from torchtitan_rl.core.types import Episode, Member, TrainBatch
 
 
@@ -14,11 +14,15 @@ class NonFiniteError(TrainingStopped, ArithmeticError):
     """A NaN or infinity in place of a number. The message names the prompt, the sample and the source."""
 
 
+class SamplerNonFiniteError(NonFiniteError, SamplerFault):
+    """The sampler's log-probability of a token is NaN or infinite."""
+
+
 MASK = 'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
 ADVICE = {
     "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
     "reward": f"Correct the reward function. {MASK}",
-    "sampler": "The engine computed it with the policy's weights: its dtype overflows. Use generator.dtype float32 to check.",
+    "sampler": "The engine computed it.",
     "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
     "": "The policy computed it: its weights or activations are not finite. Resume from an earlier checkpoint with a lower "
     "trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
@@ -52,7 +56,8 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
         NonFiniteError: if `raises`; the episode is then unchanged.
     """
     if raises:
-        raise NonFiniteError(f"{member.name}: {fault}. {_advice(fault)}")
+        error = SamplerNonFiniteError if fault.startswith("the sampler's") else NonFiniteError
+        raise error(f"{member.name}: {fault}. {_advice(fault)}")
     episode = member.episode
     episode.credit.left_out = f"not finite: {fault}"
     episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = None, 0.0, None

@@ -13,7 +13,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.core.errors import SamplerFault
 from torchtitan_rl.core.types import FloatArray, LogprobDiff, TrainBatch
 
 EDGES = np.logspace(-8, 2, 101)
@@ -23,11 +23,21 @@ GROWTH, HISTORY, FIRST = 20.0, 20, 3
 """The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST steps are
 known."""
 
-FLOORS = {"mean": 1e-3, "p99": 2e-2}
-"""Values up to these never stop training. In bfloat16 the difference grows with the policy's entropy."""
+FLOORS = {"float32": {"mean": 5e-6, "p99": 2e-5}, "bfloat16": {"mean": 1e-3, "p99": 2e-2}}
+"""Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is about 4e-7. In
+bfloat16 the difference grows with the policy's entropy."""
+
+FIRST_LIMITS = {"float32": {"mean": 1e-3, "p99": 2e-2}, "bfloat16": {"mean": math.inf, "p99": math.inf}}
+"""The limits until FIRST steps are known."""
+
+ONE_TOKEN = {"float32": 1e-3, "bfloat16": 0.5}
+"""A step in which one token differs by this, and no other, stays below the limit on the mean, however few tokens it has."""
+
+QUANTILE_TOKENS = 500
+"""The 99th percentile of fewer tokens is not checked: it depends on five of them at most."""
 
 
-class LogprobGateError(TrainingStopped):
+class LogprobGateError(SamplerFault):
     """Trainer and sampler disagree on the sampled tokens. Raised before the optimizer step."""
 
 
@@ -82,23 +92,44 @@ class LogprobGate(Configurable):
 
         distribution: bool = True
         """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20 steps
-        (and over 0.001 or 0.02). With any dtype, it means that weights or a cache are no longer the policy's."""
+        and over the dtype's floor (FLOORS). With any dtype, it means that weights or a cache are no longer the policy's."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, dtypes: set[str]) -> None:
+        """`dtypes`: those in which the trainer and the engine compute."""
         self.config = config
-        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS}
+        self._dtype = "float32" if dtypes == {"float32"} else "bfloat16"
+        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
 
     def check(self, diffs: LogprobDiffs) -> None:
         """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit or NaN."""
         limit = self.config.max_diff
         if limit is not None and not diffs.largest <= limit:
             raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
+        number = diffs.counts.sum()
         for name, value in diffs.summary().items():
             before = self._before[name]
-            median = statistics.median(before) if len(before) >= FIRST else math.inf
-            if self.config.distribution and value > max(GROWTH * median, FLOORS[name]):
-                raise _error(name, value, f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before")
+            if name == "p99" and number < QUANTILE_TOKENS:
+                continue
+            highest, bound = self._limit(name)
+            if name == "mean":
+                highest += ONE_TOKEN[self._dtype] / number
+            if self.config.distribution and value > highest:
+                raise _error(name, value, bound)
             before.append(value)
+
+    def _limit(self, name: str) -> tuple[float, str]:
+        """Returns the limit on the mean or the 99th percentile of the next step, and what it is, for the error."""
+        before, floor = self._before[name], FLOORS[self._dtype][name]
+        if len(before) < FIRST:
+            highest = FIRST_LIMITS[self._dtype][name]
+            return highest, f"{highest:g}, the limit in {self._dtype} until {FIRST} steps are known"
+        median = statistics.median(before)
+        if GROWTH * median < floor:
+            return (
+                floor,
+                f"{floor:g}, the floor in {self._dtype} (the {len(before)} steps before have a median of {median:.3g})",
+            )
+        return GROWTH * median, f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before"
 
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:

@@ -81,6 +81,7 @@ class Trainer(Configurable):
         num_steps: int,
         max_model_len: int,
         temperature: float,
+        generator_dtype: str,
         dump_folder: str,
         adapters: "Lora | None" = None,
     ) -> None:
@@ -89,6 +90,7 @@ class Trainer(Configurable):
         Args:
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
+            generator_dtype: the dtype in which the engine computes, for the gate.
             adapters: those of `config.lora`; None for rank 0.
         """
         assert (adapters is not None) == (config.lora.rank > 0)
@@ -102,7 +104,7 @@ class Trainer(Configurable):
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
         self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
-        self.gate = config.logprob_gate.build()
+        self.gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
         self.model = self._load_policy(adapters)
         if adapters:
             adapters.attach(self.model, self.adapter)
@@ -119,6 +121,7 @@ class Trainer(Configurable):
         self.dp_size = batch_mesh.size() if batch_mesh else 1
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
+        self._all_ranks = dist.group.WORLD if dist.get_world_size() > 1 else None
         tp_mesh = parallel_dims.get_optional_mesh("tp")
         self._warned_of_size = False
         self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
@@ -191,7 +194,7 @@ class Trainer(Configurable):
         for batch in (batch for work in works for batch in work.batches):
             batch.old_logprobs = self._score(self.model, batch)  # [T]
             diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
-        self.gate.check(diffs.merged(self.dp_group))
+        self.gate.check(diffs.merged(self._all_ranks))
 
     def _optimizer_step(self, work: _Work, metrics: list[dict[str, Metric]], *, gate: bool) -> tuple[float, bool]:
         """Run forward and backward over a mini-batch, then the optimizer. Returns the gradient norm and whether it stepped.
@@ -219,7 +222,7 @@ class Trainer(Configurable):
             if gate:
                 diffs.add(fill_logprob_diff(batch, logprobs.detach()))
         if gate:
-            self.gate.check(diffs.merged(self.dp_group))
+            self.gate.check(diffs.merged(self._all_ranks))
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
         if applied := self.finite.allows(self._sum(float(loss)), grad_norm):
             self.optimizer.step()

@@ -69,12 +69,12 @@ def test_gate_stops_with_the_likely_causes(diff):
     with pytest.raises(
         LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"
     ):
-        LogprobGate.Config(max_diff=0.1).build().check(diffs_of([diff]))
+        LogprobGate.Config(max_diff=0.1).build(dtypes={"float32"}).check(diffs_of([diff]))
 
 
 def test_gate_passes_within_the_bound_and_when_off():
-    LogprobGate.Config(max_diff=0.1).build().check(diffs_of([0.1]))
-    assert LogprobGate.Config(max_diff=None).build().check(diffs_of([math.inf])) is None
+    LogprobGate.Config(max_diff=0.1, distribution=False).build(dtypes={"float32"}).check(diffs_of([0.1]))
+    assert LogprobGate.Config(max_diff=None).build(dtypes={"float32"}).check(diffs_of([math.inf])) is None
 
 
 def test_an_empty_micro_batch_differs_by_nothing():
@@ -85,7 +85,7 @@ def test_an_empty_micro_batch_differs_by_nothing():
 
 def test_the_distribution_is_held_against_the_run_so_far():
     generator = np.random.default_rng(0)
-    gate = LogprobGate.Config().build()
+    gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
         rare = [0.4] * (step % 2)
         gate.check(diffs_of([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
@@ -96,7 +96,7 @@ def test_the_distribution_is_held_against_the_run_so_far():
 
 
 def test_a_few_wrong_tokens_in_a_hundred_are_seen_in_the_quantile():
-    gate = LogprobGate.Config().build()
+    gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
     for _ in range(3):
         gate.check(diffs_of([1e-4] * 1000))
     with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
@@ -109,3 +109,33 @@ def test_a_quantile_is_that_of_all_tokens():
         "mean": pytest.approx(values.mean()),
         "p99": pytest.approx(np.quantile(values, 0.99), rel=0.3),
     }
+
+
+def float32_gate(generator) -> LogprobGate:
+    """A gate after five steps like debug's in float32: mean 4e-7, 99th percentile 1.6e-6."""
+    gate = LogprobGate.Config().build(dtypes={"float32"})
+    for _ in range(5):
+        gate.check(diffs_of(generator.exponential(4e-7, size=2500)))
+    return gate
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mean"), [("first layer", 9e-5), ("norms", 9e-6), ("one matrix", 1.6e-5), ("one layer in bfloat16", 9e-6)]
+)
+def test_in_float32_a_part_of_the_weights_that_is_one_update_behind_is_noticed(wrong, mean):
+    generator = np.random.default_rng(0)  # the means are those that debug shows with these weights wrong
+    with pytest.raises(LogprobGateError, match="logprob_diff/"):
+        float32_gate(generator).check(diffs_of(generator.exponential(mean, size=2500)))
+
+
+def test_in_float32_the_first_step_has_a_limit():
+    with pytest.raises(LogprobGateError, match="over 0.001, the limit in float32 until 3 steps are known"):
+        LogprobGate.Config().build(dtypes={"float32"}).check(diffs_of([2e-3] * 1000))
+
+
+@pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])
+def test_one_odd_token_stops_no_healthy_step(number):
+    generator = np.random.default_rng(0)
+    gate = float32_gate(generator)
+    for _ in range(20):
+        gate.check(diffs_of([9e-4, *generator.exponential(4e-7, size=number - 1)]))
