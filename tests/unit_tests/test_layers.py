@@ -19,7 +19,7 @@ RINGS = {
     "report": set(),
 }
 """Ring: the rings that it may import besides itself. `train.py` alone may import all of them."""
-MOST_CORE_LINES = 5500
+MOST_CORE_LINES = 5530
 ALGORITHM_MAY_IMPORT = {"algorithm", "config", "own_config", "errors", "summary", "types"}
 """Rooms of the core. Besides these: torch, numpy, torchtitan's Configurable and the standard library."""
 
