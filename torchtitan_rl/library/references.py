@@ -59,16 +59,29 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
     name, function = found["name"] or found["function"], load_function(found["place"], field_name)
     if found["arguments"] is None:
         expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
-        return name, function
+        return name, _checked(function, reference)
     try:
         call = ast.parse(f"f({found['arguments']})", mode="eval").body
         keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        return name, function(*map(ast.literal_eval, call.args), **keywords)
-    except (SyntaxError, ValueError, TypeError) as error:
+        made = function(*map(ast.literal_eval, call.args), **keywords)
+    except Exception as error:
         raise UserError(
             f"{field_name} = {reference!r}: expected a call with literal values that {found['function']} takes, but: {error}. "
             "Correct the arguments."
         ) from error
+    return name, _checked(made, reference)
+
+
+def _checked(function: Any, reference: str) -> Callable[..., Any]:
+    """Returns a reward function. Raises UserError if it cannot be called, or has no parameters that Python can read."""
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"grader.rewards = {reference!r}: expected a Python function, or a call that returns one, but: {error}. Wrap it in a "
+            "function of your own."
+        ) from error
+    return function
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
