@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from torchtitan_rl.library.agents.connections import admitting
 from torchtitan_rl.library.agents.protocol import MODEL, AgentError, Outcome
 
 MOST_BYTES = 16 * 2**20
@@ -117,7 +118,7 @@ class Gateway:
         ]
         config = uvicorn.Config(
             Starlette(routes=routes), log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS, http=admitting(lambda value: _key(value.decode("latin-1")) in self.sessions),
         )  # fmt: skip
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(uvicorn.Server(config).serve(sockets=[listener]), self.loop)
@@ -129,7 +130,7 @@ class Gateway:
         return session
 
     def _session(self, request: Request) -> Session | None:
-        return self.sessions.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        return self.sessions.get(_key(request.headers.get("authorization", "")))
 
     async def _ask(self, request: Request) -> Response:
         session = self._session(request)
@@ -154,6 +155,10 @@ def gateway() -> Gateway:
     with _lock:
         _gateway = _gateway or Gateway()
         return _gateway
+
+
+def _key(authorization: str) -> str:
+    return authorization.removeprefix("Bearer ")
 
 
 async def _body(request: Request) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import queue
+import socket
 import threading
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.agents import AgentEnvironment
+from torchtitan_rl.library.agents import AgentEnvironment, connections
 from torchtitan_rl.library.agents.gateway import gateway
 from torchtitan_rl.library.agents.protocol import AgentError
 from torchtitan_rl.library.environments.tool_calls import parse_calls
@@ -341,3 +342,52 @@ def test_all_agents_of_a_process_share_one_gateway():
         thread.start()
     assert len({id(found.get(timeout=5)) for _ in threads}) == 1
     assert json.loads(httpx.get(f"{gateway().base_url}/models").text)["error"]
+
+
+def half_open(first: bytes) -> socket.socket:
+    """A connection that has sent the beginning of a request."""
+    host, port = gateway().base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    made = socket.create_connection((host, int(port)), timeout=10)
+    made.sendall(first)
+    return made
+
+
+def is_closed(connection: socket.socket, *, within: float) -> bool:
+    connection.settimeout(within)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"]
+)
+def test_connections_without_a_key_end_at_the_time_limit(monkeypatch, first):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    assert is_closed(half_open(first), within=10)
+
+
+def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "MOST_WAITING", 3)
+    session = gateway().open_session()
+    agent = half_open(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\n\r\n".encode())
+    assert b"200 OK" in agent.recv(4096)
+    others = [half_open(b"") for _ in range(6)]
+    assert is_closed(others[0], within=10)
+    assert not is_closed(agent, within=0.6)
+    session.close("done")
+
+
+def test_half_open_connections_over_the_cap_push_out_the_oldest(monkeypatch):
+    monkeypatch.setattr(connections, "MOST_WAITING", 3)
+    others = [half_open(b"GET /") for _ in range(6)]
+    assert [is_closed(one, within=5) for one in others[:3]] == [True] * 3
+    assert [is_closed(one, within=0.2) for one in others[3:]] == [False] * 3
+    for one in others:
+        one.close()
