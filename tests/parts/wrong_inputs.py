@@ -132,6 +132,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
         WrongInput(
             "--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"
         ),
+        WrongInput(
+            "--evaluation.best-by evaluation/accuracy --checkpoint.no-enable",
+            "evaluation.best_by = 'evaluation/accuracy': expected one that something uses",
+        ),
         _option("evaluation.stop-after", "-1", "-1: expected at least 0. 0 never stops."),
         _option("evaluation.sampling.n", "4", "4: expected 1 with temperature 0"),
         _option("evaluation.sampling.top-p", "2", "2.0: expected more than 0"),

@@ -15,6 +15,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.library.named_models import NamedModel
+from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume
 from torchtitan_rl.setup.secrets import without_secrets
@@ -129,7 +130,8 @@ def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
         config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
     )
     then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
-    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in then.keys() & now.keys() if then[n] != now[n]}
+    both = then.keys() & now.keys()
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n] and not _same_file(then[n], now[n])}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
@@ -144,6 +146,16 @@ def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
         return
     for path in CheckpointFolder(run_folder).set_aside_after(found.step):
         progress(f"later step kept as {path.name}: this run goes on from step {found.step}")
+
+
+def _same_file(then: Any, now: Any) -> bool:
+    """Whether two values are paths of one file, such as data.jsonl and /home/me/data.jsonl."""
+    if not (isinstance(then, str) and isinstance(now, str)):
+        return False
+    try:
+        return os.path.samefile(from_caller(then), from_caller(now))
+    except (OSError, ValueError):  # one of them is no path of a file that exists
+        return False
 
 
 def _why_binding(name: str) -> str:

@@ -86,6 +86,9 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
+    used = config.checkpoint.enable or config.evaluation.stop_after or not config.evaluation.best_by
+    kept = "one that something uses: with checkpoint.enable False and stop_after 0 there is no best checkpoint to keep"
+    expect(bool(used), "evaluation.best_by", config.evaluation.best_by, kept, "Leave it out, or save checkpoints.")
 
 
 def check_task(config: "RunConfig", task: Task) -> None:

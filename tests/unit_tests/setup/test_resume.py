@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
 from torchtitan_rl.setup.registry import load_config
@@ -50,6 +51,20 @@ def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config
 def test_an_unchanged_config_says_nothing(accept, capsys):
     accept()
     assert capsys.readouterr().out == ""
+
+
+def test_another_spelling_of_the_same_data_file_is_no_change(config, tmp_path, monkeypatch):
+    for name in ("data", "other"):
+        (tmp_path / f"{name}.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    config.task = Rows.Config(path="data.jsonl")
+    accept = accept_from(config, tmp_path / "run")
+    for same in (str(tmp_path / "data.jsonl"), "./data.jsonl", "run/../data.jsonl"):
+        config.task = Rows.Config(path=same)
+        accept()
+    config.task = Rows.Config(path="other.jsonl")
+    with pytest.raises(UserError, match="task.path data.jsonl -> other.jsonl"):
+        accept()
 
 
 def test_a_harmless_change_is_shown(accept, config, capsys):
