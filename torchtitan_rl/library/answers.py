@@ -36,8 +36,13 @@ def last_boxed(text: str) -> str | None:
 
 def last_tagged(text: str) -> str | None:
     """Returns the content of the last <answer>...</answer>. Example: last_tagged("<answer> 4 </answer>") == "4"."""
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return found[-1].strip() if found else None
+    content, position = None, 0
+    while (begin := text.find("<answer>", position)) >= 0:
+        end = text.find("</answer>", begin)
+        if end < 0:  # no later one is closed either; a regular expression would look for the end of each
+            break
+        content, position = text[begin + len("<answer>") : end], end + len("</answer>")
+    return None if content is None else content.strip()
 
 
 def as_number(text: str) -> Fraction | None:

@@ -1,18 +1,29 @@
 """Removes keys and passwords from what is written about a run: its config, its command line and addresses."""
 
+import html
+import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 HIDDEN = "***"
+MORE_NAMES = "TORCHTITAN_RL_SECRETS"
+"""The environment variable that lists further variables with secrets: names or patterns such as "JUDGE_*", separated by commas."""
 
-_NAME = re.compile(r"(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    r"(\b\w*(?:api_?key|access_?key|token|secret|password|passwd|credentials?)(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+",
-    re.IGNORECASE,
+_FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
+"""How the name of a config field, an option or an argument with a secret ends."""
+_NAME = re.compile(rf"{_FIELD}$", re.IGNORECASE)
+_ASSIGNED = re.compile(rf"(\b\w*{_FIELD}(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+", re.IGNORECASE)
+_VARIABLE = re.compile(
+    r"(?:key(?:_id)?|token|secrets?|pass(?:word|wd|phrase)?|auth(?:orization)?|cred(?:ential)?s?|dsn)$", re.IGNORECASE
 )
-_IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
+"""How the name of an environment variable with a secret ends."""
+_IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
 _SHORTEST = 8
 """Characters. Shorter values of environment variables would also match ordinary words."""
 
@@ -46,15 +57,44 @@ def _without(text: str) -> str:
 
 
 def masked(value: Any) -> Any:
-    """The value with *** in place of known secrets in its texts, also inside lists and dicts.
+    """The value with *** in place of known secrets in its texts, also inside lists and dicts, however they are quoted or escaped.
 
-    Known secrets are the values of environment variables such as OPENAI_API_KEY, HF_TOKEN or MY_SECRET.
+    Known secrets are the values of environment variables with such a name (OPENAI_API_KEY, HF_TOKEN, DB_PASS, SENTRY_DSN), of those
+    that TORCHTITAN_RL_SECRETS lists, and passwords in addresses such as DATABASE_URL's.
     """
-    secrets = {v for name, v in os.environ.items() if len(v) >= _SHORTEST and _NAME.search(name)}
-    if not secrets:
-        return value
-    pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
-    return _replaced(value, pattern)
+    secrets = _known_secrets()
+    return _replaced(value, _pattern(secrets)) if secrets else value
+
+
+def _known_secrets() -> frozenset[str]:
+    more = [name.strip() for name in os.environ.get(MORE_NAMES, "").split(",") if name.strip()]
+    found = set()
+    for name, value in os.environ.items():
+        if name == MORE_NAMES:
+            continue
+        if _VARIABLE.search(name) or any(fnmatch(name, pattern) for pattern in more):
+            found.add(value)
+        elif "://" in value:
+            found.update(password for _, password in _IN_ADDRESS.findall(value))
+    return frozenset(value for value in found if len(value) >= _SHORTEST and not _is_path(value))
+
+
+def _is_path(value: str) -> bool:
+    """Whether the value names a file, as that of GOOGLE_APPLICATION_CREDENTIALS does, and is no secret itself."""
+    return value.startswith("/") and os.path.exists(value)
+
+
+@lru_cache(maxsize=4)
+def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
+    """Matches each secret as it is, and as repr, JSON, JSON inside JSON, URLs, HTML and a shell write it."""
+    forms = set(secrets)
+    for secret in secrets:
+        for ascii_only in (True, False):
+            once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
+            forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}
+        forms |= {repr(secret)[1:-1], ascii(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
+        forms |= {html.escape(secret), html.escape(secret, quote=False), shlex.quote(secret).strip("'")}
+    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))))
 
 
 def _replaced(value: Any, pattern: re.Pattern[str]) -> Any:

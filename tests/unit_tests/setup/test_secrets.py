@@ -1,6 +1,9 @@
 """Keys and passwords are not written down; everything else is, as it was."""
 
+import html
 import json
+import shlex
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -64,3 +67,51 @@ def test_a_value_of_a_few_characters_is_no_secret(monkeypatch):
     monkeypatch.setenv("SHORT_TOKEN", "abc")
     row = {"text": SECRET}
     assert masked(row) == row
+
+
+@pytest.mark.parametrize(
+    "name", ["JUDGE_KEY", "OPENAI_KEY", "DB_PASS", "MY_AUTH", "AWS_ACCESS_KEY_ID", "SENTRY_DSN", "GIT_CREDS"]
+)
+def test_variables_of_many_names_are_secret(monkeypatch, name):
+    monkeypatch.setenv(name, "hunter-12345")
+    assert masked("say hunter-12345") == "say ***"
+
+
+WRITTEN = [
+    str,
+    repr,
+    json.dumps,
+    quote,
+    quote_plus,
+    html.escape,
+    shlex.quote,
+    lambda text: json.dumps(json.dumps(text)),
+]
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+@pytest.mark.parametrize("secret", ["pa'ss\"wö/rd &<1>", "a\\b\nc\td%20e+f", "plain-and-long"])
+def test_a_secret_is_hidden_however_it_is_written(monkeypatch, secret, write):
+    monkeypatch.setenv("OPENAI_API_KEY", secret)
+    shown = masked(f"before {write(secret)} after")
+    assert shown.startswith("before ")
+    assert shown.endswith(" after")
+    assert set(shown.removeprefix("before ").removesuffix(" after")) <= set("*'\"\\")
+
+
+def test_the_user_may_name_further_variables(monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_SECRETS", "LICENCE, CORP_*")
+    monkeypatch.setenv("LICENCE", "abcdefgh-1")
+    monkeypatch.setenv("CORP_ID", "abcdefgh-2")
+    assert masked("abcdefgh-1 abcdefgh-2 LICENCE, CORP_*") == "*** *** LICENCE, CORP_*"
+
+
+def test_the_password_of_an_address_is_secret_and_its_host_is_not(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:hunter-12345@db:5432/rows")
+    assert masked("hunter-12345 at db:5432") == "*** at db:5432"
+
+
+def test_the_path_of_a_file_is_no_secret(monkeypatch, tmp_path):
+    (tmp_path / "key.json").write_text("{}")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    assert masked(str(tmp_path / "key.json")) == str(tmp_path / "key.json")

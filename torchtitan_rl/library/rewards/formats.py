@@ -31,7 +31,7 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
 
     def holds(text: str) -> bool:
         """Returns whether the text is such an object."""
-        fenced = re.findall(r"```(?:json)?\s*\n(.*?)```", text, re.DOTALL)
+        fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", text, re.DOTALL)
         try:
             found = json.loads(fenced[0] if len(fenced) == 1 else text)
         except (ValueError, RecursionError):

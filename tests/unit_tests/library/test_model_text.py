@@ -1,0 +1,53 @@
+"""Whatever reads the policy's text takes time in proportion to it, also for text that was made to be slow."""
+
+import time
+
+import pytest
+
+from torchtitan_rl.library.answers import last_boxed, last_number, last_tagged
+from torchtitan_rl.library.environments.tool_calls import parse_calls, without_thinking
+from torchtitan_rl.library.rewards import formats
+from torchtitan_rl.library.tasks.gsm8k import _ANSWER as GSM8K
+from torchtitan_rl.library.tasks.sum_digits import _ANSWER as SUMS
+from torchtitan_rl.observability.cell_text import _ANSI
+
+TAGS, JSON_OBJECT = formats.tags(["think", "answer"]), formats.json_object()
+READERS = {
+    "last_tagged": last_tagged,
+    "last_boxed": last_boxed,
+    "last_number": last_number,
+    "boxed": lambda text: formats.boxed([text]),
+    "tags": lambda text: TAGS([text]),
+    "json_object": lambda text: JSON_OBJECT([text]),
+    "without_thinking": without_thinking,
+    "parse_calls": lambda text: parse_calls(text, ["f"]),
+    "gsm8k": GSM8K.findall,
+    "sums": SUMS.findall,
+    "escapes": lambda text: _ANSI.sub("", text),
+}
+PIECES = [
+    "<answer>", "</answer>", "<think>", "<think></think>", "<answer>x</answer>", "\\boxed{", "{", "1", "1,111", "1.", "-", "```\n",
+    "\n", "<tool_call>", '{"name": "f", ', "####", "#### ", "####,", "[ANSWER]", "[ANSWER] ", "\x1b[", "\x1b]", " ", "a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_its_time_is_in_proportion_to_the_text(reader):
+    read = READERS[reader]
+    for begin in ("", "```", "<answer>", "\\boxed{", "####", "<think>"):
+        for piece in PIECES:
+            texts = [begin + piece * (length // len(piece)) for length in (5_000, 50_000)]
+            short, long = (min(seconds(read, text) for _ in range(2)) for text in texts)
+            assert long < 40 * short + 0.05, (begin, piece)  # quadratic: 100 times
+
+
+def seconds(read, text):
+    started = time.process_time()
+    read(text)
+    return time.process_time() - started
+
+
+def test_the_last_closed_tag_is_the_answer():
+    assert last_tagged("<answer>1</answer> <answer> 2 </answer> <answer>3") == "2"
+    assert last_tagged("<answer> a <answer>4</answer>") == "a <answer>4"
+    assert last_tagged("</answer><answer>") is None
