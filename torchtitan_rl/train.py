@@ -34,6 +34,7 @@ from torchtitan_rl.library.references import users_frames
 from torchtitan_rl.observability.machine import MemorySampler, bfloat16_warning
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.resilience.death import has_no_memory, memory_remedy
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
@@ -144,7 +145,7 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 def _error_message(error: BaseException) -> str:
     """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
     if not _lost_a_rank(error):
-        return "\n".join([traceback.format_exc().rstrip(), *_users_line(error)])
+        return "\n".join([traceback.format_exc().rstrip(), *_users_line(error), *_memory_line(error)])
     logging.getLogger(__name__).info("lost another rank", exc_info=True)  # with the traceback, in the rank's log
     return "this rank lost the connection to another one and ends"
 
@@ -159,6 +160,14 @@ def _users_line(error: BaseException) -> list[str]:
     """The last line of the traceback in the user's code, such as a config, a task or a reward function; [] if there is none."""
     frames = users_frames(error)
     return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
+
+
+def _memory_line(error: BaseException) -> list[str]:
+    """What to lower if the error says that there was no memory; [] if it does not."""
+    if not has_no_memory(error):
+        return []
+    phase = phase_of(error)
+    return [f"This process was refused memory{f' in {phase}' if phase else ''}. {memory_remedy(phase)}"]
 
 
 def _train(name: str, config: "RunConfig", output: RankOutput) -> None:

@@ -31,6 +31,10 @@ a rank is killed because memory ran out
   Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
   137 fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on
 
+a rank is refused memory (MemoryError)
+  This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts_per_step or ...
+  1 unit_tests/test_train.py::test_a_rank_without_memory_says_what_to_lower_in_its_phase
+
 the launcher or torchrun's agent is killed
   torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
   137 fault_injection/test_kills.py::test_nothing_outlives_the_launcher_or_the_agent

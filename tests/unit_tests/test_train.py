@@ -14,6 +14,7 @@ from torchtitan_rl import train
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.library.references import load_function
+from torchtitan_rl.resilience.run_end import Phases
 from torchtitan_rl.setup import start_checkpoint
 from torchtitan_rl.setup.registry import config_functions, parse_args
 
@@ -228,3 +229,20 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
     monkeypatch.setattr(events, "_listeners", [])
     with pytest.raises(UserError, match=message):
         train._train(*parse_args(options), output=None)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
+)
+def test_a_rank_without_memory_says_what_to_lower_in_its_phase(run, error):
+    def training(*_):
+        events.listen(Phases())
+        with events.heartbeat("step 3"), events.timed("train"):
+            raise error
+
+    exit_code, said = run(training)
+    assert exit_code == 1
+    assert (
+        "This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts_per_step"
+        in said
+    )

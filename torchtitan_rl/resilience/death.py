@@ -9,6 +9,8 @@ from pathlib import Path
 from torchtitan_rl.resilience.job_processes import signal_name
 
 GIB = 2**30
+REFUSED_MEMORY = ("can't allocate memory", "Cannot allocate memory")
+"""Parts of the messages of PyTorch and of the system when they get no memory. Python raises MemoryError."""
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 """Where control groups are mounted, by version. Both may be in use; one of them counts memory."""
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -51,6 +53,11 @@ def _memory_groups() -> list[Path]:
     return found
 
 
+def has_no_memory(error: BaseException) -> bool:
+    """Whether an error says that this process was refused memory of the host."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in REFUSED_MEMORY)
+
+
 def _count(file: Path) -> int:
     return next((int(line.split()[1]) for line in _read(file).splitlines() if line.startswith("oom_kill ")), 0)
 
@@ -85,7 +92,7 @@ class OomDetector:
             return f"{text}.{_peak(peak_bytes)}"
         peak = _peak(max(peak_bytes, _resident(self._kernel_log(), pid)))
         if evidence := self.out_of_memory(pid):
-            return f"{text}: {evidence}.{peak} {_remedy(phase)}"
+            return f"{text}: {evidence}.{peak} {memory_remedy(phase)}"
         return f"{text}. There is no sign of an out-of-memory kill: a person, a batch system or an outer limit sent the signal.{peak}"
 
     def out_of_memory(self, pid: int) -> str:
@@ -125,7 +132,8 @@ def _peak(size: int) -> str:
     return f" Its peak was {size / GIB:.1f} of {bound}." if size else ""
 
 
-def _remedy(phase: str) -> str:
+def memory_remedy(phase: str) -> str:
+    """What to lower when memory ran out in a phase, as a sentence."""
     first = next((f"{what}, " for end, what in TO_LOWER.items() if phase.endswith(end)), "")
     return f"Lower {first}num_prompts_per_step or sampling.n, or start fewer ranks on a node."
 
