@@ -74,7 +74,7 @@ class PromptRenderer(Configurable):
     def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
         """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
         found: list[Prompt | UserError] = []
-        for is_chat, run in groupby(map(self._rendered, examples), key=_is_chat):
+        for is_chat, run in groupby(map(self._encodable, examples), key=_is_chat):
             alike = list(run)
             found += alike if is_chat is None else self._tokenized(alike, is_chat)
         return found
@@ -93,6 +93,18 @@ class PromptRenderer(Configurable):
         """Raises UserError unless decoding the tokens of `text` gives `text` again."""
         token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    def _encodable(self, example: Example) -> "_Rendered | UserError":
+        rendered = self._rendered(example)
+        try:
+            if not isinstance(rendered, UserError):
+                rendered.text.encode()
+            return rendered
+        except UnicodeEncodeError as error:  # the tokenizer's error would not say which prompt it is
+            return UserError(
+                f"prompt = {_shortened(rendered.text)!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
+                f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
+            )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
         if not (example.messages and self._uses_template):

@@ -230,6 +230,13 @@ def test_a_tokenizer_with_unknown_tokens_is_an_error_naming_the_folder():
         stream(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
 
 
+def test_text_with_a_lone_surrogate_is_an_error_that_names_the_text(tokenizer):
+    with pytest.raises(
+        UserError, match="prompt = .*: expected text that UTF-8 can encode, but: surrogates not allowed"
+    ):
+        stream(tokenizer, system_prompt="\ud800").next_batch(1)
+
+
 def test_columns_reach_the_prompt_as_they_are(tokenizer):
     class WithColumns(SumDigits):
         def train_example(self, index, *, seed):
