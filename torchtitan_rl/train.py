@@ -18,10 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.resilience.parent import PhaseForParent, begin_reading, end_reading, fork_rank, say_done
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
+    hide_from_proc()
     fork_rank()  # before torch is imported
 
 from torchtitan_rl.common.text import visible

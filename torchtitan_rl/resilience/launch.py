@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import death, job_processes
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
@@ -341,6 +342,7 @@ def find_installed_programs() -> None:
 
 def main() -> None:
     """Launch torchrun's command line and exit with the job's exit code."""
+    hide_from_proc()
     open_streams()
     find_installed_programs()
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they

@@ -2,30 +2,20 @@
 
 import html
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-HIDDEN = "***"
-MORE_NAMES = "TORCHTITAN_RL_SECRETS"
-"""The environment variable that lists further variables with secrets: names or patterns such as "JUDGE_*", separated by commas."""
+from torchtitan_rl.common.secret_variables import ADDRESS_PASSWORD, secret_values
 
+HIDDEN = "***"
 _FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
 """How the name of a config field, an option or an argument with a secret ends."""
 _NAME = re.compile(rf"{_FIELD}$", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(\b\w*{_FIELD}(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+", re.IGNORECASE)
-_VARIABLE = re.compile(
-    r"(?:key(?:_id)?|token|secrets?|pass(?:word|wd|phrase)?|auth(?:orization)?|cred(?:ential)?s?|dsn)$", re.IGNORECASE
-)
-"""How the name of an environment variable with a secret ends."""
-_IN_ADDRESS = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
-_SHORTEST = 8
-"""Characters. Shorter values of environment variables would also match ordinary words."""
 
 
 def without_secrets(value: Any) -> Any:
@@ -53,7 +43,7 @@ def _names_one(name: Any, value: Any) -> bool:
 
 def _without(text: str) -> str:
     text = masked(text)
-    return _IN_ADDRESS.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
+    return ADDRESS_PASSWORD.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
 
 
 def masked(value: Any) -> Any:
@@ -62,26 +52,8 @@ def masked(value: Any) -> Any:
     Known secrets are the values of environment variables with such a name (OPENAI_API_KEY, HF_TOKEN, DB_PASS, SENTRY_DSN), of those
     that TORCHTITAN_RL_SECRETS lists, and passwords in addresses such as DATABASE_URL's.
     """
-    secrets = _known_secrets()
+    secrets = frozenset(secret_values().values())
     return _replaced(value, _pattern(secrets)) if secrets else value
-
-
-def _known_secrets() -> frozenset[str]:
-    more = [name.strip() for name in os.environ.get(MORE_NAMES, "").split(",") if name.strip()]
-    found = set()
-    for name, value in os.environ.items():
-        if name == MORE_NAMES:
-            continue
-        if _VARIABLE.search(name) or any(fnmatch(name, pattern) for pattern in more):
-            found.add(value)
-        elif "://" in value:
-            found.update(password for _, password in _IN_ADDRESS.findall(value))
-    return frozenset(value for value in found if len(value) >= _SHORTEST and not _is_path(value))
-
-
-def _is_path(value: str) -> bool:
-    """Whether the value names a file, as that of GOOGLE_APPLICATION_CREDENTIALS does, and is no secret itself."""
-    return value.startswith("/") and os.path.exists(value)
 
 
 @lru_cache(maxsize=4)

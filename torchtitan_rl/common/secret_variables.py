@@ -1,0 +1,55 @@
+"""Environment variables that hold keys and passwords."""
+
+import ctypes
+import os
+import re
+from fnmatch import fnmatch
+
+MORE_NAMES = "TORCHTITAN_RL_SECRETS"
+"""The environment variable that lists further variables with secrets: names or patterns such as "JUDGE_*", separated by commas."""
+
+ADDRESS_PASSWORD = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
+"""The part of an address before its password, and the password."""
+
+_NAME = re.compile(
+    r"(?:key(?:_id)?|token|secrets?|pass(?:word|wd|phrase)?|auth(?:orization)?|cred(?:ential)?s?|dsn)$", re.IGNORECASE
+)
+_SHORTEST = 8
+"""Characters. Shorter values would also match ordinary words."""
+
+
+def secret_values() -> dict[str, str]:
+    """The secret of each environment variable that has one: its value, or the password in its address.
+
+    Example: {"OPENAI_API_KEY": "sk-...", "DATABASE_URL": "hunter-123"}
+    """
+    more = [name.strip() for name in os.environ.get(MORE_NAMES, "").split(",") if name.strip()]
+    found = {}
+    for name, value in os.environ.items():
+        if name != MORE_NAMES and (_NAME.search(name) or any(fnmatch(name, pattern) for pattern in more)):
+            found[name] = value
+        elif password := ADDRESS_PASSWORD.search(value):
+            found[name] = password[2]
+    return {name: value for name, value in found.items() if len(value) >= _SHORTEST and not _is_path(value)}
+
+
+def _is_path(value: str) -> bool:
+    """Whether the value names a file, as that of GOOGLE_APPLICATION_CREDENTIALS does, and is no secret itself."""
+    return value.startswith("/") and os.path.exists(value)
+
+
+def hide_from_proc() -> None:
+    """Take secrets out of /proc/PID/environ, which every program of the same user can read, such as the policy's own.
+
+    The file shows the memory that the process got at its start. This process keeps its variables, and so do its children, which
+    have to call this too. Call it before other threads read the environment.
+    """
+    if not os.path.exists("/proc/self/environ"):
+        return
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    for name in secret_values():
+        value = os.environ[name]
+        if address := libc.getenv(os.fsencode(name)):
+            ctypes.memset(address, ord("*"), len(os.fsencode(value)))
+            os.environ[name] = value  # in new memory
