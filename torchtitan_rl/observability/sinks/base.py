@@ -69,7 +69,7 @@ class SinkContext:
 
 
 class Sink(ABC):
-    """Base class of all sinks. A subclass has to define only `write`."""
+    """Base class of all sinks. A subclass defines `write`, and `rewind` if what it has written can be removed again."""
 
     modes: tuple[Mode, ...] = ("global_reduce",)
     """The supported modes."""
@@ -92,7 +92,10 @@ class Sink(ABC):
         """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 
     def rewind(self, step: int) -> None:
-        """Removes the output of earlier sessions of this run from `step` on."""
+        """Removes the output of earlier sessions of this run from `step` on. Called once, before the first write.
+
+        A sink that appends to a file and does not define it has the steps between the checkpoint and the crash twice.
+        """
 
     def close(self) -> None:
         """Called once, after the last write."""
