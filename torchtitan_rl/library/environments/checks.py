@@ -81,6 +81,8 @@ def checked_reward(reward: object) -> float | None:
     """Returns a reward as a finite float or None. Raises TypeError or ValueError for anything else."""
     if reward is None:
         return None
+    if isinstance(reward, (str, bytes)):
+        raise TypeError(f"the reward is the text {reward!r}; expected a number or None")
     number = float(reward)
     if not abs(number) <= LARGEST_REWARD:
         raise ValueError(

@@ -228,6 +228,11 @@ class EndsBadly(Environment):
         return "well"
 
 
+class GivesText(Environment):
+    def step(self, message):
+        return Turn(done=True, reward="1")
+
+
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
@@ -240,7 +245,8 @@ class EndsBadly(Environment):
         (SpeaksAsPolicy, "role 'assistant'"),
         (SaysNothing, "no messages and is not done"),
         (FailsToReset, "no such board"),
-        (EndsBadly, "could not convert string to float"),
+        (EndsBadly, "the reward is the text 'well'; expected a number or None"),
+        (GivesText, "the reward is the text '1'; expected a number or None"),
     ],
 )
 def test_a_broken_environment_ends_its_own_conversation_alone(talk, broken, told):
