@@ -70,7 +70,7 @@ class Checkpointer(Configurable):
         self.model = PolicyState(trainer.model)
         self.states = {
             "optimizer": trainer.optimizer,
-            "dataloader": prompts,
+            safe_load.DATA: prompts,
             "lr_scheduler": trainer.scheduler,
             "train_state": run_state,
         }
