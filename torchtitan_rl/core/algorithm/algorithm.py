@@ -232,7 +232,7 @@ class Algorithm(OwnConfig):
         )
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """The objective's own metrics of the step's groups; the same on every rank."""
+        """The objective's own metrics of the step's groups; the same on every rank. Call it before `after_update`."""
         return self.policy_loss.group_metrics(groups) | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
 
     def loss(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:

@@ -162,7 +162,7 @@ class Trainer(Configurable):
         one_step = config.num_epochs * len(works) == 1
         if not one_step:
             self._keep_old_logprobs(works)
-        metrics: list[dict[str, Metric]] = []
+        metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         steps = [self._optimizer_step(work, metrics, gate=one_step) for _ in range(config.num_epochs) for work in works]
         norms, applied = [norm for norm, _ in steps], sum(applied for _, applied in steps)
         update_norm, weight_norm = update_and_weight_norm(self.optimizer) if steps else (0.0, 0.0)

@@ -13,7 +13,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Metric
 
-WEIGHT_ENTROPY = "maxent/weight_entropy/mean"
+WEIGHT_ENTROPY = "maxent/weight_entropy_with_neutral/mean"
 REFERENCE_KL = "reference/kl_k3"
 EMA_DECAY = 0.9
 MIN_BETA_SCALE = 1e-6
@@ -38,8 +38,8 @@ class TauController(OwnConfig):
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         target: float = number(least=0, remedy="It is an entropy in nats: use log(G) / 2.")
-        """H*, the target for the mean entropy of a group's weights, in nats, over the groups in the loss. The largest possible
-        entropy is log G."""
+        """H*, the target for the mean entropy of a group's weights, in nats. Groups with equal rewards count with the largest
+        possible entropy, log G."""
         start_target: float | None = number(None, least=0)
         """Initial H*. It moves linearly to `target` over `horizon` steps. None: start at `target`."""
         horizon: int = number(0, least=0)
@@ -47,8 +47,8 @@ class TauController(OwnConfig):
         learning_rate: float = number(0.05, above=0)
         """eta, the change of log tau per nat of entropy."""
         warmup_steps: int = number(0, least=0)
-        """tau and the smoothed entropy stay unchanged up to and including this step, counted from 0. So the first step
-        never moves tau, as in the authors' trainer."""
+        """tau stays unchanged up to and including this step, counted from 0. So the first step never moves tau, as in the
+        authors' trainer. The smoothed entropy H~ starts at the first step's entropy."""
         min_tau: float = number(0.01, above=0)
         """Smallest tau."""
         max_tau: float = number(100.0, least="min_tau")
@@ -62,11 +62,13 @@ class TauController(OwnConfig):
         return target if start is None or step >= horizon else start + (target - start) * step / horizon
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Empty during warm-up."""
-        if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
+        """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. No tau during warm-up."""
+        if WEIGHT_ENTROPY not in stats:
             return {}
         entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
         ema = state.weight_entropy_ema = entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
+        if state.step <= self.config.warmup_steps:
+            return {}
         target = self.target(state.step)
         log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
         low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)

@@ -132,19 +132,11 @@ class MaxEnt(ListwiseLoss):
             clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
-    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns `maxent/weight_entropy/mean` over the groups in the loss. The controllers use it."""
-        present = inputs.sequences.present  # [S]
-        sizes = (inputs.same_group & present[None, :]).sum(dim=1).clamp(min=1)  # [S] group members in the loss
-        num_groups = (present / sizes).sum()  # 0-d
-        total = torch.special.entr(inputs.mass * present).sum()  # 0-d, over all groups; entr(w) = -w log w
-        return {"maxent/weight_entropy/mean": (total / num_groups.clamp(min=1), num_groups)}
-
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
 
-        `maxent/weight_entropy` covers the groups in the loss; `loss_metrics` reports its mean, which controllers use. The
-        other metrics cover every group with a weighted completion.
+        `maxent/weight_entropy` covers the groups in the loss. The other metrics cover every group with a weighted
+        completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
@@ -161,7 +153,7 @@ class MaxEnt(ListwiseLoss):
         metrics["maxent/weight_entropy_with_neutral/mean"] = same_everywhere(fmean(entropies))
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
-        metrics |= describe("maxent/weight_entropy", [value for _, value in learning], ("std", "min", "max"))
+        metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
         shares = [value / math.log(size) for size, value in learning if size > 1]
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
 

@@ -60,7 +60,7 @@ def record_step(
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
     rank, world_size = _rank_and_size()
-    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm) | algorithm.group_metrics(groups))
+    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))
     for task, its_groups in groups_by_task(groups).items():
         record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))

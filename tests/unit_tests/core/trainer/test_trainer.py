@@ -19,7 +19,7 @@ from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
-from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import PolicyState
 
@@ -194,6 +194,19 @@ def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
     report = trainer.update(credited(trainer))
     after = weights(trainer)
     assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
+
+
+def test_the_tau_that_is_logged_is_the_one_that_the_step_used(build):
+    trainer = build(Algorithm.Config(loss=MaxEnt.Config(tau_controller=TauController.Config(target=0.1))))
+    used, logged, deltas = [], [], []
+    for _ in range(3):
+        used.append(trainer.algorithm.state_dict()["loss"]["tau"])
+        found = {key: metric.value for part in trainer.update(credited(trainer)).metrics for key, metric in part.items()}
+        logged.append(found["maxent/tau"])
+        deltas.append(found["maxent/tau_delta"])
+    assert logged == used
+    assert deltas[1] < 0.0 == deltas[0]
+    assert used == pytest.approx([1.0, 1.0, 1.0 + deltas[1]])
 
 
 def test_after_a_resume_the_optimizer_has_this_runs_settings(build):

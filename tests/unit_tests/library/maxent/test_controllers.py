@@ -4,19 +4,11 @@ import math
 
 import pytest
 
-from tests.parts.algorithm import (
-    MAX_TOKENS,
-    episodes_of,
-    group,
-    normalizers_of,
-    pack,
-    policy_like,
-    run_loss,
-)
+from tests.parts.algorithm import MAX_TOKENS, episodes_of, group
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
 
-ENTROPY, KL = "maxent/weight_entropy/mean", "reference/kl_k3"
+ENTROPY, KL = "maxent/weight_entropy_with_neutral/mean", "reference/kl_k3"
 
 
 def algorithm_with(**kwargs) -> Algorithm:
@@ -33,8 +25,8 @@ def state(algorithm) -> dict:
 
 def test_tau_follows_the_smoothed_entropy_in_log_space():
     algorithm = algorithm_with(tau=2.0, tau_controller=TauController.Config(target=1.0, learning_rate=0.1))
-    algorithm.after_update({ENTROPY: 9.0})  # step 0 moves nothing and is not smoothed
-    assert state(algorithm) == {"tau": 2.0, "beta": 0.0, "weight_entropy_ema": None, "step": 1}
+    algorithm.after_update({ENTROPY: 0.5})  # step 0 starts H~ and moves nothing
+    assert state(algorithm) == {"tau": 2.0, "beta": 0.0, "weight_entropy_ema": 0.5, "step": 1}
     first = values(algorithm.after_update({ENTROPY: 0.5}))  # H~ = 0.5: log tau += 0.1 * 0.5
     assert state(algorithm)["tau"] == pytest.approx(2 * math.exp(0.05), abs=1e-12)
     assert first["maxent/tau_delta"] == pytest.approx(2 * math.exp(0.05) - 2, abs=1e-12)
@@ -49,8 +41,7 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
     algorithm = algorithm_with(tau=0.1, tau_controller=TauController.Config(target=0.65, learning_rate=0.5))
     for _ in range(200):
         episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-        batch = pack(episodes, normalizers_of(algorithm, episodes))
-        measured = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics[ENTROPY].value
+        measured = algorithm.group_metrics(episodes.groups)[ENTROPY].value
         algorithm.after_update({ENTROPY: measured})
     assert measured == pytest.approx(0.65, abs=1e-3)
 
@@ -65,16 +56,18 @@ def test_tau_stays_in_its_range(entropy, expected):
 
 
 @pytest.mark.parametrize(("warmup_steps", "first_move"), [(0, 1), (2, 3)])
-def test_tau_and_its_entropy_stand_through_the_warm_up_and_the_first_step(warmup_steps, first_move):
+def test_tau_stands_through_the_warm_up_and_the_first_step_and_its_entropy_does_not(warmup_steps, first_move):
     algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0, warmup_steps=warmup_steps))
+    smoothed = None
     for step in range(first_move):
         metrics = values(algorithm.after_update({ENTROPY: 9.0 + step}))
         assert (metrics["maxent/tau_active"], metrics["maxent/tau_delta"]) == (0.0, 0.0)
-        assert "maxent/weight_entropy/ema" not in metrics
+        smoothed = 9.0 if smoothed is None else 0.9 * smoothed + 0.1 * (9.0 + step)
+        assert metrics["maxent/weight_entropy/ema"] == pytest.approx(smoothed, abs=1e-12)
     metrics = values(algorithm.after_update({ENTROPY: 0.5}))
     assert metrics["maxent/tau_active"] == 1.0
-    assert metrics["maxent/tau_delta"] > 0
-    assert metrics["maxent/weight_entropy/ema"] == 0.5  # its first value: nothing of the warm-up is in it
+    assert metrics["maxent/tau_delta"] < 0  # H~ is still far above H*, because of the warm-up's entropy
+    assert metrics["maxent/weight_entropy/ema"] == pytest.approx(0.9 * smoothed + 0.05, abs=1e-12)
 
 
 def test_the_target_moves_linearly_to_its_final_value():

@@ -191,19 +191,17 @@ def test_what_would_have_no_effect_is_refused(config, message):
     Algorithm.Config(loss=Reinforce.Config(), **config)
 
 
-def test_the_loss_reports_the_mean_entropy_that_controllers_steer_by():
+def test_the_entropy_that_controllers_steer_by_counts_neutral_groups_that_the_loss_skips():
     algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
+    assert episodes[2].credit.left_out == "no preference"
     (key,) = algorithm.controller_inputs
-    parts = [
-        run_loss(algorithm, episodes, policy_like(episodes), packed(algorithm, episodes, order=o))
-        for o in ([0, 1], [4, 6, 5])
-    ]
     w = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
     pair = -SIGMOID_1 * math.log(SIGMOID_1) - (1 - SIGMOID_1) * math.log(1 - SIGMOID_1)
-    assert merge([part.metrics for part in parts])[key] == pytest.approx(
-        (pair - (w * w.log()).sum().item()) / 2, abs=1e-12
-    )
+    triple = -(w * w.log()).sum().item()
+    metrics = algorithm.group_metrics(episodes.groups)
+    assert metrics[key].value == pytest.approx((pair + math.log(2) + triple) / 3, abs=1e-12)
+    assert metrics["maxent/weight_entropy/mean"].value == pytest.approx((pair + triple) / 2, abs=1e-12)
 
 
 def test_metrics_of_the_weights():
