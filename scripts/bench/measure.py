@@ -126,6 +126,7 @@ def build_trainer(spec: ModelSpec, *, dtype: str, max_len: int, folder: str = ""
         num_steps=1000,
         max_model_len=max_len,
         temperature=1.0,
+        generator_dtype="bfloat16",
         dump_folder="",
         adapters=Lora.of(config.lora),
     )

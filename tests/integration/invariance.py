@@ -106,6 +106,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         num_steps=10,
         max_model_len=64,
         temperature=0.9,
+        generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
         dump_folder="",
         adapters=Lora.of(lora),
     )

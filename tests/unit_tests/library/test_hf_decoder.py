@@ -133,6 +133,7 @@ def trainer_of(folder) -> Trainer:
         num_steps=10,
         max_model_len=64,
         temperature=1.0,
+        generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
         dump_folder="",
     )
 

@@ -47,6 +47,7 @@ def build(folder):
             num_steps=10,
             max_model_len=64,
             temperature=1.0,
+            generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
             dump_folder="",
         )
 
@@ -201,7 +202,9 @@ def test_the_tau_that_is_logged_is_the_one_that_the_step_used(build):
     used, logged, deltas = [], [], []
     for _ in range(3):
         used.append(trainer.algorithm.state_dict()["loss"]["tau"])
-        found = {key: metric.value for part in trainer.update(credited(trainer)).metrics for key, metric in part.items()}
+        found = {
+            key: metric.value for part in trainer.update(credited(trainer)).metrics for key, metric in part.items()
+        }
         logged.append(found["maxent/tau"])
         deltas.append(found["maxent/tau_delta"])
     assert logged == used
