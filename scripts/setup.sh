@@ -140,9 +140,10 @@ if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_env
   exit 1
 fi
 if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then
-  # Many containers set it. Every process would then compile torch and vllm anew. Files for other Pythons do not compile.
-  say "bytecode of the large packages, as PYTHONDONTWRITEBYTECODE is set"
-  .venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages/{torch,vllm,transformers,torchtitan} >.venv/setup.log 2>&1 || true
+  # Many containers set it. Every process would then compile thousands of files anew.
+  say "PYTHONDONTWRITEBYTECODE is set: the bytecode of this .venv is kept in .venv/bytecode, and nowhere else"
+  line="import sys; sys.dont_write_bytecode = False; sys.pycache_prefix = sys.prefix + '/bytecode'"
+  for packages in .venv/lib/python3*/site-packages; do echo "$line" >"$packages/keep_bytecode.pth"; done
 fi
 echo "$WANTED" >$STAMP
 say "ready in $((SECONDS - BEGIN)) s"
