@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
+from scipy.special import betaincinv
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.metrics.reward_stats import finite_rewards, fraction, judgements
 
-RESAMPLES = 1000
+SMOOTHING = 2.0
+"""Prompts' worth of evidence for a design effect of 1 in `interval`. With less, one more right sample can lower an end."""
 
 
 def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
@@ -72,27 +74,19 @@ def pass_at(k: int, n: int, c: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of each prompt's value.
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of each prompt's value in 0..1: a share of right samples, or right or wrong.
 
-    Right or wrong (0 or 1) has Wilson's score interval, and so have values that are all equal, where a bootstrap has no
-    width. Other values, such as shares of right samples, have the percentile bootstrap with `resamples` resamples and a
-    fixed seed.
+    Clopper and Pearson's interval for a share of m / d prompts. The design effect d is the variance of the values over
+    that of right or wrong prompts with the same mean: 1 where every prompt is all right or all wrong, less where shares
+    vary less. Both variances are sums over prompts, plus SMOOTHING.
     """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
-    if np.isin(of, (0.0, 1.0)).all() or of.min() == of.max():
-        return _wilson(float(of.mean()), len(of))
-    random = np.random.default_rng(0)
-    means = [of[random.integers(0, len(of), len(of))].mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _wilson(share: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval for a share of `num` prompts. Example: _wilson(1.0, 256) == (0.985, 1.0), rounded.
-
-    Its coverage stays near 95 % for small shares, where the percentile bootstrap's is 89 % (2 % of 256 prompts).
-    """
-    z2 = 1.959964**2 / num
-    middle, half = share + z2 / 2, math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
-    return (middle - half) / (1 + z2), (middle + half) / (1 + z2)
+    share = float(of.mean())
+    effect = (float(((of - share) ** 2).sum()) + SMOOTHING) / (len(of) * share * (1 - share) + SMOOTHING)
+    prompts = len(of) / effect
+    right, wrong = share * prompts, (1 - share) * prompts
+    # Less than a millionth of a prompt is none, because rounding may leave such a mean.
+    low = float(betaincinv(right, wrong + 1, 0.025)) if right > 1e-6 else 0.0
+    high = float(betaincinv(right + 1, wrong, 0.975)) if wrong > 1e-6 else 1.0
+    return low, high

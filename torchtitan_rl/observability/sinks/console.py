@@ -201,7 +201,7 @@ def _of_right_answers(name: str) -> bool:
 
 
 def _measure(name: str, values: dict[str, float | None]) -> Text:
-    """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.6 to 67.5)"."""
+    """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.5 to 67.7)"."""
     value, low, high = values[""], values["_low"], values["_high"]
     share = _of_right_answers(name) or "rate" in name or "fraction" in name
     text = Text().append(f"{name.replace('_', ' ')} ", style="dim")

@@ -17,24 +17,61 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(n, c):
         assert pass_at(k, n, c) == pytest.approx(sum(draws) / len(draws))
 
 
-def test_shares_of_prompts_have_the_intervals_of_scipys_percentile_bootstrap():
-    values = np.random.default_rng(1).binomial(4, 0.3, 200) / 4  # 4 samples for each prompt
-    ours = interval(values, resamples=5000)
-    scipys = stats.bootstrap((values,), np.mean, n_resamples=5000, method="percentile", rng=2).confidence_interval
-    assert ours == pytest.approx((scipys.low, scipys.high), abs=0.01)
-    assert interval(values) == interval(values)
-
-
 @pytest.mark.parametrize("right", [0, 1, 17, 40])
-def test_right_or_wrong_has_wilsons_interval(right):
-    wilson = stats.binomtest(right, 40).proportion_ci(method="wilson")
-    assert interval([True] * right + [False] * (40 - right)) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
+def test_right_or_wrong_has_the_exact_interval(right):
+    exact = stats.binomtest(right, 40).proportion_ci(method="exact")
+    assert interval([True] * right + [False] * (40 - right)) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_the_interval_covers_a_rare_success_about_as_often_as_it_says():
-    """Over the binomial distribution of the right answers among 256 prompts, each right with chance 0.02."""
-    num, chance = 256, 0.02
-    counts = np.arange(30)
-    ends = [interval([1.0] * count + [0.0] * (num - count)) for count in counts]
-    covered = sum(stats.binom.pmf(c, num, chance) for c, (low, high) in zip(counts, ends) if low <= chance <= high)
-    assert 0.94 < covered < 0.98  # the percentile bootstrap: 0.89
+def test_one_right_sample_does_not_shrink_the_interval():
+    """64 prompts of 8 samples: an upper end of 0.056 with none right, and 0.060 with one, not 0.012."""
+    none, one = interval([0.0] * 64), interval([1 / 8] + [0.0] * 63)
+    assert none == pytest.approx((0.0, 0.056), abs=1e-3)
+    assert one[0] < 1 / 512
+    assert none[1] < one[1] < 0.07
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
+def test_another_right_sample_lowers_no_end(num_samples):
+    """From all wrong to all right: by samples in random order, and by one prompt after another."""
+    rng = np.random.default_rng(num_samples)
+    for num_prompts in (2, 4, 16, 64):
+        whole_prompts = np.repeat(rng.permutation(num_prompts), num_samples)
+        for order in (rng.permutation(whole_prompts), whole_prompts):
+            right = np.zeros(num_prompts)
+            before = interval(right)
+            for prompt in order:
+                right[prompt] += 1
+                ends = interval(right / num_samples)
+                assert ends[0] >= before[0] - 1e-9
+                assert ends[1] >= before[1] - 1e-9
+                before = ends
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.1, 0.5, 1.0])
+def test_the_interval_covers_the_share_of_clustered_samples_as_often_as_it_says(correlation):
+    """Prompts whose chances differ: a beta distribution with this correlation of two samples of a prompt.
+
+    A larger simulation of 2,000 evaluations each covered it in 94.4 % or more of the evaluations at all 1,140 settings: 16 to
+    512 prompts of 1 to 16 samples, shares from 0.003 to 0.99, correlations from 0 to 1.
+    """
+    rng = np.random.default_rng(0)
+    for num_prompts, num_samples, share in ((64, 8, 0.01), (128, 4, 0.05), (256, 8, 0.3), (64, 4, 0.9)):
+        covered = 0
+        for _ in range(500):
+            values = clustered(rng, num_prompts, num_samples, share, correlation)
+            low, high = interval(values)
+            covered += low <= share <= high
+        assert covered / 500 > 0.94 - 0.02, (num_prompts, num_samples, share)  # 0.02: two deviations of 500 draws
+
+
+def clustered(rng, num_prompts, num_samples, share, correlation):
+    """The share of right samples of each prompt."""
+    if correlation == 0:
+        chances = np.full(num_prompts, share)
+    elif correlation == 1:
+        chances = rng.random(num_prompts) < share
+    else:
+        weight = 1 / correlation - 1
+        chances = rng.beta(share * weight, (1 - share) * weight, num_prompts)
+    return rng.binomial(num_samples, chances) / num_samples
