@@ -39,9 +39,9 @@ LENGTHS = [31, 5, 17, 24]
 PADDING = 3
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
-_YARN = {
-    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
-    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_MINISTRAL_YARN = {
+    **YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 _MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _SPLIT = {"hidden_size": 192, "head_dim": 32}
@@ -61,7 +61,7 @@ HF_FAMILIES = {
     },
     "mistral": {"rope_parameters": _ROPE, "sliding_window": WINDOW},
     "ministral": {"rope_parameters": _ROPE, **_MIXED},
-    "ministral3": {"rope_parameters": _YARN, "sliding_window": None},
+    "ministral3": {"rope_parameters": _MINISTRAL_YARN, "sliding_window": None},
     "olmo2": {"rope_parameters": _ROPE},
     "olmo3": {"rope_parameters": _ROPE, **_MIXED},
     "phi3": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}, "sliding_window": None},

@@ -94,7 +94,15 @@ def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> Non
         UserError: naming `hf_assets_path`, what differs and the remedy.
     """
     from torchtitan_rl.library.models import hf_architecture
+    from torchtitan_rl.library.models.families import beyond_torchtitan
+    from torchtitan_rl.library.models.hf_decoder import HFDecoder
 
+    remedy = "Pass the folder of that model, or --config qwen3, which fits any."
+    beyond = beyond_torchtitan(found.model.hf) if isinstance(found.model, HFDecoder.Config) else []
+    expect(
+        not beyond or isinstance(spec.model, HFDecoder.Config), "hf_assets_path", str(folder),
+        f"a {spec.name} {spec.flavor} with torchtitan's modules, but its config.json has {', '.join(beyond)}", remedy,
+    )  # fmt: skip
     expected, there = ({"model": s.name, **hf_architecture(s.model)} for s in (spec, found))
     differing = [
         f"{key} is {there.get(key)!r} in the folder but {expected.get(key)!r} in the config"
@@ -103,7 +111,7 @@ def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> Non
     ]
     expect(
         not differing, "hf_assets_path", str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
-        "Pass the folder of that model, or --config qwen3, which fits any.",
+        remedy,
     )  # fmt: skip
 
 

@@ -11,12 +11,14 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 from transformers import AutoModelForCausalLM
 
+from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score_only
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
+from torchtitan_rl.library.models.hf_decoder import HFDecoder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +107,9 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
     assert spec.model.norm.eps == 1e-5
 
 
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": None}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -112,20 +117,66 @@ def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
             {"architectures": ["GemmaForCausalLM"]},
             "a dense decoder, but .* says GemmaForCausalLM, .* model_type 'llama', which is LlamaForCausalLM. See docs/models.md",
         ),
-        ({"mlp_bias": True}, "has mlp_bias True"),
-        ({"attention_bias": True}, "has attention_bias True"),
         ({"hidden_act": "gelu"}, "has hidden_act 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "has rope_type 'yarn'"),
+        ({"sliding_window": 64}, "that vLLM computes as transformers does, but its config.json has sliding_window 64"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4}},
+            "a linear RoPE's factor 4, which vLLM reads only with a point",
+        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic', which depends on"),
+        ({"partial_rotary_factor": 0.5}, "has partial_rotary_factor 0.5"),
+        (QWEN3 | {"attention_bias": True}, "has attention_bias True"),
+        (
+            QWEN3 | {"use_sliding_window": True, "max_window_layers": 8},
+            "windows in some layers, but vLLM has them in all or none",
+        ),
+        (
+            {"model_type": "qwen3"},
+            "one model, but .* architectures LlamaForCausalLM, .* and model_type 'qwen3', .* model_type 'llama'.. Correct",
+        ),
+        ({"model_type": "mistral"}, "one model, but .* architectures LlamaForCausalLM, .* and model_type 'mistral'"),
+        ({"model_type": "granite"}, "one model, but .* architectures LlamaForCausalLM, .* and model_type 'granite'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantization_config"),
         ({"model_type": "nothing"}, "transformers cannot read its config.json"),
-        ({"hidden_size": "big"}, "transformers cannot read its config.json: .*hidden_size"),
+        ({"hidden_size": "big"}, "has hidden_size 'big', which must be a whole number of at least 1. Correct it."),
+        ({"num_attention_heads": 0}, "has num_attention_heads 0, which must be a whole number of at least 1"),
+        ({"num_key_value_heads": 5}, "has num_key_value_heads 5, which does not divide num_attention_heads 32"),
+        ({"rope_theta": -1}, "has rope_theta -1, which must be a number above 0"),
+        ({"rope_theta": "10000"}, "has rope_theta '10000', which must be a number above 0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "has factor '4', which must be a number above 0"),
+        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps nan, which must be a number above 0"),
+        (
+            {"hidden_size": 2000},
+            "cannot read its config.json: Class validation .*: ValueError: The hidden size .2000. is not",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "cannot read its config.json: .Missing required keys .*'factor'"),
+        ({"tie_word_embeddings": "yes"}, "cannot read its config.json: .*'tie_word_embeddings': TypeError: .*"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_scaling": None, "head_dim": 32},
             "has head_dim 32, but vLLM uses hidden_size / num_attention_heads",
         ),
     ],
 )
-def test_what_torchtitan_does_not_compute_is_refused(tmp_path, change, said):
+def test_what_vllm_does_not_compute_as_transformers_does_is_refused(tmp_path, change, said):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_3_2, **change}))
     with pytest.raises(UserError, match=f"hf_assets_path = .*{said}"):
         spec_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"rope_parameters": YARN, "hidden_size": 192}),
+        ("qwen3", {"rope_parameters": YARN}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 0}),
+    ],
+    ids=["llama-linear", "llama-biases", "qwen2-yarn", "qwen3-yarn", "qwen3-windows"],
+)
+def test_what_torchtitan_lacks_runs_with_transformers_layers(tmp_path, family, settings):
+    save_hf_family(tmp_path, family, **settings)
+    spec = spec_from_folder(tmp_path)
+    assert isinstance(spec.model, HFDecoder.Config)
+    assert spec.model.windows == (settings.get("sliding_window"),) * 3
+    assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]

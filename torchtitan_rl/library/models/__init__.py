@@ -1,39 +1,27 @@
 """Conversion between a Hugging Face config.json and the policy's model.
 
-Families in FAMILIES run with torchtitan's modules. Any other dense decoder runs with transformers' own: see hf_decoder.py for
-the model and hf_support.py for what is refused.
+Families in FAMILIES run with torchtitan's modules. Any other dense decoder, and a family's model with a RoPE, windows or biases
+that torchtitan's modules lack, runs with transformers' own: see hf_decoder.py for the model and hf_support.py for what is refused.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchtitan.models.common import (
-    ComplexRoPE,
-    CosSinRoPE,
-    Embedding,
-    GQAttention,
-    Linear,
-    RMSNorm,
-    RoPE,
-    TransformerBlock,
-)
+from torchtitan.models.common import CosSinRoPE, Embedding, GQAttention, Linear, RMSNorm, TransformerBlock
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.llama3 import Llama3Model, Llama3TransformerBlock, parallelize_llama
-from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.models.qwen3 import Qwen3Model, Qwen3TransformerBlock, model_registry, parallelize_qwen3
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.models.qwen3 import Qwen3TransformerBlock, model_registry
 from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.models.config_json import read_config
+from torchtitan_rl.library.models.families import FAMILIES, QWEN3, Family, beyond_torchtitan, unlike_vllm
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
 from torchtitan_rl.library.models.hf_support import Unsupported, examine
 
@@ -45,76 +33,6 @@ _NORM_INIT = {"weight": nn.init.ones_}
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 """The published dense Qwen3 sizes that torchtitan supports."""
-
-
-class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
-    """Qwen3's parameter names, plus the biases of query, key and value."""
-
-    def __init__(self, model_config: Decoder.Config, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        self.from_hf_map |= {
-            f"model.layers.{{}}.self_attn.{one}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{one}.bias"
-            for one in "qkv"
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The torchtitan parts that implement one architecture of transformers."""
-
-    name: str
-    model_type: str
-    """The `model_type` in config.json."""
-    model: type[Decoder.Config]
-    block: type[TransformerBlock.Config]
-    rope: type[RoPE.Config]
-    parallelize: Callable
-    adapter: type[StateDictAdapter]
-    qk_norm: bool = False
-    """Whether queries and keys are normalized."""
-    qkv_bias: bool = False
-    heads_split_hidden: bool = False
-    """Whether vLLM ignores head_dim in config.json and uses hidden_size / num_attention_heads."""
-    rope_types: tuple[str, ...] = ("default",)
-    """RoPE types for which `rope` computes the same as transformers and vLLM."""
-    must_be: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Entries of config.json that change the computation, each with the only supported value."""
-
-
-_QWEN3 = Family(
-    name="qwen3",
-    model_type="qwen3",
-    model=Qwen3Model.Config,
-    block=Qwen3TransformerBlock.Config,
-    rope=CosSinRoPE.Config,
-    parallelize=parallelize_qwen3,
-    adapter=Qwen3StateDictAdapter,
-    qk_norm=True,
-    must_be={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
-)
-_QWEN2 = dataclasses.replace(
-    _QWEN3,
-    name="qwen2",
-    model_type="qwen2",
-    adapter=Qwen2StateDictAdapter,
-    qk_norm=False,
-    qkv_bias=True,
-    heads_split_hidden=True,
-    must_be={"hidden_act": "silu", "use_sliding_window": False},
-)
-_LLAMA = Family(
-    name="llama3",
-    model_type="llama",
-    model=Llama3Model.Config,
-    block=Llama3TransformerBlock.Config,
-    rope=ComplexRoPE.Config,
-    parallelize=parallelize_llama,
-    adapter=Llama3StateDictAdapter,
-    rope_types=("default", "llama3"),
-    must_be={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-)
-FAMILIES = {"Qwen3ForCausalLM": _QWEN3, "Qwen2ForCausalLM": _QWEN2, "LlamaForCausalLM": _LLAMA}
-"""Model families by the name in config.json's `architectures`."""
 
 _ROPE_SCALING = {
     "factor": "scaling_factor",
@@ -129,32 +47,34 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     """Returns the model that a checkpoint folder's config.json describes.
 
     Raises:
-        UserError: naming `hf_assets_path`, if config.json cannot be read or describes an unsupported model.
+        UserError: naming `hf_assets_path`, if config.json cannot be read, contradicts itself or describes an unsupported model.
     """
-    found = _read_config(folder)
+    found = read_config(folder)
     architecture = (found.architectures or [found.model_type])[0]
-    if architecture not in FAMILIES:
+    family = FAMILIES.get(architecture)
+    if family is None:
         return _transformers_spec(folder, found, architecture)
-    family, rope = FAMILIES[architecture], found.rope_parameters
-    must_be = {**family.must_be, "quantization_config": None}
-    differing = [f"{key} {value!r}" for key, only in must_be.items() if (value := getattr(found, key, only)) != only]
-    split = found.hidden_size // found.num_attention_heads
-    head_dim = getattr(found, "head_dim", None) or split
-    if family.heads_split_hidden and head_dim != split:
-        differing.append(f"head_dim {head_dim}, but vLLM uses hidden_size / num_attention_heads")
-    if rope["rope_type"] not in family.rope_types:
-        differing.append(f"rope_type {rope['rope_type']!r}")
     expect(
-        not differing, "hf_assets_path", str(folder),
-        f"a {architecture} that torchtitan supports, but its config.json has {', '.join(differing)}",
+        found.model_type == family.model_type, "hf_assets_path", str(folder),
+        f"one model, but its config.json has architectures {architecture}, by which vLLM goes, and model_type {found.model_type!r}, "
+        f"by which transformers goes ({architecture} is of model_type {family.model_type!r})",
+        "Correct the entry that is wrong.",
+    )  # fmt: skip
+    refused = unlike_vllm(found, family)
+    expect(
+        not refused, "hf_assets_path", str(folder),
+        f"a {architecture} that vLLM computes as transformers does, but its config.json has {', '.join(refused)}",
         "Use another checkpoint.",
     )  # fmt: skip
+    if beyond_torchtitan(found):
+        return _transformers_spec(folder, found, architecture)
+    rope, heads = found.rope_parameters, found.num_attention_heads
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     keys += ("intermediate_size", "tie_word_embeddings", "rms_norm_eps", "max_position_embeddings")
     return _spec(
         family,
         **{key: getattr(found, key) for key in keys},
-        head_dim=head_dim,
+        head_dim=getattr(found, "head_dim", None) or found.hidden_size // heads,
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
     )
@@ -195,22 +115,6 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
     )
     config = dataclasses.replace(spec.model, hf=found, **dataclasses.asdict(examined))
     return dataclasses.replace(spec, model=config)
-
-
-def _read_config(folder: Path) -> "PretrainedConfig":
-    """Reads config.json with transformers, which fills in missing entries of an older or shorter file."""
-    from transformers import AutoConfig
-
-    field = f"hf_assets_path = {str(folder)!r}"
-    try:
-        json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise UserError(f"{field}: config.json is not valid JSON: {error}. Download the checkpoint again.") from error
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # many types, for unknown model types and for wrong types of values
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{field}: transformers cannot read its config.json: {first}. Correct it.") from error
 
 
 def _spec(
@@ -309,7 +213,7 @@ def small_qwen3(
 ) -> ModelSpec:
     """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary."""
     return _spec(
-        _QWEN3,
+        QWEN3,
         vocab_size=vocab_size,
         hidden_size=dim,
         num_hidden_layers=n_layers,
