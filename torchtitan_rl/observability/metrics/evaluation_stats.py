@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.special import betaincinv  # vLLM requires scipy
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
