@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Adam, AdamW, Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
 
 from torchtitan_rl.core.device import DEVICE_TYPE
@@ -15,33 +16,58 @@ BLOCK = 2**20
 blocks, waking the CPU's threads takes as long as the work."""
 
 
-@torch.no_grad()
-def update_and_weight_norm(optimizer: OptimizersContainer) -> tuple[float, float]:
-    """Returns (‖last AdamW update without weight decay‖, ‖weights‖), the same on every rank. Collective.
+class MeasuredSteps:
+    """Takes the steps of any optimizer and measures the last one."""
 
-    The update is recomputed from the optimizer's moments, so no copy of the weights is kept during the step. It is 0 for a
-    parameter that has not been updated yet. The second norm is NaN or infinite if any weight is.
-    """
-    squares = [
-        torch.stack([_square_of_update(one.state[p], group), _square(local_shard(p))]) * _share_of_ranks(p)  # [2]
-        for one in optimizer
-        for group in one.param_groups
-        for p in group["params"]
-    ]
-    total = torch.stack(squares).sum(0)  # [2]
-    if dist.get_world_size() > 1:
-        dist.all_reduce(total)
-    update, weights = total.sqrt().tolist()
-    return update, weights
+    def __init__(self, optimizer: OptimizersContainer) -> None:
+        self._optimizer = optimizer
+        self._squares: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step. During it there is a copy of the weights whose update cannot be computed from Adam's moments."""
+        others = (p for one in self._optimizer if not _is_adam(one) for g in one.param_groups for p in g["params"])
+        before = {p: local_shard(p).clone() for p in others}
+        self._optimizer.step()
+        self._squares = {p: _square(local_shard(p) - before.pop(p)) for p in list(before)}
+
+    @torch.no_grad()
+    def update_and_weight_norm(self) -> tuple[float, float]:
+        """Returns (‖last update‖, ‖weights‖), the same on every rank. Collective.
+
+        The update of Adam and AdamW is without weight decay, and recomputed from the moments, so that no copy of the weights is
+        made. That of another optimizer is the whole change of the weights. It is 0 for a parameter that has not been updated.
+        The second norm is NaN or infinite if any weight is.
+        """
+        squares = [
+            torch.stack([self._square_of_update(one, p, group), _square(local_shard(p))]) * _share_of_ranks(p)  # [2]
+            for one in self._optimizer
+            for group in one.param_groups
+            for p in group["params"]
+        ]
+        total = torch.stack(squares).sum(0)  # [2]
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        update, weights = total.sqrt().tolist()
+        return update, weights
+
+    def _square_of_update(self, optimizer: Optimizer, p: Tensor, group: dict) -> Tensor:
+        """Σ update² over this rank's shard, 0-d."""
+        if _is_adam(optimizer) and (state := optimizer.state.get(p)):
+            return _square_of_adam(state, group)
+        return self._squares.get(p, torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE))
 
 
-def _square_of_update(state: dict[str, Tensor], group: dict) -> Tensor:
-    """Σ (lr · m̂ / (√v̂ + eps))² over this rank's shard, 0-d; 0 before the first step.
+def _is_adam(optimizer: Optimizer) -> bool:
+    """Whether `_square_of_adam` is this optimizer's update. A subclass may compute another one."""
+    return type(optimizer) in (Adam, AdamW) and not any(group["amsgrad"] for group in optimizer.param_groups)
+
+
+def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
+    """Σ (lr · m̂ / (√v̂ + eps))² over this rank's shard, 0-d.
 
     Source: Loshchilov and Hutter, arXiv 1711.05101, algorithm 2.
     """
-    if not state:
-        return torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
     step, (beta1, beta2) = state["step"].double(), group["betas"]  # stays on its device: no synchronization
     scale, bias = group["lr"] / (1 - beta1**step), 1 - beta2**step
     blocks = zip(*(local_shard(state[name]).flatten().split(BLOCK) for name in ("exp_avg", "exp_avg_sq")), strict=True)

@@ -48,7 +48,7 @@ class UpdateReport:
     clipped_fraction: float
     """Fraction of the optimizer steps with a gradient norm over `max_norm`."""
     update_ratio: float
-    """‖update‖ / ‖weights‖ of the last optimizer step, without weight decay."""
+    """‖update‖ / ‖weights‖ of the last optimizer step; of Adam and AdamW without weight decay."""
     learning_rate: float
     optimizer_steps: int
     work: FloatArray

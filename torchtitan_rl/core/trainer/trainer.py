@@ -23,7 +23,7 @@ from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, fill_logprob_diff
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.norms import update_and_weight_norm
+from torchtitan_rl.core.trainer.norms import MeasuredSteps
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.packing import (
     Atom,
@@ -114,6 +114,7 @@ class Trainer(Configurable):
         if algorithm.needs_reference:
             self.reference = self.model if adapters else self._load_policy(None).requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
+        self._steps = MeasuredSteps(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
         self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self._param_groups()]
@@ -165,7 +166,7 @@ class Trainer(Configurable):
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         steps = [self._optimizer_step(work, metrics, gate=one_step) for _ in range(config.num_epochs) for work in works]
         norms, applied = [norm for norm, _ in steps], sum(applied for _, applied in steps)
-        update_norm, weight_norm = update_and_weight_norm(self.optimizer) if steps else (0.0, 0.0)
+        update_norm, weight_norm = self._steps.update_and_weight_norm() if steps else (0.0, 0.0)
         self.finite.check_weights(weight_norm)
         metrics.append(self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs)))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
@@ -225,7 +226,7 @@ class Trainer(Configurable):
             self.gate.check(diffs.merged(self._all_ranks))
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
         if applied := self.finite.allows(self._sum(float(loss)), grad_norm):
-            self.optimizer.step()
+            self._steps.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
         return grad_norm, applied
 

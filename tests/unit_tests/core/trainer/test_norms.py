@@ -8,7 +8,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchtitan_rl.core.trainer import norms
-from torchtitan_rl.core.trainer.norms import update_and_weight_norm
+from torchtitan_rl.core.trainer.norms import MeasuredSteps
 
 
 @pytest.fixture(params=[1, 8])
@@ -23,26 +23,99 @@ def whole(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
+class Container(list):
+    """Optimizers as torchtitan's container has them."""
+
+    def step(self):
+        for one in self:
+            one.step()
+
+
+class Lion(torch.optim.Optimizer):
+    """w <- w - lr sign(b1 m + (1 - b1) g), with one moment and no count of steps. Chen et al., arXiv 2302.06675."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                moment = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(group["lr"] * torch.lerp(p.grad, moment, group["betas"][0]).sign())
+                moment.lerp_(p.grad, 1 - group["betas"][1])
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+
+
+def gradients(model: nn.Module) -> None:
+    model.zero_grad()
+    model(torch.randn(2, 7)).square().sum().backward()
+
+
 @pytest.mark.parametrize("world_size", [1], indirect=True)
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_update_is_what_adamw_does_without_weight_decay(world_size, fused, monkeypatch):
     monkeypatch.setattr(norms, "BLOCK", 4)  # a weight is several
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+    model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.5, fused=fused)
-    assert update_and_weight_norm([optimizer]) == pytest.approx((0, float(whole(model).norm())))
+    steps = MeasuredSteps(Container([optimizer]))
+    assert steps.update_and_weight_norm() == pytest.approx((0, float(whole(model).norm())))
+    assert not optimizer.state, "an entry for a parameter would be taken for the state of a step"
     for _ in range(4):
-        model(torch.randn(2, 7)).square().sum().backward()
+        gradients(model)
         decayed = (1 - 1e-2 * 0.5) * whole(model)
-        optimizer.step()
-        optimizer.zero_grad()
+        steps.step()
         expected = float((whole(model) - decayed).norm()), float(whole(model).norm())
-        assert update_and_weight_norm([optimizer]) == pytest.approx(expected, rel=1e-5)
+        assert steps.update_and_weight_norm() == pytest.approx(expected, rel=1e-5)
+
+
+def by_shape(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW([p for p in model.parameters() if p.ndim != 2])]
+
+
+@pytest.mark.parametrize("world_size", [1], indirect=True)
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        lambda model: [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)],
+        lambda model: [Lion(model.parameters())],
+        lambda model: [torch.optim.AdamW(model.parameters(), amsgrad=True, weight_decay=0)],
+        lambda model: [torch.optim.NAdam(model.parameters())],
+    ],
+    ids=["SGD", "Lion", "amsgrad", "NAdam"],
+)
+def test_the_update_of_any_optimizer_is_the_change_of_the_weights(world_size, optimizers):
+    model = small_model()
+    steps = MeasuredSteps(Container(optimizers(model)))
+    for _ in range(3):
+        gradients(model)
+        before = whole(model)
+        steps.step()
+        expected = float((whole(model) - before).norm()), float(whole(model).norm())
+        assert steps.update_and_weight_norm() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("world_size", [1], indirect=True)
+def test_the_updates_of_muon_and_adamw_side_by_side_are_added(world_size):
+    model = small_model()
+    steps = MeasuredSteps(Container(by_shape(model)))
+    for _ in range(3):
+        gradients(model)
+        before = whole(model)
+        steps.step()
+        change = float((whole(model) - before).norm())
+        assert steps.update_and_weight_norm()[0] == pytest.approx(change, rel=2e-3)  # AdamW's is without weight decay
 
 
 def test_a_weight_that_is_not_finite_makes_the_norm_so(world_size):
     weight = nn.Parameter(torch.tensor([1.0, float("nan")]))
-    assert not torch.isfinite(torch.tensor(update_and_weight_norm([torch.optim.AdamW([weight])])[1]))
+    steps = MeasuredSteps(Container([torch.optim.AdamW([weight])]))
+    assert not torch.isfinite(torch.tensor(steps.update_and_weight_norm()[1]))
 
 
 @pytest.mark.parametrize("world_size", [8], indirect=True)

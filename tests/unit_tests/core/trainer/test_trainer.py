@@ -1,11 +1,15 @@
 """`Trainer` on a tiny random Qwen3 in one process: what an update, a score and a checkpoint see."""
 
+import importlib
+import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +26,8 @@ from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import PolicyState
+
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +216,32 @@ def test_the_tau_that_is_logged_is_the_one_that_the_step_used(build):
     assert logged == used
     assert deltas[1] < 0.0 == deltas[0]
     assert used == pytest.approx([1.0, 1.0, 1.0 + deltas[1]])
+
+
+def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
+    """docs/algorithms.md's optimizer: matrices by torch.optim.Muon, whose state has no step and one moment."""
+    [code] = re.findall(r"```python\n# my_muon.py\n(.*?)```", (DOCS / "algorithms.md").read_text(), re.DOTALL)
+    (tmp_path / "my_muon.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    muon = importlib.import_module("my_muon").MuonAndAdamW.Config(lr=1e-2)
+    trainer, other = build(optimizer=muon), build(optimizer=muon)
+    trainer.check_loaded()
+    for group in trainer._param_groups():
+        group["lr"] = 1e-2  # without the warm-up
+    for _ in range(2):
+        before = weights(trainer)
+        report = trainer.update(credited(trainer))
+        after = weights(trainer)
+        assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-3)
+    saved = {"optimizer": trainer.optimizer, **PolicyState(trainer.model).state_dict()}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    dcp.load({"optimizer": other.optimizer, **PolicyState(other.model).state_dict()}, checkpoint_id=tmp_path / "saved")
+    for one in (trainer, other):
+        one.check_loaded()
+        for group in one._param_groups():
+            group["lr"] = 1e-2  # the schedules are at other steps
+        one.update(credited(one))
+    assert torch.equal(weights(trainer), weights(other))
 
 
 def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
