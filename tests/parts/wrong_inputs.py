@@ -83,12 +83,19 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "64",
             "64: expected with prompts.max_prompt_tokens 32 at most generator.max_model_len 64",
         ),
+        _option(
+            "prompts.max-prompt-tokens",
+            "100000",
+            "100000: expected less than generator.max_model_len 64, which a prompt shares with its completion. Use "
+            "--prompts.max-prompt-tokens 480 --generator.max-model-len 512.",
+        ),
         _option("prompts.max-prompt-tokens", "0", "0: expected at least 1. Set it to the longest prompt"),
-        _option("generator.max-num-seqs", "0", "0: expected at least 1. Use 256."),
-        _option("generator.max-model-len", "4096", "4096: expected at most the model's 512 positions. Lower it."),
+        _option("generator.max-num-seqs", "0", "0: expected at least 1 and at most 4096. Use 256."),
+        _option("generator.max-num-seqs", "100000", "100000: expected at least 1 and at most 4096. Use 256."),
+        _option("generator.max-model-len", "4096", "4096: expected at most the model's 512 positions. Use --"),
         _option("generator.gpu-memory-utilization", "5", "5.0: expected at least 0.01 and at most 1. Use 0.4"),
         _option("generator.gpu-memory-utilization", "nan", "nan: expected at least 0.01 and at most 1"),
-        _option("trainer.max-tokens-per-microbatch", "10", "10: expected at least the longest sequence"),
+        _option("trainer.max-tokens-per-microbatch", "10", "10: expected at least 64, the longest sequence"),
         _option("trainer.logprob-chunk-tokens", "0", "0: expected at least 1. Use 1024."),
         _option("trainer.num-epochs", "0", "0: expected at least 1. Use 1."),
         _option(
@@ -103,6 +110,8 @@ SECTIONS: dict[str, list[WrongInput]] = {
     "Sampling and evaluation": [
         _option("sampling.temperature", "0", "0.0: expected more than 0 in training. 1.0 is usual."),
         _option("sampling.temperature", "nan", "nan: expected"),
+        _option("sampling.temperature", "0.005", "0.005: expected at least 0.01: vLLM would sample at that"),
+        _option("sampling.temperature", "3", "3.0: expected at least 0 and at most 2. Use 1.0."),
         _option(
             "sampling.top-p",
             "0.9",

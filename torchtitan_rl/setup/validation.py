@@ -23,6 +23,7 @@ from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_name
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.death import GIB, node_bytes
+from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _ONLY: dict[str, tuple[object, str, str]] = {
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels support."""
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this temperature when a lower one is asked for, except for 0, which is greedy."""
 
 
 def validate(config: "RunConfig", *, world_size: int) -> None:
@@ -78,8 +82,9 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)
     _check_sampling(config)
+    _check_samples(config)
+    check_lengths(config, _samplings(config))
     _check_training(config)
-    _check_lengths(config)
     _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
     for sampling in (config.sampling, *config.task.samplings().values()):
@@ -173,8 +178,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     for field, sampling in _samplings(config).items():
         token, known = max(sampling.stop_token_ids, default=0), f"token ids below the model's {model.vocab_size}"
         expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
-    fits = f"at most the model's {model.max_seq_len} positions"
-    expect(longest <= model.max_seq_len, "generator.max_model_len", longest, fits, "Lower it.")
+    check_lengths(config, _samplings(config))
     if config.trainer.lora.start:
         lora, spec = Lora(config.trainer.lora), config.model_spec
         lora.start(meta_model(spec, lora), spec.state_dict_adapter(spec.model, None))
@@ -205,22 +209,17 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
     )
 
 
-def _check_lengths(config: "RunConfig") -> None:
-    """Check that every sampling config draws samples, and that its longest sequence fits the engine."""
-    longest = config.generator.max_model_len
+def _check_samples(config: "RunConfig") -> None:
+    """Check that every sampling config draws samples, at a temperature that vLLM does not change."""
     for field, sampling in _samplings(config).items():
         expect(sampling.n >= 1, f"{field}.n", sampling.n, "at least 1 and at most 65536", "Use 8.")
         expect(
             sampling.n == 1 or sampling.temperature > 0, f"{field}.n", sampling.n,
             "1 with temperature 0, as all samples would be equal", f"Set {field}.temperature, or lower it.",
         )  # fmt: skip
-        expect(
-            config.prompts.max_prompt_tokens + sampling.max_tokens <= longest,
-            f"{field}.max_tokens",
-            sampling.max_tokens,
-            f"with prompts.max_prompt_tokens {config.prompts.max_prompt_tokens} at most generator.max_model_len {longest}",
-            "Raise that, or lower one of the others.",
-        )
+        holds = sampling.temperature == 0 or sampling.temperature >= LEAST_TEMPERATURE
+        least = f"at least {LEAST_TEMPERATURE}: vLLM would sample at that, and the trainer would score at another"
+        expect(holds, f"{field}.temperature", sampling.temperature, least, "1.0 is usual.")
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
@@ -247,8 +246,8 @@ def _check_sampling(config: "RunConfig") -> None:
 
 
 def _check_training(config: "RunConfig") -> None:
-    """Check that the trainer can process the configured sequences and steps."""
-    trainer, sequence = config.trainer, config.prompts.max_prompt_tokens + config.sampling.max_tokens
+    """Check LoRA's settings and the mini-batches of a step."""
+    trainer = config.trainer
     if trainer.lora.rank or trainer.lora.start:
         expect(trainer.lora.rank > 0, "trainer.lora.rank", 0, "the rank of trainer.lora.start", "Set it.")
         expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
@@ -256,10 +255,6 @@ def _check_training(config: "RunConfig") -> None:
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
             "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32", "Set it.",
         )  # fmt: skip
-    expect(
-        trainer.max_tokens_per_microbatch >= sequence, "trainer.max_tokens_per_microbatch", trainer.max_tokens_per_microbatch,
-        f"at least the longest sequence, prompts.max_prompt_tokens + sampling.max_tokens = {sequence}", "Use 8192 or more.",
-    )  # fmt: skip
     expect(
         trainer.num_minibatches <= config.num_prompts_per_step,
         "trainer.num_minibatches",

@@ -58,6 +58,29 @@ def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
         check_model(config, world_size=1)
 
 
+def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
+    config = load_config("qwen3")
+    config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
+    with pytest.raises(UserError) as raised:
+        check_model(config, world_size=1)
+    named = ("generator.max_model_len = ", "prompts.max_prompt_tokens = ")
+    assert all(field in str(raised.value) for field in named)
+    words = str(raised.value).partition(" Use ")[2].rstrip(".").split()
+    _, config = parse_args(["--config", "qwen3", *words])
+    config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
+    validate(config, world_size=1)
+
+
+def test_lengths_that_fit_the_model_are_raised_and_not_cut():
+    with pytest.raises(UserError) as raised:
+        check("--sampling.max-tokens", "300", "--trainer.max-tokens-per-microbatch", "10")
+    assert str(raised.value) == (
+        "sampling.max_tokens = 300: expected with prompts.max_prompt_tokens 32 at most generator.max_model_len 64; "
+        "trainer.max_tokens_per_microbatch = 10: expected at least 332, the longest sequence (prompts.max_prompt_tokens + "
+        "sampling.max_tokens). Use --generator.max-model-len 332 --trainer.max-tokens-per-microbatch 332."
+    )
+
+
 def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
     def bug(*_, **__):
         raise ValueError("a bug")

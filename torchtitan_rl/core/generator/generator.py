@@ -68,7 +68,7 @@ class Generator(Configurable):
         enforce_eager: bool = False
         """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
 
-        max_num_seqs: int = number(256, least=1)
+        max_num_seqs: int = number(256, least=1, most=4096)
         """Maximum number of sequences that one replica decodes at once."""
 
     def __init__(

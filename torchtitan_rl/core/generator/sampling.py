@@ -30,8 +30,8 @@ class SamplingConfig:
     max_tokens: int = number(512, least=1)
     """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length"."""
 
-    temperature: float = number(1.0, least=0)
-    """Softmax temperature; 0 is greedy. The trainer computes its log-probabilities at the same temperature."""
+    temperature: float = number(1.0, least=0, most=2)
+    """Softmax temperature; 0 is greedy, and otherwise at least 0.01, which is vLLM's least. The trainer computes its log-probabilities at the same temperature."""
 
     top_p: float = number(1.0, above=0, most=1)
     """Nucleus sampling, for evaluation only. Below 1 the sampler's distribution differs from the one that the trainer scores,
