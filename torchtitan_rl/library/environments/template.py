@@ -21,6 +21,12 @@ _QUESTION: Message = {"role": "user", "content": "q"}
 _FIELD = "hf_assets_path (chat template)"
 
 
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    """Returns the pattern of texts that the tokenizer reads as a special token, such as "<|im_end|>"."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return re.compile("|".join(map(re.escape, special)) or "(?!)")
+
+
 class ChatTemplate:
     """Renders an environment's messages as the tokens that follow the policy's turn."""
 
@@ -41,8 +47,7 @@ class ChatTemplate:
         # A copy and a lock: several threads render conversations, and a tokenizer is not thread-safe.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
-        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        self._special = special_tokens(tokenizer)
         self._end_token_ids = end_token_ids
         self._tools = tools
         self._options = options

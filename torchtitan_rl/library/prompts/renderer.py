@@ -1,9 +1,10 @@
 """`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
@@ -12,6 +13,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.environments.template import special_tokens
 from torchtitan_rl.library.environments.tools import tool_schemas
 from torchtitan_rl.library.task import Example, Task
 
@@ -25,6 +27,10 @@ class TooLong(UserError):
 
 class Refused(UserError):
     """A prompt that the chat template rejects, for example because of a system message."""
+
+
+class SpecialToken(Refused):
+    """A prompt whose text has the name of a special token, which would become that token."""
 
 
 class PromptRenderer(Configurable):
@@ -47,6 +53,10 @@ class PromptRenderer(Configurable):
         enable_thinking: bool = False
         """Passed to the chat template. Qwen3's template uses it; most others ignore it."""
 
+        special_tokens: Literal["refuse", "allow"] = "refuse"
+        """Prompts with the name of a special token in their text, such as <|im_end|>, which would become that token.
+        refuse: such rows of a data set are left out and listed. allow: for prompts that contain a chat format already."""
+
         max_prompt_tokens: int = number(
             512, least=1, remedy="Set it to the longest prompt you want to allow, in tokens."
         )
@@ -57,6 +67,8 @@ class PromptRenderer(Configurable):
         self.config = config
         self.tokenizer = tokenizer
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
+        self._special = special_tokens(tokenizer)
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
         if self._uses_template:
             self._check_generation_prompt()
@@ -74,7 +86,7 @@ class PromptRenderer(Configurable):
     def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
         """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
         found: list[Prompt | UserError] = []
-        for is_chat, run in groupby(map(self._encodable, examples), key=_is_chat):
+        for is_chat, run in groupby(map(self._checked_text, examples), key=_is_chat):
             alike = list(run)
             found += alike if is_chat is None else self._tokenized(alike, is_chat)
         return found
@@ -85,26 +97,47 @@ class PromptRenderer(Configurable):
             Prompt: None,
             TooLong: f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
             Refused: "that the chat template rejects",
+            SpecialToken: "with the name of a special token in their text (prompts.special_tokens)",
         }
         odd = "that have no tokens or that the tokenizer cannot represent"
         return [reasons.get(type(found), odd) for found in self.prompts(examples)]
 
     def check_represents(self, text: str) -> None:
-        """Raises UserError unless decoding the tokens of `text` gives `text` again."""
+        """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
+        text = text[:10_000]
         token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
 
-    def _encodable(self, example: Example) -> "_Rendered | UserError":
+    def _checked_text(self, example: Example) -> "_Rendered | UserError":
+        """Returns the example's text, or the error that is known before it is tokenized."""
         rendered = self._rendered(example)
-        try:
-            if not isinstance(rendered, UserError):
-                rendered.text.encode()
+        if isinstance(rendered, UserError):
             return rendered
+        shown = _shortened(rendered.text)
+        least = math.ceil(len(rendered.text) / self._longest_token)
+        if least > self.config.max_prompt_tokens:  # a text of many megabytes would be tokenized for half a minute
+            return self._too_long(least, shown)
+        try:
+            rendered.text.encode()
         except UnicodeEncodeError as error:  # the tokenizer's error would not say which prompt it is
             return UserError(
-                f"prompt = {_shortened(rendered.text)!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
+                f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
                 f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
             )
+        texts = [message["content"] for message in rendered.messages or ()] or [rendered.text]
+        found = next(filter(None, (self._special.search(text) for text in texts if isinstance(text, str))), None)
+        if found and self.config.special_tokens == "refuse":
+            return SpecialToken(
+                f"prompt = {_shortened(found.string)!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
+                "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format."
+            )
+        return rendered
+
+    def _too_long(self, least: int, shown: str) -> TooLong:
+        return TooLong(
+            f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, the number of tokens of "
+            f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task."
+        )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
         if not (example.messages and self._uses_template):
@@ -200,10 +233,7 @@ class PromptRenderer(Configurable):
             "Leave such examples out in the task.",
         )  # fmt: skip
         if len(token_ids) > longest:
-            raise TooLong(
-                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of "
-                f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task."
-            )
+            raise self._too_long(len(token_ids), shown)
         self._check_represents(text, token_ids, decoded)
 
     def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:

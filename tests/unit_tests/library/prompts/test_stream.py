@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.prompts.renderer import PromptRenderer
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Example, SumDigits
@@ -235,6 +236,42 @@ def test_text_with_a_lone_surrogate_is_an_error_that_names_the_text(tokenizer):
         UserError, match="prompt = .*: expected text that UTF-8 can encode, but: surrogates not allowed"
     ):
         stream(tokenizer, system_prompt="\ud800").next_batch(1)
+
+
+def _with(**changes):
+    """A task of sums with other texts or messages."""
+
+    class Changed(SumDigits):
+        def train_example(self, index, *, seed):
+            return dataclasses.replace(super().train_example(index, seed=seed), **changes)
+
+        held_out_examples = SumDigits.held_out_examples
+
+    return Changed(SumDigits.Config(max_integers=2, instruction=""))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_name_of_a_special_token_in_a_prompt_is_refused_by_name_or_allowed(tokenizer, chat):
+    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    text = "Is <|endoftext|> one?"
+    task = _with(text=text, messages=[{"role": "user", "content": text}])
+    with pytest.raises(UserError, match=r"without '<\|endoftext\|>', .* pass --prompts.special-tokens allow"):
+        stream(tokenizer, task=task)
+    [prompt] = stream(tokenizer, task=task, special_tokens="allow").next_batch(1)
+    assert tokenizer.eos_token_id in prompt.token_ids
+
+
+def test_the_special_tokens_of_the_chat_template_itself_are_not_refused(tokenizer):
+    tokenizer.chat_template = CHAT_TEMPLATE + "<|endoftext|>"
+    [prompt] = stream(tokenizer).next_batch(1)
+    assert tokenizer.eos_token_id in prompt.token_ids
+
+
+def test_a_prompt_of_many_megabytes_is_too_long_before_it_is_tokenized(tokenizer, monkeypatch):
+    renderer = PromptRenderer.Config().build(task=_with(), tokenizer=tokenizer)
+    monkeypatch.setattr(renderer, "_tokenized", None)
+    [long] = renderer.prompts([Example(text="What is it? " * 10**6, expected_answer="1")])
+    assert "prompts.max_prompt_tokens = 512: expected at least" in str(long)
 
 
 def test_columns_reach_the_prompt_as_they_are(tokenizer):
