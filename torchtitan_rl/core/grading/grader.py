@@ -52,7 +52,8 @@ class Grader(Configurable):
 
         on_failure: FailurePolicy = "raise"
         """Policy for a reward function that raises, takes too long or returns an invalid score. "raise" stops the run; "none"
-        leaves these completions without a reward: excluded from the baseline, advantage 0, counted and shown."""
+        leaves these completions without a reward: excluded from the baseline, advantage 0, counted and shown. A function of
+        weight 0 takes no reward with it."""
 
         on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
         """`on_failure` of individual reward functions, by name."""
@@ -133,7 +134,8 @@ class Grader(Configurable):
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_STEPS times in a row."""
         if not (samples := flat(groups)):
             return
-        errors = [next((e for e in s.extra.items() if e[0].startswith("error/")), None) for s in samples]
+        unrewarded = [s.extra if s.reward is None else {} for s in samples]
+        errors = [next((e for e in extra.items() if e[0].startswith("error/")), None) for extra in unrewarded]
         self._failed_steps = self._failed_steps + 1 if all(errors) else 0
         if all(errors):
             name, message = errors[0]
@@ -164,8 +166,9 @@ class Grader(Configurable):
                 f"{described} Expected one finite float (at most 1e18) or None for each completion. Correct the function, or set "
                 f"grader.on_failure_of to {{{name!r}: 'none'}} to go on without a reward for such completions."
             )
+        lost = "reward" if getattr(scorer, "weight", 0.0) else "value of it"
         self._warn_once(
-            f"failure of {name}", f"{described} Such completions get no reward: see reward/{name}/failures."
+            f"failure of {name}", f"{described} Such completions get no {lost}: see reward/{name}/failures."
         )
 
     def scored(self, group: Group[Completion], cells: Mapping[Completion, Cells]) -> Group[ScoredCompletion]:
@@ -196,7 +199,8 @@ class GradingRound:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left out of
-        its sum. A completion for which a function failed has no reward, because the sum of the others is not comparable.
+        its sum. A completion for which a function failed has no reward, because the sum of the others is not comparable,
+        unless the function's weight is 0.
         Raises RewardError if a function with policy "raise" fails, or if all have failed MOST_FAILED_STEPS times in a row.
         """
         grader, groups = self._grader, sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
@@ -222,7 +226,7 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
         breakdown[reward.name] = result.scores[i]
         extra |= {f"{reward.name}/{column}": values[i] for column, values in result.extras.items()}
         if i in result.errors:
-            failed, extra[f"error/{reward.name}"] = True, result.errors[i]
+            failed, extra[f"error/{reward.name}"] = failed or reward.weight != 0, result.errors[i]
     judged, i = cells[scorers.judgement]
     answer, correct = judged.scores[i] or (None, None)
     turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)

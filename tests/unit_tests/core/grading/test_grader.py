@@ -167,6 +167,15 @@ def test_failure_policies(function, said, caplog):
     assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
 
 
+def test_the_failure_of_a_function_that_only_watches_takes_no_reward_with_it():
+    watched = grader(raises, constant(1.0, "other"), weights={"raises": 0.0}, on_failure="none")
+    for _ in range(5):  # and does not count as a step in which all failed
+        scored = score(watched, "a", "b")
+        assert rewards(scored) == [1.0, 1.0]
+    assert "boom" in scored[0].extra["error/raises"]
+    assert drained(watched)["reward/raises/failures"][0] == 10.0
+
+
 def test_an_error_that_quotes_all_that_it_was_given_is_cut():
     def quotes(completions, **_):
         raise ValueError("y" * 5_000_000)
