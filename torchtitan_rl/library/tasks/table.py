@@ -244,7 +244,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
     with path.open("rb") as file:
         text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(_lines(file)))
         try:
-            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
             names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
             twice = [name for name in names if names.count(name) > 1]
             for number, row in enumerate(rows, start=1):

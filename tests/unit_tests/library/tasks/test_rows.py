@@ -246,8 +246,9 @@ def test_a_line_without_end_is_an_error_and_is_not_read_to_its_end(build, monkey
         build(first + b"x" * 5000, name)
 
 
-def test_spaces_around_the_names_of_a_csv_header_do_not_count(build):
-    task = build(b"prompt, answer \n" + b"".join(b"%d + 1?, %d\n" % (i, i + 1) for i in range(20)), "a.csv")
+@pytest.mark.parametrize("header", [b"prompt, answer \n", b'"prompt", "answer"\n'])
+def test_spaces_around_the_names_of_a_csv_header_do_not_count(build, header):
+    task = build(header + b"".join(b"%d + 1?, %d\n" % (i, i + 1) for i in range(20)), "a.csv")
     assert task.has_answers
     assert all(task.is_correct(e.expected_answer.strip(), e.expected_answer) for e in task.held_out_examples(1))
 
