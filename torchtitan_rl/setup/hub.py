@@ -55,7 +55,7 @@ def _download(name: str) -> Path:
     """Download a model in a process of its own, because this process has told its libraries that there is no network."""
     from torchtitan_rl import HUB_OFFLINE
 
-    environment = {**os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}
+    environment = {"RES_OPTIONS": "timeout:3", **os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}  # seconds for a name server
     command = [sys.executable, "-m", "torchtitan_rl.setup.hub", name]
     print(f"download {name} from {os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}", flush=True)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)  # its progress goes to stderr
@@ -66,7 +66,7 @@ def _download(name: str) -> Path:
 
 def main() -> None:
     """Download the model of the command line and print its folder. On failure, print the reason and exit with 2."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     name = sys.argv[1]
@@ -74,6 +74,7 @@ def main() -> None:
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         sys.exit(_say(f"it is not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."))
     try:
+        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)  # snapshot_download asks it without a limit
         print(snapshot_download(name, allow_patterns=_FILES))
     except GatedRepoError:
         sys.exit(

@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -112,6 +114,15 @@ def test_what_cannot_be_had_is_told(hub, tmp_path):
     assert "HF_HUB_OFFLINE is set" in offline
     [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
     assert "the hub did not give it" in unreachable
+
+
+def test_a_hub_that_never_answers_is_said_after_the_hubs_own_limit(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        [told] = folders_of("some/model", cache=tmp_path, endpoint=address, HF_HUB_ETAG_TIMEOUT="1")
+    assert "the hub did not give it (ReadTimeout" in told
+    assert time.monotonic() - begin < 30
 
 
 def test_names_and_folders(tmp_path, monkeypatch):
