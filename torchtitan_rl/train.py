@@ -182,11 +182,12 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         from torchtitan_rl.core import comm
         from torchtitan_rl.resilience.replicated import check_config
         from torchtitan_rl.setup.build_grader import find_scorers
+        from torchtitan_rl.setup.build_prompts import build_prompts
         from torchtitan_rl.setup.installation import check_environment
         from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.setup.run_folder import RunFolder
-        from torchtitan_rl.setup.start_checkpoint import prepare_start
+        from torchtitan_rl.setup.start_checkpoint import missing_start, prepare_start
         from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
@@ -194,8 +195,11 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     task = config.task.build()
     scorers = find_scorers(config.grader, task)
     check_task(config, task)
-    prepare_start(config)
+    missing = missing_start(config)
     check_model(config, world_size=world_size)
+    if missing is not None:
+        build_prompts(config, config.task.build(), missing.tokenizer())  # their errors, before the minute it takes
+        prepare_start(config)
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
@@ -290,29 +294,18 @@ def build_run(
 
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.events import phase
-    from torchtitan_rl.core.generator.sampling import end_token_ids
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.proof.held_weights import HeldWeights
     from torchtitan_rl.proof.weight_proof import WeightProof
     from torchtitan_rl.setup.build_grader import build_grader
-    from torchtitan_rl.setup.start_checkpoint import check_tokenizer
+    from torchtitan_rl.setup.build_prompts import build_prompts
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
-    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
-    prompts = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
     grader = build_grader(config.grader, task, scorers)
+    prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
-    evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
-    held_out = prompts.held_out(config.evaluation.num_prompts if evaluates else 1)
-    environments = config.conversations.build(
-        members=task.members(),
-        tokenizer=tokenizer,
-        end_token_ids=end_token_ids(config.hf_assets_path, tokenizer),
-        template_options={"enable_thinking": config.prompts.enable_thinking},
-    )
-    environments.check(held_out, in_flight=config.in_flight.prompts)
     trainer, generator = _build_policy_and_engine(config, algorithm, tokenizer, environments, run_folder)
     recorder = _build_recorder(config, tokenizer, run_folder)
     in_flight = config.in_flight.build(prompt_at=prompts.at)

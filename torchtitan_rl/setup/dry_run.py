@@ -7,12 +7,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
-from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
+from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
-from torchtitan_rl.setup.start_checkpoint import check_same_model, check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import missing_start
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
 if TYPE_CHECKING:
@@ -32,14 +32,11 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     task = config.task.build()
     scorers = find_scorers(config.grader, task)
     check_task(config, task)
-    tokenizer = _prepare_start(config)
+    tokenizer = _tokenizer(config)
     check_model(config, world_size=world_size)
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
-    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
-    stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
-    prompts = stream.next_batch(NUM_PROMPTS)
-    stream.held_out(config.evaluation.num_prompts if config.evaluation.every or config.eval_only else 1)
+    prompts = build_prompts(config, task, tokenizer).stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
@@ -48,23 +45,17 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 
-def _prepare_start(config: "RunConfig") -> PreTrainedTokenizerBase:
+def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
     """Set `model_spec` as a run does. Returns the start's tokenizer. Says which start the run would make first."""
-    try:
-        with nothing_is_made():
-            prepare_start(config)
-    except MissingStartError as missing:
-        recipe = missing.recipe
-        _show(
-            "start",
-            f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {recipe.steps} steps of "
-            f"{recipe.batch_size} examples, which takes a minute or two on two cores",
-        )
-        if config.model_spec is not None:
-            check_same_model(missing.folder, recipe.model_spec, config.model_spec)
-        config.model_spec = config.model_spec or recipe.model_spec
-        return missing.tokenizer()
-    return AutoTokenizer.from_pretrained(config.hf_assets_path)
+    missing = missing_start(config)
+    if missing is None:
+        return AutoTokenizer.from_pretrained(config.hf_assets_path)
+    _show(
+        "start",
+        f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {missing.recipe.steps} steps of "
+        f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
+    )
+    return missing.tokenizer()
 
 
 def _layout(config: "RunConfig", world_size: int) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
+    from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
@@ -47,6 +48,27 @@ def prepare_start(config: "RunConfig") -> None:
     if config.model_spec is not None:
         check_same_model(folder, found, config.model_spec)
     config.model_spec = config.model_spec or found
+
+
+def missing_start(config: "RunConfig") -> "MissingStartError | None":
+    """Prepare the start, unless the run has to make it first. Returns the start that is missing; `model_spec` is set anyway.
+
+    Raises UserError as `prepare_start`.
+    """
+    if config.hf_assets_path:
+        prepare_start(config)
+        return None
+    from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
+
+    try:
+        with nothing_is_made():
+            prepare_start(config)
+    except MissingStartError as missing:
+        if config.model_spec is not None:
+            check_same_model(missing.folder, missing.recipe.model_spec, config.model_spec)
+        config.model_spec = config.model_spec or missing.recipe.model_spec
+        return missing
+    return None
 
 
 def check_folder(config: "RunConfig") -> None:

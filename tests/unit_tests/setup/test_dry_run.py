@@ -93,6 +93,41 @@ def test_a_dry_run_finds_what_the_data_cannot_give(start):
         parse_args(["--dry-run", "--config", "debug", *options])
 
 
+_TASK = """
+from dataclasses import dataclass
+from configs.debug import debug
+from torchtitan_rl.library.tasks import SumDigits
+
+class Answered(SumDigits):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        pass
+
+    {member}
+
+def mine():
+    config = debug()
+    config.task = Answered.Config(max_integers=2, instruction="")
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ("def tools(self): return [lambda x: x]", "expected functions with type hints"),
+        ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
+        ("def environment(self, prompt): return object()", "expected an Environment"),
+    ],
+)
+def test_a_dry_run_and_a_run_find_a_wrong_environment_before_a_start_is_made(member, said, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
+    (tmp_path / "mine.py").write_text(_TASK.format(member=member))
+    with pytest.raises(UserError, match=said):
+        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine"])
+    assert not (tmp_path / "starts").exists()
+
+
 def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="0"):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Environment
-from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, ConversationError, EnvironmentPool, Limits
+from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, EnvironmentPool, Limits
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
@@ -104,12 +104,15 @@ class Conversations(Configurable):
         }
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
-        """A new environment. Raises RuntimeError, which names the task, if the task raises."""
+        """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
         task = self._members[prompt.task]
         try:
             environment = task.environment(prompt, **({"seed": seed} if _takes_seed(task.environment) else {}))
         except Exception as error:
             raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
+        if not isinstance(environment, Environment | None):
+            kind = type(environment).__name__
+            raise RuntimeError(f"{type(task).__name__}.environment returned {kind}; expected an Environment or None")
         return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
 
     def _fitted(self, conversation: Conversation) -> Environment | None:
@@ -127,22 +130,22 @@ class Conversations(Configurable):
         return environment
 
     def check(self, prompts: Collection[Prompt], *, in_flight: int = 0) -> None:
-        """Checks the chat template for each task that has environments. Raises UserError if it cannot be used.
+        """Opens an environment of each task that has them. Raises UserError if that fails, or for an unsuitable template.
 
         Args:
             in_flight: `in_flight.prompts`, which must be 0 for a task with environments.
         """
         for task in self._members.values():
-            if in_flight and _may_answer(task):
-                raise ConversationError(
-                    f"in_flight.prompts: {in_flight}; expected 0 with conversations, as {type(task).__name__} has "
-                    "environments or tools, whose state is not carried from step to step."
-                )
+            expect(
+                not (in_flight and _may_answer(task)), "in_flight.prompts", in_flight,
+                f"0 with conversations, as {type(task).__name__} has environments or tools, whose state is not carried from "
+                "step to step", "Leave it out.",
+            )  # fmt: skip
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
             try:
                 environment = self._environment(prompt, seed=0)
             except RuntimeError as error:
-                raise ConversationError(f"{error}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
+                raise UserError(f"{error}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
             if environment is None:
                 continue
             try:

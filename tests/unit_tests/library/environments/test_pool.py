@@ -9,6 +9,7 @@ import pytest
 
 from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
 from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
@@ -112,7 +113,7 @@ def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
 
 
 def test_conversations_are_not_carried_from_step_to_step(made):
-    with pytest.raises(ConversationError, match=r"in_flight.prompts: 24; expected 0 with conversations, as TaskWith"):
+    with pytest.raises(UserError, match=r"in_flight.prompts = 24: expected 0 with conversations, as TaskWith"):
         conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
 
 
