@@ -27,7 +27,7 @@ class Browser:
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser)]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _AT_3_AND_4, *map(str, ends), CHROMIUM, "--headless=new", "--remote-debugging-pipe",
-             "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--disable-dev-shm-usage",
+             "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-ipc-flooding-protection", "--hide-scrollbars", "--disable-dev-shm-usage",
              "--disable-background-networking", f"--user-data-dir={profile}", "about:blank"],
             pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -6,6 +6,7 @@ python -m torchtitan_rl.report outputs/debug --watch                     updates
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -15,14 +16,14 @@ from torchtitan_rl.report.page import SIZE_MB, write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command. Returns the exit code: 0; 2 if a folder is not a run or the file cannot be written."""
+    """Runs the command. Returns the exit code: 0; 2 if a folder is not a run, the file cannot be written or --size is too small."""
     options = _parser().parse_args(arguments)
     output = options.output or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
     try:
         if options.watch:
             return _watch(options, output)
         write_report(options.runs, output, size_mb=options.size)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
@@ -39,16 +40,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html; several: report.html")
     parser.add_argument(
         "--size",
-        type=float,
-        default=SIZE_MB,
+        type=_megabytes,
         metavar="MB",
-        help="maximum size of the page; further samples are in a second file; default: %(default)s",
+        help=f"maximum size of the page; further samples are in a second file; default: {SIZE_MB:g}",
     )
     parser.add_argument("--watch", action="store_true", help="update the file until the runs have ended")
     parser.add_argument(
         "--every", type=float, default=10.0, metavar="S", help="seconds between checks of --watch; default %(default)s"
     )
     return parser
+
+
+def _megabytes(text: str) -> float:
+    if not 0 < (size := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected megabytes above 0")
+    return size
 
 
 def _watch(options: argparse.Namespace, output: Path) -> int:

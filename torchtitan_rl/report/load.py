@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,8 +23,13 @@ LOG_BYTES = 16 * 1024**2
 MAX_WARNINGS = 100
 """Largest number of different warnings to show for a run."""
 
+RECENT_S = 60.0
+"""A run without an end whose files changed in the last this many seconds, or five steps, is running."""
+
 HELD_OUT_SPLIT = "eval_greedy"
 """The split of the greedy evaluation's rows."""
+_TABLES = (None, "rollout/samples", "evaluation/samples")
+"""Tables of episodes: an episode_id is in one of them."""
 
 _GROUP = re.compile(rb'"episode_id": "((?:[^"\\]|\\.)*)/[^/"]*"')
 _HELD_OUT = re.compile(rb"eval_greedy/\d+/(\d+)")
@@ -79,10 +85,14 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     num_stored_rows: int = 0
     """Rows in samples.jsonl; `rows` may be only a part of them."""
+    share: float = 1.0
+    """The share of the groups in samples.jsonl that was read. Of the other groups, `rows` has the selected rows."""
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
     """None while the run goes on, and if nothing could write it."""
+    running: bool = False
+    """Whether the run goes on: it has no end, and its process lives or has written to its files lately."""
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Sentences about data that could not be read properly."""
@@ -103,6 +113,11 @@ class Run:
             and self.steps[-1] >= self.total_steps
         )
 
+    def step_s(self) -> float | None:
+        """Seconds from step to step, by the clock, over the last ten steps; None if fewer than two have a time."""
+        timed = [(step, at) for step, at in zip(self.steps, self.times) if at is not None][-11:]
+        return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]) if len(timed) > 1 else None
+
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
         found = [(step, value) for step, value in zip(self.steps, self.series.get(key, ())) if value is not None]
@@ -120,7 +135,24 @@ def load_run(folder: Path, name: str | None = None) -> Run:
     _read_metrics(run)
     run.rows = list(_read_rows(folder / "samples.jsonl", run))
     run.warnings = list(_read_warnings(sorted((folder / "logs").glob("*.log"))))
+    run.running = not run.finished and (_is_locked(folder / "run.lock") or _changed_lately(run))
     return run
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process of this machine holds the lock of a run's folder. Does not take the lock: a run may be about to."""
+    try:
+        inode = path.stat().st_ino
+        return any(f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line)
+    except OSError:
+        return False
+
+
+def _changed_lately(run: Run) -> bool:
+    """Whether a file of the run changed within `RECENT_S`, or within five steps if these take longer."""
+    files = [*(run.folder / file for file in FILES), *(run.folder / "logs").glob("*.log")]
+    latest = max(file.stat().st_mtime for file in files if file.is_file())
+    return time.time() - latest < max(RECENT_S, 5 * (run.step_s() or 0.0))
 
 
 def unique_names(folders: Iterable[Path]) -> list[str]:
@@ -134,11 +166,10 @@ def unique_names(folders: Iterable[Path]) -> list[str]:
 
 
 def correlation(a: list[float], b: list[float]) -> float | None:
-    """Pearson's r; None for fewer than 3 pairs or a constant."""
-    try:
-        return statistics.correlation(a, b) if len(a) >= 3 else None
-    except statistics.StatisticsError:
+    """Pearson's r; None for fewer than 3 pairs, or if either is constant up to rounding."""
+    if len(a) < 3 or any(max(v) - min(v) <= 1e-9 * max(map(abs, v)) for v in (a, b)):
         return None
+    return statistics.correlation(a, b)
 
 
 def number(value: Any) -> float | None:
@@ -224,8 +255,8 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     if not path.is_file():
         run.notes.append("samples.jsonl is missing: no samples are shown")
         return
-    share = READ_BYTES / max(path.stat().st_size, READ_BYTES)
-    latest: dict[Any, Row] = {}
+    share = run.share = READ_BYTES / max(path.stat().st_size, READ_BYTES)
+    latest: dict[str, Row] = {}
     torn = 0
     with open(path, "rb") as lines:
         for place, line in enumerate(lines):
@@ -237,7 +268,8 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
             row = _object(line)
             torn += row is None
             if row is not None:
-                latest[(row.get("table"), row.get("episode_id", place))] = row
+                row["episode_id"] = _identity(row, place)
+                latest[row["episode_id"]] = row
     if share < 1:
         run.notes.append(
             f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows "
@@ -248,13 +280,22 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     yield from latest.values()
 
 
+def _identity(row: Row, place: int) -> str:
+    """The row's name in links: it stays the same when the run grows. `place`: the number of the row's line in the file."""
+    name = str(row.get("episode_id", f"line {place}"))
+    return name if row.get("table") in _TABLES else f"{row['table']}: {name}"
+
+
 def _drawn(line: bytes, share: float) -> bool:
     """Whether to read this row of a large file. Selected rows are always read; the other rows by whole groups."""
     group = _GROUP.search(line)
-    chosen_by = group[1] if group else line
-    if held_out := _HELD_OUT.fullmatch(chosen_by):  # the same prompts in every evaluation
-        chosen_by = held_out[1]
-    return zlib.crc32(chosen_by) < share * 2**32 or b'"select_reason": ""' not in line
+    return _group_drawn(group[1] if group else line, share) or b'"select_reason": ""' not in line
+
+
+def _group_drawn(name: bytes, share: float) -> bool:
+    if held_out := _HELD_OUT.fullmatch(name):  # the same prompts in every evaluation
+        name = held_out[1]
+    return zlib.crc32(name) < share * 2**32
 
 
 def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
@@ -278,17 +319,26 @@ def _log_lines(path: Path) -> list[str]:
         return []
 
 
-def unbiased_rows(run: Run) -> list[Row]:
-    """The training rows that stand for all of the run's samples: all of them if all are stored, else the randomly selected ones.
+def unbiased_rows(run: Run, split: str = "train") -> list[Row]:
+    """The rows of a split that stand for all of its samples: all of a step's if all are stored, else the randomly selected ones.
 
     The rows that metrics.select chooses as best and worst would make rewards, answers and lengths look more extreme than they are.
     """
-    trained = [row for row in run.rows if row.get("split", "train") == "train"]
-    made = sum(run.points("completions/count")[1])
-    if made and len(trained) >= 0.99 * made:
-        return trained
-    drawn = [row for row in trained if not row.get("select_reason") or "random" in str(row["select_reason"])]
-    return drawn if made or any(row.get("select_reason") for row in trained) else trained
+    made = dict(zip(*run.points("completions/count"))) if split == "train" else {}
+    by_step: dict[Any, list[Row]] = {}
+    for row in run.rows:
+        if row.get("split", "train") == split and (run.share == 1.0 or _of_drawn_group(row, run.share)):
+            by_step.setdefault(row.get("step"), []).append(row)
+    found: list[Row] = []
+    for step, rows in by_step.items():
+        # A row that no selector chose is stored only if all are.
+        whole = any(not row.get("select_reason") for row in rows) or len(rows) >= made.get(step, math.inf)
+        found += rows if whole else [row for row in rows if "random" in str(row["select_reason"])]
+    return found
+
+
+def _of_drawn_group(row: Row, share: float) -> bool:
+    return _group_drawn(json.dumps(row["episode_id"].rpartition("/")[0])[1:-1].encode(), share)
 
 
 def answers_given(rows: list[Row]) -> Counter[str]:

@@ -16,9 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torchtitan_rl.report.ending import ending
 from torchtitan_rl.report.health import health
-from torchtitan_rl.report.load import Row, Run, load_run, unique_names
-from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
+from torchtitan_rl.report.load import Row, Run, load_run, unbiased_rows, unique_names
+from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -40,10 +41,15 @@ _SCRIPTS = (
 )
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
+_ID_COLUMNS = ("split", "step", "prompt_idx", "sample_idx")
+_NAME = "page/name"
+"""A column of the page's own: the row's name in links, if it is not made of `_ID_COLUMNS`."""
+_UNBIASED = "page/unbiased"
+"""A column of the page's own: 0, or 1 for a row that stands for all of its split's; 2 if only once all rows are in the page."""
 
 
 def write_report(
-    folders: Sequence[Path], output: Path, *, size_mb: float = SIZE_MB, refresh_s: float | None = None
+    folders: Sequence[Path], output: Path, *, size_mb: float | None = None, refresh_s: float | None = None
 ) -> list[Run]:
     """Writes the report of the runs to `output` and returns the runs.
 
@@ -52,10 +58,12 @@ def write_report(
     open page never reads half a file.
 
     Args:
-        size_mb: maximum size of the page. If samples do not fit, it has the selected ones and randomly chosen whole groups.
+        size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
+            None: `SIZE_MB`, or more if the metrics leave no room for samples.
         refresh_s: seconds between reloads of an open page while training runs; None: never.
 
-    Raises: FileNotFoundError for a folder that is not a run; OSError if a file cannot be written.
+    Raises: FileNotFoundError for a folder that is not a run; OSError if a file cannot be written; ValueError if `size_mb` is less
+        than the page needs.
     """
     runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
     second = output.with_suffix(".samples.js")
@@ -79,27 +87,46 @@ def _replace(path: Path, text: str) -> None:
 def render(
     runs: Sequence[Run],
     *,
-    size_mb: float = SIZE_MB,
+    size_mb: float | None = None,
     refresh_s: float | None = None,
     second: str = "report.samples.js",
 ) -> tuple[str, str]:
-    """Returns the page as HTML, and the text of its second file, whose name is `second`; "" if all samples fit."""
+    """Returns the page as HTML, and the text of its second file, whose name is `second`; "" if all samples fit.
+
+    Arguments and errors: see `write_report`.
+    """
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
     plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
     licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
-    budget = int(size_mb * 1e6) - len(code) - len(style)
-    content, rest = payload(runs, budget=budget, refresh_s=refresh_s)
-    if (size := len(embed(content).encode("utf-8", "replace"))) > budget:  # rows were estimated too small: much markup
-        content, rest = payload(runs, budget=int(budget * budget / size), refresh_s=refresh_s)
+    described = [_described(run) for run in runs]
+    fixed = len(code) + len(style) + _size(described)
+    asked = int((SIZE_MB if size_mb is None else size_mb) * 1e6)
+    budget = max(MIN_ROW_BYTES, asked - fixed)
+    columns, rest = _rows_within(runs, budget)
+    size = _size(columns)
+    if size_mb is not None and asked < fixed + min(size, MIN_ROW_BYTES):
+        least = math.ceil((fixed + min(size, MIN_ROW_BYTES)) / 1e5) / 10
+        raise ValueError(
+            f"--size {size_mb:g}: expected at least {least:g} MB, for scripts, metrics and the first samples"
+        )
+    if size > budget:  # rows were estimated too small: much markup
+        columns, rest = _rows_within(runs, int(budget * budget / size))
+    content = {
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "refresh": refresh_s,
+        "more": None,
+        "runs": described,
+        "rows": columns,
+    }
     script = ""
     if rest:
-        rows = embed({"count": len(rest), "columns": _columns(rest)})
+        rows = embed(rest)
         token = hashlib.sha256(rows.encode("utf-8", "replace")).hexdigest()[:16]
         script = f'torchtitanRows("{token}",{json.dumps(rows)})\n'
-        content["more"] = {"file": second, "count": len(rest), "mb": round(len(script) / 1e6, 1), "token": token}
+        content["more"] = {"file": second, "count": rest["count"], "mb": round(len(script) / 1e6, 1), "token": token}
     parts = {
         "title": html.escape(" · ".join(run.name for run in runs)),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
@@ -120,25 +147,9 @@ def embed(value: Any) -> str:
     return text
 
 
-def payload(
-    runs: Sequence[Run], *, budget: int, refresh_s: float | None = None
-) -> tuple[dict[str, Any], list[tuple[int, Row]]]:
-    """Returns the data that the page's scripts read, and the rows that do not fit, each with its run.
-
-    Args:
-        budget: bytes for metrics and samples together.
-    """
-    described = [_described(run) for run in runs]
-    budget = max(MIN_ROW_BYTES, budget - len(embed(described)))
-    shown, rest = _within([(place, row) for place, run in enumerate(runs) for row in run.rows], budget)
-    content = {
-        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "refresh": refresh_s,
-        "more": None,
-        "runs": described,
-        "rows": {"count": len(shown), "columns": _columns(shown)},
-    }
-    return content, rest
+def _size(value: Any) -> int:
+    """Bytes of the value in the page."""
+    return len(embed(value).encode("utf-8", "replace"))
 
 
 def _described(run: Run) -> dict[str, Any]:
@@ -170,24 +181,57 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
-    """The rows that fit into the budget and those that do not, in their order. Groups stay whole."""
+def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows that fit into so many bytes, and those that do not; {} if all fit. Each is {"count": rows, "columns": columns}."""
+    rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
+    kept, bound = _within(rows, budget)
+    unbiased = {
+        id(row)
+        for run in runs
+        for split in {row.get("split", "train") for row in run.rows}
+        for row in unbiased_rows(run, split)
+    }
+    found = []
+    for wanted in (True, False):
+        part = [pair for place, pair in enumerate(rows) if (place in kept) == wanted]
+        columns = _columns(part)
+        weight = [(1 if _order(row) < bound or not wanted else 2) if id(row) in unbiased else 0 for _, row in part]
+        columns[_UNBIASED] = _packed(weight)
+        found.append({"count": len(part), "columns": columns} if part or wanted else {})
+    return found[0], found[1]
+
+
+def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:
+    """The places of the rows that fit into the budget, by whole groups: those with selected rows first, the others by a hash.
+
+    Also the lowest `_order` of the groups that do not fit: the groups below it are in the page whatever their rewards were.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, (run, row) in enumerate(rows):
-        groups.setdefault((run, *(str(row.get(column)) for column in _PROMPT_COLUMNS)), []).append(place)
+        groups.setdefault((run, *_group(row)), []).append(place)
 
-    def urgency(key: tuple[Any, ...]) -> tuple[bool, int]:
-        selected = any(rows[place][1].get("select_reason") for place in groups[key])
-        return not selected, zlib.crc32(repr(key[1:]).encode())
+    def urgency(places: list[int]) -> tuple[bool, int]:
+        return not any(rows[place][1].get("select_reason") for place in places), _order(rows[places[0]][1])
 
     kept: set[int] = set()
     seen: set[tuple[str, str]] = set()
-    for key in sorted(groups, key=urgency):
-        budget -= sum(_bytes(rows[place][1], seen) for place in groups[key])
+    bound = math.inf
+    for places in sorted(groups.values(), key=urgency):
+        budget -= sum(_bytes(rows[place][1], seen) for place in places)
         if budget < 0:
-            break
-        kept.update(groups[key])
-    return [r for i, r in enumerate(rows) if i in kept], [r for i, r in enumerate(rows) if i not in kept]
+            bound = min(bound, _order(rows[places[0]][1]))
+        else:
+            kept.update(places)
+    return kept, bound
+
+
+def _group(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
+
+
+def _order(row: Row) -> int:
+    """The order of the row's group when groups are chosen for the page. Equal in all runs."""
+    return zlib.crc32(repr(_group(row)).encode())
 
 
 def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
@@ -204,10 +248,16 @@ def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
 def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
     """Columns by name: {"same": cell}, {"codes": [...], "words": [...]} if cells repeat, or {"cells": [...]}."""
     names = dict.fromkeys(column for _, row in rows for column in row if column not in _LEFT_OUT)
-    found = {"run": _packed([run for run, _ in rows])}
+    found = {"run": _packed([run for run, _ in rows]), _NAME: _packed([_name(row) for _, row in rows])}
     for name in names:
         found[name] = _packed([_cell(row.get(name)) for _, row in rows])
     return found
+
+
+def _name(row: Row) -> str | None:
+    """The row's name in links; None if the page makes it of other columns."""
+    usual = "/".join(str(row.get(column)) for column in _ID_COLUMNS)
+    return None if row["episode_id"] == usual else row["episode_id"]
 
 
 def _packed(cells: list[Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
@@ -17,8 +16,6 @@ SILENT_GROUPS = 0.5
 """A larger share of groups without signal, late in the run, is a warning."""
 COLLAPSE = 0.1
 """Entropy below this share of its first value is a warning."""
-ERROR_LINES = 8
-"""Lines of an error in the headline."""
 FAILED_CALLS = 0.2
 """A larger share of failed tool calls, late in the run, is a warning."""
 SPIKE = 10.0
@@ -47,60 +44,6 @@ def _held_out_prompts(run: Run) -> int | None:
     found = run.config.get("evaluation")
     count = found.get("num_prompts") if isinstance(found, dict) else None
     return count if isinstance(count, int) and count > 0 else None
-
-
-def ending(run: Run) -> dict[str, Any]:
-    """How the run ended, for the page's headline.
-
-    Returns: level; text: one sentence; error: what the error says, "" if there is none; details: the whole message.
-    """
-    end, steps = run.end, _steps_of(run)
-    if end is None:
-        if run.finished:
-            return {"level": "plain", "text": steps, "error": "", "details": ""}
-        text = f"{steps}: its end is not recorded, so it is still running, or its machine or container was ended"
-        return {"level": "warn", "text": text, "error": "", "details": ""}
-    where = f" in {end.phase.replace(': ', ', ')}" if end.phase else ""
-    where += f" (rank {end.rank})" if end.rank else ""
-    text = {
-        "done": f"Done: {steps}",
-        "evaluated": f"Evaluated after {steps}" if any(run.steps) else "Evaluated, without training",
-        "stopped": f"Stopped{where}: {steps}",
-        "failed": f"Failed{where}: {steps}",
-        "killed": f"Killed{where}: {steps}",
-        "hung": f"Ended by the watchdog{where}: {steps}",
-    }.get(end.outcome, f"{end.outcome}{where}: {steps}")
-    level = {"done": "good", "evaluated": "good", "stopped": "warn"}.get(end.outcome, "bad")
-    if level == "warn" and not end.message.startswith("SIG"):
-        level = "bad"  # training stopped itself
-    said = _said(end.message).splitlines()
-    error = "\n".join(said[:ERROR_LINES])
-    whole = len(said) <= ERROR_LINES and not end.message.startswith("Traceback")
-    return {"level": level, "text": text, "error": error, "details": "" if whole else end.message}
-
-
-def _said(message: str) -> str:
-    """The part of an error's message to read first: after a traceback's last frame; else all of it."""
-    lines = message.splitlines()
-    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
-    if not frames or not message.startswith("Traceback"):
-        return message.removeprefix("error: ").removeprefix("stopped: ").strip()
-    after = frames[-1] + 1
-    while after < len(lines) and lines[after].startswith("    "):  # the frame's code and its marks
-        after += 1
-    return "\n".join(lines[after:]).strip() or message
-
-
-def _steps_of(run: Run) -> str:
-    """Example: "7 of 50 steps in 1 min 3 s, the last at 2026-11-22 17:40 UTC"."""
-    if not run.steps:
-        return "no step was recorded"
-    last, total = run.steps[-1], run.total_steps
-    times = [time for time in run.times if time is not None]
-    span = f" in {_duration(times[-1] - times[0])}" if len(times) > 1 else ""
-    when = f", the last at {datetime.fromtimestamp(times[-1], UTC):%Y-%m-%d %H:%M} UTC" if times else ""
-    of = f" of {total}" if total is not None and last < total else ""
-    return f"{last}{of} {'step' if last == 1 and not of else 'steps'}{span}{when}"
 
 
 def _reward(run: Run) -> Iterator[Verdict]:
@@ -400,9 +343,3 @@ def _figure(value: float) -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.1e}"
     return f"{int(value):,}" if value == int(value) else f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,12 +1,15 @@
 """Loading a run: whatever is missing, torn or there twice costs a note, never the report."""
 
+import fcntl
 import json
+import os
 
 import pytest
 
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import load as loading
 from torchtitan_rl.report import load_run
+from torchtitan_rl.report.ending import ending
 from torchtitan_rl.report.load import unique_names
 
 
@@ -133,3 +136,17 @@ def test_what_is_no_file_is_not_read(tmp_path):
     run = load_run(folder)
     assert run.steps == []
     assert len(run.rows) == 32
+
+
+def test_a_run_is_running_while_its_process_or_its_files_live(tmp_path):
+    folder = write_run(tmp_path / "a", steps=7, num_steps=50)
+    assert ending(load_run(folder))["text"].startswith("Running: step 7 of 50, about 1 min 26 s left, the last at 2023")
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (1e9, 1e9))
+    assert "its end is not recorded" in ending(load_run(folder))["text"]
+    with open(folder / "run.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert load_run(folder).running
+    assert not load_run(folder).running
+    (folder / "config.json").write_text('{"num_steps": 7}')
+    assert ending(load_run(folder))["text"].startswith("7 steps")

@@ -38,6 +38,22 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", ["0", "-3", "nan", "inf", "much"])
+def test_a_size_that_is_none_is_refused(tmp_path, capsys, size):
+    with pytest.raises(SystemExit):
+        main([str(write_run(tmp_path / "a")), f"--size={size}"])
+    assert "--size" in capsys.readouterr().err
+
+
+def test_a_size_below_what_must_be_in_is_refused_with_the_least(tmp_path, capsys):
+    folder = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400)
+    assert main([str(folder), "--size", "0.3"]) == 2
+    least = float(re.search(r"--size 0.3: expected at least ([0-9.]+) MB", capsys.readouterr().err)[1])
+    assert not (folder / "report.html").exists()
+    assert main([str(folder), "--size", str(least)]) == 0
+    assert (folder / "report.html").stat().st_size < 1.1e6 * least
+
+
 def test_every_row_and_value_is_in_the_file(tmp_path):
     folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
     run = write_report([folder], output)[0]

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl.report import Run
+from torchtitan_rl.report.ending import ending
 from torchtitan_rl.report.health import health
-from torchtitan_rl.report.load import End, Warned
-from torchtitan_rl.report.verdicts import ending, time_by_phase, verdicts
+from torchtitan_rl.report.load import End, Warned, correlation
+from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 
 
 def run_of(series=None, *, steps=20, rows=(), **config):
@@ -274,6 +275,14 @@ def test_reward_that_follows_length_is_noticed():
     assert {p["key"]: p["r"] for p in found["parts"]} == {"reward/correct": pytest.approx(1.0), "reward/format": None}
 
 
+@pytest.mark.parametrize("value", [0.2, 1 / 3, 0.1 + 0.2, 1e-300, 0.0])
+def test_a_constant_has_no_correlation(value):
+    noisy = [i / 10 for i in range(40)]
+    constant = [value * (1 + (i % 3 - 1) * 1e-16) for i in range(40)]  # up to rounding
+    assert correlation(constant, noisy) is None
+    assert correlation(noisy, constant) is None
+
+
 def test_metrics_that_are_missing_or_stopped_are_listed():
     stopped = [0.1] * 5 + [None] * 15
     found = health(run_of({"reward/mean": RISING, "optimizer/grad_norm": stopped, "a/b": [1.0, *[None] * 9] * 2}))[
@@ -288,7 +297,7 @@ def test_metrics_that_are_missing_or_stopped_are_listed():
 
 def test_health_speaks_of_all_samples_and_not_of_the_selected_ones():
     rows = [
-        sample(i, "1", "1", reward, 10) | {"select_reason": reason}
+        sample(i, "1", "1", reward, 10) | {"select_reason": reason, "step": i + 1}
         for i in range(20)
         for reason, reward in (("top", 1.0), ("bottom", 0.0), ("random", 1.0 if i else 0.0))
     ]

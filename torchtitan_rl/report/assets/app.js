@@ -15,6 +15,12 @@ function show(view) {
   remember();
 }
 
+/** Shows another view. Back leads to this one. */
+function go(view) {
+  if (view !== state.view) leave();
+  show(view);
+}
+
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 }
@@ -31,12 +37,19 @@ setTheme(keptTheme());
 document.body.append(
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
-    h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { show(view); scrollTo(0, 0); } },
+    h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, (data.rows.count + (data.more?.count ?? 0)).toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);
-show(state.view);
-if (state.more && data.more) loadMore().then(() => show(state.view), () => {}); // the page's note says that it is missing
+/** Shows what the address asks for, from the second file if need be. */
+function arrive() {
+  arrived = !history.state?.scroll;
+  show(state.view);
+  const wants = data.more && (state.more || (state.view === 'samples' && askedRow() === undefined));
+  if (wants) loadMore().then(() => { arrived = true; show(state.view); }, () => {}); // the page's note says that it is missing
+}
+arrive();
+addEventListener('hashchange', () => { readState(); arrive(); });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme() && !printing) { setTheme(); show(state.view); } });
 
 // Paper is white, and also has the charts that have not been in sight yet. The browser may change its own theme for it.
@@ -55,7 +68,7 @@ document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape') { if (typing) event.target.blur(); else closeSample(); return; }
   if (typing) return;
   const view = Object.keys(VIEWS)[Number(event.key) - 1];
-  if (view) show(view);
+  if (view) go(view);
   else if (state.view === 'samples' && (event.key === 'j' || event.key === 'k')) moveSample(event.key === 'j' ? 1 : -1);
   else if (event.key === '/') { event.preventDefault(); document.querySelector('input[type=search]')?.focus(); }
 });

@@ -33,7 +33,8 @@ function cells(name) {
   return decoded.get(name);
 }
 const cell = (row, name) => cells(name)[row];
-let columnNames = Object.keys(data.rows.columns).filter((name) => name !== 'run');
+const isCell = (name) => name !== 'run' && !name.startsWith('page/'); // a column of the run, not one of the page
+let columnNames = Object.keys(data.rows.columns).filter(isCell);
 
 /** Rows grouped by a key. */
 function indexed(key) {
@@ -51,6 +52,11 @@ const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((n
 const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
+/** A row's name in links: that of its episode, which stays when the run grows. */
+const nameOf = (row) => cell(row, 'page/name') ?? ['split', 'step', 'prompt_idx', 'sample_idx'].map((name) => cell(row, name)).join('/');
+const named = lazily(() => new Map(Array.from({ length: data.rows.count }, (_, row) => [`${cell(row, 'run')} ${nameOf(row)}`, row])));
+/** Whether a row is one of those that stand for all samples of its split. Rows selected as best or worst do not. */
+const unbiased = (row) => cell(row, 'page/unbiased') === 1 || (cell(row, 'page/unbiased') === 2 && !data.more);
 
 /** Appends the rows of the second file. */
 function addRows({ count, columns }) {
@@ -58,7 +64,7 @@ function addRows({ count, columns }) {
   const theirs = (column) => (column === undefined ? new Array(count).fill(null) : column.cells || (column.codes ? column.codes.map((code) => column.words[code]) : new Array(count).fill(column.same)));
   const all = Object.fromEntries([...names].map((name) => [name, { cells: cells(name).concat(theirs(columns[name])) }]));
   data.rows = { count: data.rows.count + count, columns: all };
-  columnNames = Object.keys(all).filter((name) => name !== 'run');
+  columnNames = Object.keys(all).filter(isCell);
   decoded.clear();
   for (const drop of forget) drop();
 }
@@ -121,26 +127,34 @@ function searchText(row) {
 
 const DEFAULTS = {
   view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
-  right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: null, tab: 'sample', paint: '', columns: [],
-  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: null, more: false,
+  right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: '', of: '', tab: 'sample', paint: '', columns: [],
+  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: '', more: false,
 };
-const state = structuredClone(DEFAULTS);
-try {
-  Object.assign(state, JSON.parse(decodeURIComponent(location.hash.slice(1)) || '{}'));
-} catch { /* not a URL of ours: keep the defaults */ }
-for (const name of Object.keys(state)) {
-  const asked = state[name];
-  const expected = DEFAULTS[name];
-  if (!(name in DEFAULTS) || (expected !== null && (typeof asked !== typeof expected || Array.isArray(asked) !== Array.isArray(expected)))) {
-    delete state[name];
-    if (name in DEFAULTS) state[name] = structuredClone(expected);
-  }
+const state = {};
+/** Reads the state from the address. What is not a state of ours keeps its default. */
+function readState() {
+  let asked = {};
+  try { asked = JSON.parse(decodeURIComponent(location.hash.slice(1)) || '{}'); } catch { /* not an address of ours */ }
+  const fits = (value, expected) => typeof value === typeof expected && Array.isArray(value) === Array.isArray(expected);
+  for (const [name, expected] of Object.entries(DEFAULTS)) state[name] = fits(asked?.[name], expected) ? asked[name] : structuredClone(expected);
 }
+readState();
 function remember() {
   const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(DEFAULTS[name]));
   const hash = changed.length ? '#' + encodeURIComponent(JSON.stringify(Object.fromEntries(changed))) : '#';
   try { history.replaceState(history.state, '', hash); } catch { /* some viewers forbid it: only the position is lost */ }
 }
+/** Called before the reader goes elsewhere: the browser's Back then leads here again. */
+function leave() {
+  try { history.pushState(null, '', location.href); } catch { /* some viewers forbid it */ }
+}
+/** Makes the row the one that the address asks for. */
+function ask(row) {
+  state.open = nameOf(row);
+  state.of = runs.length > 1 ? runs[cell(row, 'run')].name : '';
+}
+/** The row that the address asks for: null if it asks for none, undefined if it is not in the page. */
+const askedRow = () => (state.open ? named().get(`${state.of ? runs.findIndex((run) => run.name === state.of) : 0} ${state.open}`) : null);
 
 // ---- text ----
 

@@ -22,8 +22,9 @@ function clearCharts() {
   living.clear();
 }
 
-/** Exponential moving average of the non-null values, with bias correction. */
-function smoothed(values, share) {
+/** Exponential moving average of the non-null values, with bias correction. Measurements of an evaluation stay as they are. */
+function smoothed(values, key) {
+  const share = isMeasured(key) ? 0 : state.smooth;
   if (!share) return values;
   let mean = 0;
   let weight = 0;
@@ -34,6 +35,8 @@ function smoothed(values, share) {
     return mean / weight;
   });
 }
+
+const isMeasured = (key) => key.startsWith('evaluation/');
 
 /** One step axis for several runs. Returns [steps, a function that places a run's values on the axis]. */
 function axisOf(chosen) {
@@ -69,19 +72,20 @@ function curveCard(definition) {
       const raw = run.series[key];
       const edges = order === 0 && edgesOf(definition, run, key);
       if (edges) {
-        const [low, high] = edges.map((values) => add(place(run, smoothed(values, state.smooth)), { stroke: 'transparent', width: 0 }));
+        const [low, high] = edges.map((values) => add(place(run, smoothed(values, key)), { stroke: 'transparent', width: 0 }));
         bands.push({ series: [high, low], fill: faint(color, chosen.length > 1 ? 0.1 : 0.15) });
       }
-      if (state.smooth) add(place(run, raw), { stroke: faint(color, 0.3), width: 1, dash });
-      const values = place(run, smoothed(raw, state.smooth));
+      if (state.smooth && !isMeasured(key)) add(place(run, raw), { stroke: faint(color, 0.3), width: 1, dash });
+      const values = place(run, smoothed(raw, key));
       const few = values.filter((value) => value !== null).length < 30;
       const index = add(values, { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
-      legend.push({ index, color, dash: order && runs.length > 1, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
+      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, dash: order && runs.length > 1, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
     });
   }
   legend.sort((x, y) => x.order - y.order);
   if (columns.slice(1).every((values) => values.every((value) => value === null))) return null;
-  return card(definition, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
+  const smooth = state.smooth > 0 && definition.keys.some(([key]) => !isMeasured(key)) && 'curves smoothed, numbers as measured';
+  return card({ ...definition, note: [definition.note, smooth].filter(Boolean).join('; ') }, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
 }
 
 /** The band around a definition's first metric: [low values, high values], or a falsy value. */
@@ -111,8 +115,8 @@ function stackedCards() {
     const total = steps.map(() => 0);
     keys.forEach((key, order) => {
       const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
-      const values = smoothed(timed.map((i, at) => (run.series[key][i] || 0) * scale[at]), state.smooth);
-      values.forEach((value, i) => { total[i] += value; });
+      const values = timed.map((i, at) => (run.series[key][i] || 0) * scale[at]);
+      smoothed(values, key).forEach((value, i) => { total[i] += value; });
       columns.push([...total]);
       series.push({ stroke: color, width: 0.5, points: { show: false } });
       legend.push({ index: order + 1, color, label: key.slice(5), values });
@@ -121,7 +125,7 @@ function stackedCards() {
     const order = keys.map((_, i) => keys.length - i);
     const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
     const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
-    const note = 'seconds by phase, stacked';
+    const note = `seconds by phase, stacked${state.smooth ? '; curves smoothed, numbers as measured' : ''}`;
     return card({ title, note }, [steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
   });
 }
@@ -137,7 +141,7 @@ function spokenChart(definition, columns, legend, format) {
   return `Chart ${definition.title}. ${curves.join('. ')}. Arrow keys move through the steps.`;
 }
 
-/** A chart with its title and a legend, which shows the values under the crosshair, or else the last values. */
+/** A chart with its title and a legend, which shows the values under the crosshair, or else the last values, each with its own step. */
 function card(definition, columns, series, bands, legend, { log, format, names, zero }) {
   const body = h('div', { class: 'plot', role: 'img', tabindex: 0, 'aria-label': spokenChart(definition, columns, legend, format), onkeydown: (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -152,18 +156,21 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   // Room for the widest value, so that nothing moves under the pointer.
   const last = columns[0].at(-1);
   where.style.minWidth = `${`step ${last}`.length}ch`;
-  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format)}ch`; });
+  const sparse = (one) => (one.values || columns[one.index]).some((value) => value === null);
+  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format) + (sparse(one) ? `, step ${last}`.length : 0)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
     h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body,
     legend.length > 0 && h('div', { class: 'legend' }, where, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
       legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
   const show = (index) => {
-    where.textContent = `step ${columns[0][index ?? columns[0].length - 1]}`;
+    const here = index ?? columns[0].length - 1;
+    where.textContent = `step ${columns[0][here]}`;
     legend.forEach((one, i) => {
       const column = one.values || columns[one.index];
-      let at = index === null ? column.length - 1 : index;
+      let at = here;
       while (at > 0 && column[at] === null) at--;
-      values[i].textContent = format(column[at] ?? null);
+      const value = (index !== null && columns[0][here] > one.end ? null : column[at]) ?? null; // nothing beyond a run's end
+      values[i].textContent = value === null || at === here ? format(value) : `${format(value)}, step ${columns[0][at]}`;
     });
   };
   const line = cssColor('--line');

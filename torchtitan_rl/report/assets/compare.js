@@ -11,14 +11,14 @@ function compare(main) {
     return;
   }
   const [a, b] = [Math.min(Number(state.a) || 0, runs.length - 1), Math.min(Number(state.b) || 0, runs.length - 1)];
-  const again = () => { state.pair = null; remember(); compare(main); };
+  const again = () => { state.pair = ''; remember(); compare(main); };
   const names = runs.map((run, place) => [place, run.name]);
   const charts = h('div', { class: 'grid' });
   const pairs = h('div', {});
   replace(main, finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
     h('h2', { class: 'run' }, 'The same prompts in two runs'),
     moreNote(again), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
-    h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
+    pairedMetrics(a, b), h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
   drawPairs(pairs, a, b);
   const hidden = state.hidden;
   state.hidden = runs.map((_, place) => place).filter((place) => place !== a && place !== b);
@@ -47,18 +47,33 @@ function pairsOf(a, b) {
     }
   }
   for (const pair of found.values()) {
-    const common = [...pair.steps[0].keys()].filter((step) => pair.steps[1].has(step));
-    if (common.length) pair.rows = pair.steps.map((steps) => steps.get(Math.max(...common)));
+    const common = [...pair.steps[0].keys()].filter((step) => pair.steps[1].has(step)).sort((x, y) => y - x);
+    const at = common.map((step) => pair.steps.map((steps) => steps.get(step)));
+    pair.rows = at[0] || pair.rows;
+    pair.fair = at.map(matched).find((sides) => sides[0].length) || [[], []];
+    if (pair.fair[0].length) pair.rows = pair.steps.map((steps) => steps.get(cell(pair.fair[0][0], 'step')));
   }
   const both = [...found.values()].filter((pair) => pair.rows[0].length && pair.rows[1].length);
   for (const pair of both) {
-    pair.scores = pair.rows.map((rows) => mean(rows, 'reward'));
-    pair.shares = pair.rows.map((rows) => mean(rows, 'correct'));
+    pair.scores = pair.fair.map((rows) => mean(rows, 'reward'));
+    pair.shares = pair.fair.map((rows) => mean(rows, 'correct'));
     const [was, is] = pair.shares.every((share) => share !== null) ? pair.shares : pair.scores;
-    pair.outcome = was === is ? 'same' : is > was ? 'won' : 'lost';
+    pair.outcome = was === null || is === null ? '' : was === is ? 'same' : is > was ? 'won' : 'lost';
   }
+  const rank = { won: 0, lost: 0, same: 1, '': 2 };
   const gap = (pair) => Math.abs((pair.scores[1] ?? 0) - (pair.scores[0] ?? 0));
-  return both.sort((x, y) => (x.outcome === 'same') - (y.outcome === 'same') || gap(y) - gap(x));
+  return both.sort((x, y) => rank[x.outcome] - rank[y.outcome] || gap(y) - gap(x));
+}
+/**
+ * The rows of two runs to compare on one prompt at one step: unbiased ones, as many of each, and the same samples where their
+ * numbers agree. Best of one run against random of the other would be a difference that is none.
+ */
+function matched(sides) {
+  const by = (names) => sides.map((rows) => new Map(rows.filter(unbiased).reverse().map((row) => [names.map((name) => cell(row, name)).join('/'), row])));
+  const shared = ([a, b]) => { const keys = [...a.keys()].filter((key) => b.has(key)); return [keys.map((key) => a.get(key)), keys.map((key) => b.get(key))]; };
+  const exact = shared(by(['prompt_idx', 'sample_idx']));
+  const [a, b] = sides.map((rows) => new Set(rows.map((row) => cell(row, 'prompt_idx'))));
+  return exact[0].length || [...a].some((place) => b.has(place)) ? exact : shared(by(['sample_idx']));
 }
 function mean(rows, name) {
   const values = rows.map((row) => cell(row, name)).filter((value) => typeof value === 'number' || typeof value === 'boolean');
@@ -68,29 +83,59 @@ function mean(rows, name) {
 function drawPairs(container, a, b) {
   const all = pairsOf(a, b);
   const splits = [...new Set(all.map((pair) => pair.split))];
-  const counts = (split) => Object.keys(OUTCOMES).map((one) => all.filter((pair) => pair.split === split && pair.outcome === one).length);
+  const fair = (split) => all.filter((pair) => pair.split === split && pair.outcome);
+  const counts = (split) => Object.keys(OUTCOMES).map((one) => fair(split).filter((pair) => pair.outcome === one).length);
+  const other = taskSettings(a, b);
   if (!all.length) {
     replace(container, h('p', { class: 'note' }, 'These runs have no stored prompt in common at an equal step. metrics.keep_all_rows stores every sample.'));
     return;
   }
   const shown = all.filter((pair) => !state.outcome || pair.outcome === state.outcome);
-  const pick = (one) => () => { state.outcome = one; state.pair = null; remember(); drawPairs(container, a, b); };
-  const open = shown[Math.min(state.pair ?? 0, shown.length - 1)];
+  const pick = (one) => () => { state.outcome = one; state.pair = ''; remember(); drawPairs(container, a, b); };
+  const open = shown.find((pair) => pairName(pair) === state.pair) || shown[0];
+  const view = (pair) => { state.pair = pairName(pair); remember(); drawPairs(container, a, b); };
+  const none = splits.filter((split) => !fair(split).length);
   replace(container,
-    table(['split', 'prompts in both', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p'], splits.map((split) => {
-      const here = all.filter((pair) => pair.split === split);
+    other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`),
+    !other.length && none.length < splits.length && table(['split', 'prompts', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p', 'samples of each'], splits.filter((split) => fair(split).length).map((split) => {
+      const here = fair(split);
       const share = (side) => percent(average(here.map((pair) => pair.shares[side])));
       const [won, lost] = counts(split);
-      return [visible(split), figure(here.length), ...counts(split).map(figure), share(0), share(1), figure(pairedP(won, lost))];
+      return [visible(split), figure(here.length), ...counts(split).map(figure), share(0), share(1), figure(pairedP(won, lost)), figure(here.reduce((sum, pair) => sum + pair.fair[0].length, 0))];
     }), { 'data-table': 'outcomes' }),
-    h('p', { class: 'note' }, 'p: chance of such a difference, or a larger one, between two equal runs. McNemar’s exact test on the prompts that are better or worse.'),
+    !other.length && h('p', { class: 'note' }, 'p: chance of such a difference, or a larger one, between two equal runs. McNemar’s exact test on the prompts that are better or worse. ',
+      'Compared are equally many samples of a prompt and step: all that are stored in both, or, if only selected ones are, the randomly selected ones. ',
+      none.length > 0 && `${none.map(visible).join(', ')}: none can be compared${data.more ? ' before the other samples are loaded' : ''}. metrics.keep_all_rows stores every sample.`),
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
-      h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair, place) => h('tr', {
-        class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => { state.pair = place; remember(); drawPairs(container, a, b); }, onkeydown: onEnter(() => { state.pair = place; remember(); drawPairs(container, a, b); container.querySelector('tr.open')?.focus(); }),
+      h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair) => h('tr', {
+        class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => view(pair), onkeydown: onEnter(() => { view(pair); container.querySelector('tr.open')?.focus(); }),
       }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(question(pair.rows[0][0]), 70)))))))),
       open && pairBody(open, a, b)),
     shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
+}
+/** A pair's name in links: its split, and a hash of its prompt. */
+const pairName = (pair) => `${pair.split}/${[...String(pair.prompt)].reduce((sum, character) => (Math.imul(sum, 31) + character.codePointAt(0)) | 0, 0)}`;
+/** The settings of the task that differ between two runs. */
+function taskSettings(a, b) {
+  const keys = [a, b].flatMap((place) => Object.keys(runs[place].config).filter((key) => key.startsWith('task.') && key !== 'task.warm_start'));
+  return [...new Set(keys)].filter((key) => told(runs[a].config[key]) !== told(runs[b].config[key]));
+}
+
+const PAIRED = [['Reward', 'reward/mean'], ['Training accuracy', 'train/accuracy'], ['Held-out accuracy', 'evaluation/accuracy'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy']];
+/** The logged metrics of two runs, paired over the steps that both have: they are of all samples, also of those not stored. */
+function pairedMetrics(a, b) {
+  const lines = PAIRED.flatMap(([title, key]) => {
+    const [x, y] = [a, b].map((place) => new Map(runs[place].steps.map((step, i) => [step, runs[place].series[key]?.[i] ?? null]).filter(([, value]) => value !== null)));
+    const steps = [...x.keys()].filter((step) => y.has(step));
+    if (!steps.length) return [];
+    const write = key.endsWith('accuracy') ? percent : figure;
+    const means = [x, y].map((side) => average(steps.map((step) => side.get(step))));
+    const higher = (p, q) => figure(steps.filter((step) => p.get(step) > q.get(step)).length);
+    return [[title, figure(steps.length), ...means.map(write), (means[1] > means[0] ? '+' : '') + write(means[1] - means[0]), higher(x, y), higher(y, x)]];
+  });
+  return lines.length > 0 && section('Means over their common steps', 'From the logged metrics, which are of all samples. Two runs that differ only in the seed differ too: compare several seeds before you call one setting better.',
+    table(['metric', 'steps', 'A', 'B', 'B − A', 'A higher', 'B higher'], lines, { 'data-table': 'paired' }));
 }
 /** The p-value of McNemar's exact test: prompts that are better and worse are equally likely if the runs are equal. */
 function pairedP(won, lost) {

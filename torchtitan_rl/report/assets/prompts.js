@@ -34,7 +34,7 @@ function promptsPage(main) {
       const share = (name) => percent(average(rates.map((one) => one[name])));
       return section(`${runs.length > 1 ? `${run.name} · ` : ''}${split}`, `${plural(rates.length, 'prompt')} with stored samples of two steps or more: ${counts}. Right at the first step ${share('first')}, at the last ${share('last')}.`,
         table(['prompt', 'kind', 'first', 'last', 'all', 'samples', 'steps'], shown.slice(0, PAIRS).map((one) => [
-          h('button', { class: 'link', onclick: () => { state.open = one.row; state.tab = 'history'; show('samples'); } }, brief(question(one.row), 90)),
+          h('button', { class: 'link', onclick: () => { leave(); ask(one.row); state.tab = 'history'; show('samples'); } }, brief(question(one.row), 90)),
           h('span', { class: `badge ${{ stuck: 'bad', down: 'bad', up: 'good', solved: 'good' }[one.kind] || ''}` }, one.kind), rate(one.first), rate(one.last), rate(one.all), figure(one.samples), `${one.steps[0]} to ${one.steps.at(-1)}`]), { 'data-table': 'prompts' }),
         shown.length > PAIRS && h('p', { class: 'note' }, `The first ${PAIRS} of ${shown.length.toLocaleString('en')}.`));
     }));

@@ -6,7 +6,8 @@ const LONG = 200; // words; longer texts are compared line by line
 const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
-  state.open = row;
+  opened = row;
+  ask(row);
   const siblings = sorted([...(groups().get(groupKey(row)) || [row])], 'reward', true);
   const history = prompts().get(promptKey(row)) || [row];
   if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';
@@ -30,7 +31,8 @@ function openSample(detail, row) {
   remember();
 }
 function closeSample() {
-  state.open = null;
+  opened = null;
+  state.open = state.of = '';
   document.querySelector('.split')?.classList.remove('opened');
   document.querySelector('tr.open')?.classList.remove('open');
   remember();

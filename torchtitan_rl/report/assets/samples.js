@@ -39,6 +39,8 @@ function sorted(rows, name, down) {
 const cellClass = (name) => `c-${name.replace(/[^a-z_]/g, '-')}`;
 
 let listed = [];
+let opened = null; // the row of the open sample
+let arrived = false; // whether the page has just been opened by a link: the list then shows the open sample
 
 function samples(main) {
   if (!data.rows.count) {
@@ -47,13 +49,32 @@ function samples(main) {
   }
   const list = h('div', { class: 'list' });
   const detail = h('article', { class: 'detail', tabindex: -1 });
-  const refresh = (keep) => { if (!keep) state.page = 0; listed = chosenRows(); drawList(list, detail); remember(); };
+  const asked = askedRow();
+  opened = asked ?? null;
+  const refresh = (keep) => {
+    listed = chosenRows();
+    const place = arrived ? listed.indexOf(opened) : -1;
+    state.page = place >= 0 ? Math.floor(place / PAGE) : keep ? state.page : 0;
+    drawList(list, detail);
+    remember();
+  };
   const filter = () => refresh(false);
-  replace(main, filters(filter), moreNote(() => samples(main)), partNotes(), h('div', { class: state.open === null ? 'split' : 'split opened' }, list, detail));
+  replace(main, filters(filter), moreNote(() => samples(main)), partNotes(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
-  if (state.open !== null && state.open < data.rows.count) openSample(detail, state.open);
+  if (asked === undefined) replace(detail, h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list')), h('div', { class: 'body' }, missing()));
+  else if (asked !== null) openSample(detail, asked);
   else if (listed.length && !narrow) openSample(detail, listed[state.page * PAGE]);
+  if (arrived) list.querySelector('tr.open')?.scrollIntoView({ block: 'nearest' });
+  arrived = false;
+}
+/** Says that the sample of a link is not here, and how to get it. */
+const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible([state.of, state.open].filter(Boolean).join(' '))), ', is not in this page. ',
+  data.more ? `It may be in ${data.more.file}: load that with the button above.` : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
+/** Opens a sample for the reader: Back leads to the one before. */
+function visit(detail, row) {
+  if (row !== opened) leave();
+  openSample(detail, row);
 }
 
 function filters(changed) {
@@ -102,7 +123,7 @@ function drawList(list, detail) {
   const turn = (by) => () => { state.page += by; drawList(list, detail); remember(); list.scrollTop = 0; };
   const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : null },
     h('button', { 'data-sort': name, onclick: sortBy(name) }, TITLES[name] || visible(name))));
-  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === state.open ? 'open' : '', tabindex: 0, 'aria-current': row === state.open ? 'true' : null, onclick: () => openSample(detail, row), onkeydown: onEnter(() => openSample(detail, row)) },
+  const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === opened ? 'open' : '', tabindex: 0, 'aria-current': row === opened ? 'true' : null, onclick: () => visit(detail, row), onkeydown: onEnter(() => visit(detail, row)) },
     names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
   replace(list,
     h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.count ? ` of ${data.rows.count.toLocaleString('en')}` : ''}`),
@@ -131,7 +152,7 @@ function verdictSign(value) {
 function moveSample(by) {
   const detail = document.querySelector('.detail');
   if (!detail || !listed.length) return;
-  const now = listed.indexOf(state.open);
+  const now = listed.indexOf(opened);
   const next = Math.min(listed.length - 1, Math.max(0, now < 0 ? state.page * PAGE : now + by));
   if (Math.floor(next / PAGE) !== state.page) {
     state.page = Math.floor(next / PAGE);

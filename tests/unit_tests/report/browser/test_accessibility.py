@@ -107,9 +107,9 @@ def test_all_text_has_a_contrast_of_4_5(browser, tmp_path, two, dark, printed):
     found = {}
     for page in (tmp_path / "r.html", two[0]):
         for state in (
-            {}, {"view": "samples", "open": 0}, {"view": "samples", "open": 1}, {"view": "samples", "open": 0, "paint": "logprob"},
-            {"view": "samples", "open": 0, "paint": "diff"}, {"view": "samples", "open": 0, "paint": "advantage"},
-            {"view": "samples", "open": 1, "tab": "siblings"}, {"view": "samples", "open": 1, "tab": "history"},
+            {}, {"view": "samples", "open": "train/1/0/0"}, {"view": "samples", "open": "train/1/0/1"}, {"view": "samples", "open": "train/1/0/0", "paint": "logprob"},
+            {"view": "samples", "open": "train/1/0/0", "paint": "diff"}, {"view": "samples", "open": "train/1/0/0", "paint": "advantage"},
+            {"view": "samples", "open": "train/1/0/1", "tab": "siblings"}, {"view": "samples", "open": "train/1/0/1", "tab": "history"},
             {"view": "prompts"}, {"view": "compare"}, {"view": "health"},
         ):  # fmt: skip
             browser.open(at(page, **state), dark=dark)

@@ -19,7 +19,7 @@ def test_a_chat_is_shown_as_turns(browser, tmp_path):
     ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"messages": messages}) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open=0))
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     roles = browser.run("[...document.querySelectorAll('.role')].map(e => e.innerText)")
     assert roles == ["system", "user", "tool", "assistant"]
 
@@ -80,6 +80,6 @@ def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path
     texts = browser.run("[...document.querySelectorAll('.pair .sibling .text')].map(e => e.innerText)")
     assert texts[0] == "assistant: call\ntool multiply: result a"
     assert browser.run("[...document.querySelectorAll('.pair mark')].map(e => e.innerText)") == ["b"]
-    browser.open(at(tmp_path / "r.html", view="samples", open=0, tab="siblings"))
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
     assert "tool multiply: result a" in browser.run("document.querySelector('.siblings').innerText")
     assert clean(browser), browser.errors

@@ -44,7 +44,7 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
         assert browser.run("window.hacked") is None
         assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0
         assert clean(browser), browser.errors
-    browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open=0))
+    browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open="train/1/0/0"))
     text = browser.run("document.querySelector('.detail').innerText")
     assert "</script><script>window.hacked = 1</script><img src=x" in text
     assert "\u241b[31m\u2400" in text  # control characters as signs

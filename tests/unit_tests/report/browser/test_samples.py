@@ -68,7 +68,7 @@ def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
 
 def test_siblings_come_best_first_with_their_difference_marked(browser, one):
     page, run = one
-    browser.open(at(page, view="samples", sort="step", down=False, tab="siblings", open=0))
+    browser.open(at(page, view="samples", sort="step", down=False, tab="siblings", open="train/1/0/0"))
     order = browser.run("[...document.querySelectorAll('[data-sibling]')].map(e => Number(e.dataset.sibling))")
     assert order == sorted(range(4), key=lambda i: -run.rows[i]["reward"])
     marks = browser.run(
@@ -89,7 +89,7 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
         row["prompt"] = f"prompt {row['prompt_idx']}"
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", tab="history", open=0))
+    browser.open(at(tmp_path / "r.html", view="samples", tab="history", open="train/1/0/0"))
     steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
     assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
     assert clean(browser), browser.errors
@@ -97,7 +97,7 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
 
 def test_a_long_answer_is_cut_until_it_is_asked_for(browser, tmp_path):
     write_report([write_run(tmp_path / "a", steps=2, text="word " * 20_000)], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open=0))
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     length = "document.querySelector('.detail').innerText.length"
     assert browser.run(length) < 8_000
     browser.run("document.querySelector('.more').click()")
@@ -117,7 +117,7 @@ def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
     }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
     write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open=0))
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     colours = "[...document.querySelectorAll('.token')].map(e => e.style.backgroundColor)"
     assert browser.run(colours) == []
     for paint, expected in (

@@ -1,0 +1,91 @@
+"""A link shows its sample whatever has become of the run since, and the browser's Back leads where the reader was."""
+
+import json
+import random
+from urllib.parse import quote
+
+import pytest
+
+from tests.parts.report_page import at, clean
+from tests.parts.report_runs import write_run
+from torchtitan_rl.report import write_report
+
+SHOWN = "document.querySelector('.detail .facts').innerText"
+LARGE = {"prompts": 40, "text": "word " * 400}
+"""Its samples do not fit into a page of 0.9 MB."""
+
+
+def words_of(name: str) -> str:
+    """How the header of the sample with this name begins. Example: "step 3 · train · prompt 1 · sample 2 of 4"."""
+    split, step, prompt, sample = name.split("/")
+    return f"step {step} · {split} · prompt {prompt} · sample {sample} of 4"
+
+
+def follow(browser, **state) -> None:
+    """Goes to another address of the open page, as a click on a link does."""
+    browser.run(f"location.hash = '#' + {json.dumps(quote(json.dumps({'view': 'samples', **state})))}")
+
+
+def test_200_links_survive_growth_a_second_file_and_watch(browser, tmp_path):
+    chance = random.Random(0)
+    page = tmp_path / "r.html"
+    rows = write_report([write_run(tmp_path / "small", steps=20, **LARGE)], page, size_mb=100)[0].rows
+    names = [row["episode_id"] for row in chance.sample(rows, 200)]
+    grown = write_run(tmp_path / "grown", steps=40, **LARGE)
+    write_report([grown], page, size_mb=0.9, refresh_s=3600.0)
+    browser.open(at(page, view="samples", open=names[0]))
+    for name in names:
+        follow(browser, open=name)
+        browser.wait(f"{SHOWN}.startsWith({json.dumps(words_of(name))})")
+        assert browser.run("document.querySelector('tr.open .c-step').innerText") == name.split("/")[1]
+    assert clean(browser), browser.errors
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_a_link_names_its_run(browser, two, run):
+    browser.open(at(two[0], view="samples", open="train/3/1/2", of=run))
+    assert browser.run(SHOWN).startswith(f"{run} · {words_of('train/3/1/2')}")
+
+
+def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser, tmp_path, one):
+    browser.open(at(one[0], view="samples", open="train/77/0/0"))
+    said = browser.run("document.querySelector('.detail').innerText")
+    assert "train/77/0/0, is not in this page" in said
+    assert "metrics.keep_all_rows" in said
+    assert "train/77/0/0" in browser.run("decodeURIComponent(location.hash)")  # kept, for when the run has gone on
+    page = tmp_path / "r.html"
+    rows = write_report([write_run(tmp_path / "a", steps=40, **LARGE)], page, size_mb=0.9)[0].rows
+    (tmp_path / "r.samples.js").unlink()
+    for row in rows[::-97]:
+        browser.open(at(page, view="samples", open=row["episode_id"]))
+        if "is not in this page" in browser.run("document.querySelector('.detail').innerText"):
+            break
+    assert "It may be in r.samples.js" in browser.run("document.querySelector('.detail').innerText")
+
+
+def test_back_and_an_edited_address_lead_where_they_say(browser, one):
+    browser.open(at(one[0], view="samples", sort="step", down=False))
+    opened = "document.querySelector('tr.open').dataset.row"
+    browser.run("document.querySelectorAll('tr[data-row]')[3].click()")
+    browser.run("document.querySelectorAll('tr[data-row]')[5].click()")
+    browser.run("document.querySelector('nav [data-view=health]').click()")
+    browser.run("history.back()")
+    browser.wait(f"document.querySelector('main').dataset.view === 'samples' && {opened} === '5'")
+    browser.run("history.back()")
+    browser.wait(f"{opened} === '3'")
+    follow(browser, open="train/2/0/1", sort="step", down=False)
+    browser.wait(f"{opened} === '17'")
+    assert clean(browser), browser.errors
+
+
+def test_a_link_to_a_compared_prompt_survives_growth(browser, tmp_path):
+    folders = [write_run(tmp_path / name, steps=4, seed=seed) for seed, name in enumerate("ab")]
+    write_report(folders, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="compare"))
+    browser.run("document.querySelectorAll('tr[data-outcome]')[5].click()")
+    asked = "document.querySelector('.pair .text').innerText"
+    hash_, prompt = browser.run("location.hash"), browser.run(asked)
+    grown = [write_run(tmp_path / f"{name}2", steps=9, seed=seed) for seed, name in enumerate("ab")]
+    write_report(grown, tmp_path / "r.html")
+    browser.open((tmp_path / "r.html").as_uri() + hash_)
+    assert browser.run(asked) == prompt
