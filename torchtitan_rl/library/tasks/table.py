@@ -268,7 +268,10 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _main() -> None:
     """Downloads the data set named on the command line into the cache; on failure prints the error and exits with 2."""
+    from huggingface_hub import HfApi, constants
+
     try:
+        HfApi().dataset_info(sys.argv[1], timeout=constants.HF_HUB_ETAG_TIMEOUT)  # `datasets` asks for almost a minute
         _load_from_hub(*sys.argv[1:])
     except Exception as error:
         print(str(error).partition("\n")[0])

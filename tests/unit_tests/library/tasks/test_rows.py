@@ -1,6 +1,9 @@
 """rows: which rows become examples, in which order, and what is said of the others."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -357,3 +360,11 @@ def test_a_data_set_that_the_hub_does_not_give_is_one_error_and_no_warning(monke
     with pytest.raises(UserError, match="no/such_data.*Hugging Face hub with the configuration 'main'.*but: "):
         table._download("no/such_data", "main", "train", "task.path")
     assert "Warning" not in capfd.readouterr().err
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path):
+    program = "import sys; from torchtitan_rl.library.tasks.table import _main; sys.argv[1:] = ['no/rows', '', 'train']; _main()"
+    settings = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Connection refused" in done.stdout, "Retrying" in done.stderr) == (2, True, False)
