@@ -68,6 +68,10 @@ a user's file that ends the process at its import, in a dry run
   rank 0 ended with code 3 in: import of my_rewards.py: something called os._exit(3).
   3 unit_tests/resilience/test_parent.py::test_a_file_that_ends_the_process_at_its_import_is_named
 
+a reward function that fails in a dry run
+  error: Reward function 'fails' failed on prompt 'What is ...': TypeError: ... Correct the function, or set grader.on_failure_of ...
+  2 unit_tests/setup/test_dry_run.py::test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run
+
 an alarm that a reward function has set
   rank 0 (node3) in step 2: grade was killed by signal 14 (SIGALRM).
   142 fault_injection/test_false_success.py::test_an_alarm_that_a_reward_has_set_is_named

@@ -192,9 +192,7 @@ class Controller(Configurable):
     ) -> list[Group[ScoredCompletion]]:
         """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
         self.services.check_replicated(self.state.step, prompts)
-        epoch = self.services.prompts.epoch(self.state.prompts_seen) or 0.0
-        state = TrainerState(global_step=self.state.step, max_steps=self.config.num_steps, epoch=epoch)
-        grading = self.grader.round(state)
+        grading = self.grader.round(self._trainer_state())
         with timed(f"{prefix}generate"):
             # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
             draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
@@ -213,6 +211,20 @@ class Controller(Configurable):
                 self.in_flight.gather(speaks=speaks, version=self.generator.policy_version)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
+    def _trainer_state(self) -> TrainerState:
+        """What reward functions get to know of the run."""
+        config = self.config
+        return TrainerState(
+            global_step=self.state.step,
+            max_steps=config.num_steps,
+            epoch=self.services.prompts.epoch(self.state.prompts_seen) or 0.0,
+            num_input_tokens_seen=self.state.tokens_seen,
+            train_batch_size=config.num_prompts_per_step * config.sampling.n,
+            eval_steps=config.evaluation.every,
+            best_metric=self.evaluation.best,
+            best_global_step=self.evaluation.best_step,
+        )
+
     def sync_weights(self) -> None:
         """Push the policy into the engine and verify the weights there."""
         ids, reach = self.held_out[0].token_ids, getattr(self.trainer.model.config, "reach", 0)
@@ -230,7 +242,7 @@ class Controller(Configurable):
         """Evaluate if due and act on the results. Returns whether it was due."""
         if not self.evaluation.due(self.state.step, self.config.num_steps):
             return False
-        self.evaluation.conclude(self._evaluate())
+        self.evaluation.conclude(self._evaluate(), self.state.step)
         if self.evaluation.is_best and self.state.step > 0:
             self.services.checkpoints.keep_best(self.state.step)
         return True

@@ -54,7 +54,10 @@ class Evaluation(Configurable):
         }
         self.is_best = False
         """Whether the latest results are the best so far."""
-        self._best: float | None = None
+        self._sign = -1 if config.best_by.startswith("-") else 1
+        self._best: float | None = None  # times the sign
+        self.best_step: int | None = None
+        """The step of the best results so far."""
         self._worse = 0
         named = bool(config.best_by) or not config.stop_after
         expect(named, "evaluation.best_by", "", "a metric, as evaluation.stop_after asks", "Use evaluation/accuracy.")
@@ -73,20 +76,27 @@ class Evaluation(Configurable):
         """Whether `stop_after` evaluations in a row were not better than the best."""
         return bool(self.config.stop_after) and self._worse >= self.config.stop_after
 
-    def conclude(self, metrics: Mapping[str, float]) -> None:
-        """Decide whether these results are the best so far. Raises UserError if `best_by` is not among them."""
+    @property
+    def best(self) -> float | None:
+        """The best value of `best_by` so far; None before the first, or without `best_by`."""
+        return None if self._best is None else self._sign * self._best
+
+    def conclude(self, metrics: Mapping[str, float], step: int) -> None:
+        """Decide whether the results of `step` are the best so far. Raises UserError if `best_by` is not among them."""
         if not (name := self.config.best_by.removeprefix("-")):
             return
         expect(name in metrics, "evaluation.best_by", name, f"one of {sorted(metrics)}", "Correct the name.")
-        value = -metrics[name] if self.config.best_by.startswith("-") else metrics[name]
+        value = self._sign * metrics[name]
         self.is_best = self._best is None or value > self._best
-        self._best = value if self.is_best else self._best
+        if self.is_best:
+            self._best, self.best_step = value, step
         self._worse = 0 if self.is_best else self._worse + 1
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs to make the same decisions."""
-        return {"best": self._best, "worse": self._worse}
+        return {"best": self._best, "best_step": self.best_step, "worse": self._worse}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._best, self._worse = state_dict["best"], state_dict["worse"]
+        self.best_step = state_dict.get("best_step")

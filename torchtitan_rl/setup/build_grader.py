@@ -41,8 +41,12 @@ def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] 
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
-    """The reward function with its settings. Raises UserError for an attribute `scope` that is none."""
-    scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", "group"))
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none.
+
+    A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
+    """
+    usual = "batch" if "log_metric" in inspect.signature(function).parameters else "group"
+    scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
     expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
     return Reward(
         name=name,

@@ -1,10 +1,11 @@
-"""--dry-run: shows what a run would do, without a process group, an engine, an update or the training of a start."""
+"""--dry-run: shows what a run would do, without an engine or an update. Only the reward functions' workers are started."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability.machine import bfloat16_warning
@@ -92,7 +93,10 @@ def _memory(config: "RunConfig", world_size: int) -> str:
 
 
 def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:
-    """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement."""
+    """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement.
+
+    Raises UserError for a function that fails where a run would stop.
+    """
     prompt = prompts[0]
     member = task.members()[prompt.task]
 
@@ -108,7 +112,7 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     try:
         [group] = grader.score([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
-        return str(error)
+        raise UserError(str(error)) from error
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
     found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
     if "environment_reward" in grader.reward_names:

@@ -28,7 +28,7 @@ def concluded(evaluation, *accuracies):
     """Which of these results were the best so far."""
     best = []
     for accuracy in accuracies:
-        evaluation.conclude({"evaluation/accuracy": accuracy, "evaluation/length": 100 * accuracy})
+        evaluation.conclude({"evaluation/accuracy": accuracy, "evaluation/length": 100 * accuracy}, step=10)
         best.append(evaluation.is_best)
     return best
 
@@ -41,7 +41,9 @@ def test_the_best_result_and_when_to_give_up():
     resumed.load_state_dict(json.loads(json.dumps(evaluation.state_dict())))
     assert concluded(resumed, 0.1) == [False]
     assert resumed.gives_up
-    assert concluded(Evaluation.Config(best_by="-evaluation/length").build(), 0.5, 0.4, 0.6) == [True, True, False]
+    shortest = Evaluation.Config(best_by="-evaluation/length").build()
+    assert concluded(shortest, 0.5, 0.4, 0.6) == [True, True, False]
+    assert (shortest.best, shortest.best_step) == (40.0, 10)
     assert concluded(Evaluation.Config().build(), 0.5) == [False]
 
 

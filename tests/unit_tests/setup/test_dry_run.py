@@ -71,6 +71,13 @@ def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start,
     assert found["right"] < found["empty"] == -1 / 8  # the end token alone
 
 
+def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):
+    (tmp_path / "my_rewards.py").write_text("def fails(completions, **_):\n    return completions[0]['role']\n")
+    options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
+    with pytest.raises(UserError, match=r"Reward function 'fails' failed on prompt .*: TypeError: .* line 2"):
+        parse_args(["--dry-run", "--config", "debug", *options])
+
+
 def test_a_dry_run_says_why_an_environment_gives_no_reward(start, capsys):
     rewards = ["--grader.rewards", "torchtitan_rl.library.environments:environment_reward"]
     with pytest.raises(SystemExit, match="0"):

@@ -148,7 +148,7 @@ class Grader(Configurable):
         """Add a call's metrics and report its failure. Raises RewardError if its policy is "raise"."""
         scorer, result, name = call.scorer, call.result, call.scorer.name
         if result.log_error:
-            self._warn_once(f"log of {name}", f"{result.log_error} The logging of this call is dropped.")
+            self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
         scored = [(group.prompt, completion) for group in call.groups for completion in group.samples]
         self._metrics += _call_metrics(
             name, result.metrics, num_completions=len(scored), seconds=result.seconds, num_failed=len(result.errors)

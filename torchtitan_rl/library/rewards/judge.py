@@ -67,6 +67,9 @@ class Judge:
         self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = weakref.WeakKeyDictionary()
         self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
+    scope = "group"
+    """Each prompt's completions have a time limit and a failure of their own."""
+
     async def __call__(
         self,
         prompts: Sequence[Any],

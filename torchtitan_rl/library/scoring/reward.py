@@ -76,7 +76,8 @@ class Reward:
                 i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not abs(s) <= LARGEST_REWARD
             }
             result = ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
-        result.extras, result.metrics, result.log_error = log.extras, log.metrics, log_error
+        result.log_error = log_error or log.drop_incomplete()
+        result.extras, result.metrics = log.extras, log.metrics
         result.seconds = time.perf_counter() - begin
         return result
 

@@ -22,21 +22,30 @@ class RewardLog:
         self._closed = closed
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Add `values`, one for each completion in order, as a column of the sample tables. A second call replaces the first.
+        """Add `values`, for one completion after another, to a column of the sample tables.
 
-        Raises LogError and drops all columns if the number of values is wrong or they cannot be pickled.
+        Calls extend the column, as in TRL; a call with a value for every completion sets it. Raises LogError and drops all
+        columns if `values` is no list or cannot be pickled.
         """
         if self._closed:
             return
         values = _as_list(values)
-        wrong = "no list" if values is None else f"{len(values)} values" * (len(values) != self._size)
-        if wrong := wrong or _unpicklable(values):
+        if wrong := "no list" if values is None else _unpicklable(values):
             self.extras.clear()
-            raise self._closed_by(
-                f"log_extra({column!r}, ...) with {wrong} for {self._size} completions. Give one value for each "
-                "completion, None where there is none."
-            )
-        self.extras[str(column)] = values
+            raise self._closed_by(f"log_extra({column!r}, ...) with {wrong}. Give a list of values.")
+        before = [] if len(values) == self._size else self.extras.get(str(column), [])
+        self.extras[str(column)] = before + values
+
+    def drop_incomplete(self) -> str:
+        """Drops the columns without exactly one value for each completion. Returns what was wrong; "" if nothing was."""
+        wrong = {column: len(values) for column, values in self.extras.items() if len(values) != self._size}
+        for column in wrong:
+            del self.extras[column]
+        return " ".join(
+            f"Reward function {self._function!r} called log_extra({column!r}, ...) with {number} values for {self._size} "
+            "completions. Give one value for each completion, None where there is none."
+            for column, number in wrong.items()
+        )
 
     def log_metric(self, name: str, value: float) -> None:
         """Average `value` into the step's metric `name`, over all calls and ranks. Raises LogError if it is not a number."""

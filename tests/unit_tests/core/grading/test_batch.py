@@ -29,11 +29,11 @@ def two_groups():
     ]
 
 
-def test_a_function_of_its_whole_input_sees_the_batch(build):
-    batch = build(calibration, scope_of={"calibration": "batch"})
+def test_a_function_that_logs_a_metric_sees_the_batch_unless_the_config_says_otherwise(build):
+    batch = build(calibration)
     assert [rewards(g.samples) for g in batch.score(two_groups())] == [[0.0, 0.0], [0.0, 0.0]]
     assert logged(batch) == {"extra/calibration/error": (0.0, "mean", 4)}
-    alone = build(calibration)
+    alone = build(calibration, scope_of={"calibration": "group"})
     assert [rewards(g.samples) for g in alone.score(two_groups())] == [[-0.5, -0.5], [-0.5, -0.5]]
 
 

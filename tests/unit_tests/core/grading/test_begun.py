@@ -47,6 +47,9 @@ def later_the_earlier(completions, log_extra, log_metric, **_):
     return [float("nan") if number == 1 else float(number)]
 
 
+later_the_earlier.scope = "group"
+
+
 def test_the_order_in_which_groups_begin_and_end_changes_nothing(build):
     found = []
     for order in (1, -1):

@@ -42,20 +42,42 @@ def test_conditional_logging_leaves_other_groups_without_the_column():
     assert score(graded, "odd")[0].extra == {"sometimes/note": "seen"}
 
 
-def test_a_wrong_length_raises_at_the_call_naming_function_and_column():
-    def careful(completions, log_extra, **_):
+def test_calls_for_one_completion_after_another_extend_the_column():
+    def one_by_one(completions, log_extra, **_):
+        for text in completions:
+            log_extra("length", [len(text)])
+        log_extra("all", ["first"] * len(completions))
+        log_extra("all", ["second"] * len(completions))
+        return [0.0] * len(completions)
+
+    scored = score(grader(one_by_one), "ab", "c", "")
+    assert [s.extra["one_by_one/length"] for s in scored] == [2, 1, 0]
+    assert scored[0].extra["one_by_one/all"] == "second"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_column_without_a_value_for_each_completion_costs_itself_and_no_second_call(caplog, number):
+    calls = []
+
+    def careless(completions, log_extra, log_metric, **_):
+        calls.append(1)
+        log_metric("calls", 1.0)
         log_extra("good", ["x"] * len(completions))
-        with pytest.raises(ValueError, match=r"'careful' called log_extra\('bad', ...\) with 1 values for 2"):
+        for _place in range(number):
             log_extra("bad", ["x"])
-        log_extra("late", ["x"] * len(completions))
         return [1.0] * len(completions)
 
-    scored = score(grader(careful), "a", "b")
+    graded = grader(careless, in_process=["careless"])
+    with caplog.at_level(logging.WARNING):
+        scored = score(graded, "a", "b")
     assert rewards(scored) == [1.0, 1.0]
-    assert scored[0].extra == {}
+    assert scored[0].extra == {"careless/good": "x"}
+    assert logged(graded) == {"extra/careless/calls": (1.0, "mean", 2)}
+    assert len(calls) == 1
+    assert f"'careless' called log_extra('bad', ...) with {number} values for 2 completions" in caplog.text
 
 
-@pytest.mark.parametrize("bad", [["x"], "xy", 7, None])
+@pytest.mark.parametrize("bad", ["xy", 7, None])
 def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad, caplog):
     def careless(completions, log_extra, log_metric, **_):
         log_metric("calls", 1.0)
@@ -151,7 +173,7 @@ def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
     scored = score(grader(fails_late, on_failure="none"), "a")
     assert scored[0].extra["fails_late/seen"] == "a"
     assert scored[0].extra["error/fails_late"].startswith("RuntimeError: later (")
-    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 149)")
+    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 171)")
 
 
 def test_tensors_are_shown_as_numbers():
