@@ -299,6 +299,7 @@ def build_run(
     from torchtitan_rl.proof.weight_proof import WeightProof
     from torchtitan_rl.setup.build_grader import build_grader
     from torchtitan_rl.setup.build_prompts import build_prompts
+    from torchtitan_rl.setup.trial import try_objective
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
@@ -306,6 +307,7 @@ def build_run(
     prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
+    try_objective(config, held_out[0], grader.reward_names)
     trainer, generator = _build_policy_and_engine(config, algorithm, tokenizer, environments, run_folder)
     recorder = _build_recorder(config, tokenizer, run_folder)
     in_flight = config.in_flight.build(prompt_at=prompts.at)

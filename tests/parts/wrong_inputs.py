@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.sabotage import SAYS
-from tests.parts import wrong_files
+from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.validation import validate
@@ -40,6 +40,13 @@ class WrongInput:
 def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
     """A command-line option whose message begins with the field and the value."""
     return WrongInput(f"--{name} {value}", f"{name.replace('-', '_')} = {says}", ranks=ranks)
+
+
+def _part(given: str, field: str, part: type, says: str, before: str = "") -> WrongInput:
+    """A faulty part of the objective. The message names the field and the class."""
+    name = f"{before}{part.__name__}"
+    says = f"algorithm{field and '.'}{field}: {name}{'' if says[0] in '.,' else ' '}{says}"
+    return WrongInput(given, says, lambda folder: wrong_parts.trial(**{field or "loss": part}))
 
 
 SECTIONS: dict[str, list[WrongInput]] = {
@@ -210,6 +217,52 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         WrongInput("--metrics.select tpo:1", "metrics.select = 'tpo:1': expected one of top"),
         WrongInput("--metrics.select top:x", "metrics.select = 'top:x': expected a number of rows from 0 up"),
+    ],
+    "Parts of your own, tried on a synthetic step": [
+        _part(
+            "a loss that returns its mean",
+            "loss",
+            wrong_parts.ScalarLoss,
+            "returned a tensor of shape []: expected a tensor of",
+        ),
+        _part(
+            "a loss without a gradient",
+            "loss",
+            wrong_parts.DetachedLoss,
+            "returned a loss without a gradient, so nothing would",
+        ),
+        _part(
+            "a loss with a gradient of NaN",
+            "loss",
+            wrong_parts.LogLoss,
+            "is NaN or infinite on a synthetic step",
+            "the gradient of ",
+        ),
+        _part(
+            "masses that do not sum to 1",
+            "loss",
+            wrong_parts.UnscaledListwise,
+            ".weigh set masses that sum to 3.5: expected 1",
+        ),
+        _part(
+            "a loss that raises",
+            "",
+            wrong_parts.RaisesLoss,
+            ", Grpo raised RuntimeError: The size of tensor",
+            "on a synthetic step of two groups ",
+        ),
+        _part(
+            "an aggregation that returns [T]",
+            "aggregation",
+            wrong_parts.KeepsTokens,
+            "returned a tensor of shape [72]: expected",
+        ),
+        _part(
+            "an advantage too few", "advantage", wrong_parts.OneFewer, "returned 7 values for 8: expected one for each"
+        ),
+        _part(
+            "an advantage that is a text", "advantage", wrong_parts.TextAdvantage, "returned '0.0': expected a number"
+        ),
     ],
     "Configs and files": wrong_files.ROWS(WrongInput),
 }

@@ -14,6 +14,7 @@ from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.start_checkpoint import missing_start
+from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
     with closing(build_grader(config.grader, task, scorers)) as grader:
+        try_objective(config, prompts[0], grader.reward_names)
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 

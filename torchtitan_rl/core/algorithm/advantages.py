@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from torchtitan_rl.core.algorithm.returned import numbers_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
@@ -28,10 +29,8 @@ class Advantage(OwnConfig, ABC):
         If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
         """
         most = max((len(returns) for group in groups for returns in group), default=0)
-        turns = [
-            self([[returns[k] if k < len(returns) else None for returns in group] for group in groups])
-            for k in range(most)
-        ]
+        of_turn = [[[ret[k] if k < len(ret) else None for ret in group] for group in groups] for k in range(most)]
+        turns = [numbers_from(self, "algorithm.advantage", self(returns), returns) for returns in of_turn]
         return [
             [[turns[k][g][i] for k in range(len(returns))] for i, returns in enumerate(group)]
             for g, group in enumerate(groups)
@@ -41,12 +40,15 @@ class Advantage(OwnConfig, ABC):
         rewards = [reward for reward in group if reward is not None]
         if all_equal(rewards):
             return [0.0] * len(group)
-        values = iter(self.of_group(rewards, step_rewards))
+        values = iter(numbers_from(self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards))
         return [0.0 if reward is None else next(values) for reward in group]
 
     @abstractmethod
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        """The advantages of one group with at least two different rewards; `step_rewards` are those of the whole step."""
+        """The advantages of one group with at least two different rewards, in their order.
+
+        `step_rewards` are those of the whole step.
+        """
 
 
 def all_equal(rewards: list[float]) -> bool:

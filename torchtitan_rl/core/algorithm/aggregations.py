@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LossInputs
+from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.own_config import OwnConfig
 
 
@@ -14,6 +15,11 @@ class Aggregation(OwnConfig, ABC):
     @abstractmethod
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         """[T] -> 0-d. Tokens outside the mask are ignored. An update without loss tokens gives 0, not NaN."""
+
+    def share(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
+        """0-d: `__call__`'s result. Raises UserError if it has another shape."""
+        what = "0-d, this micro-batch's share of the loss. Sum over the tokens and divide by inputs.normalizers."
+        return tensor_from(self, "algorithm.aggregation", self(token_losses, inputs), (), what)
 
 
 class TokenMean(Aggregation):

@@ -23,9 +23,10 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
 from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, Loss
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
+from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
 
@@ -202,12 +203,14 @@ class Algorithm(OwnConfig):
                 episode.credit.mass = episode.credit.q_mass = 0.0
             if members := [episode for episode in group.samples if episode.in_loss]:
                 self.listwise.weigh(members)
+                check_masses(self.listwise, members)
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
         returns = [[self._returns(e.scored, e.credit.shaped_reward) for e in group.samples] for group in groups]
-        advantages = self.advantage.of_turns(returns)
+        advantages = numbers_from(self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns)
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
+            scale = numbers_from(self.seed_grpo, "algorithm.seed_grpo", scale, 1.0)
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
@@ -258,7 +261,7 @@ class Algorithm(OwnConfig):
         clean = {name: torch.where(finite, values, 0.0) for name, values in raw.items()}  # [T] each
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
         log_weight = (clean["old_logprob"] - clean["sampler_logprob"]).detach()  # [T] log pi_old - log mu
-        correction = self.mismatch(log_weight, sequences)
+        correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
             logprobs=clean["policy_logprob"],
             old_logprobs=clean["sampler_logprob" if self.config.old_logprobs == "sampler" else "old_logprob"],
@@ -296,12 +299,15 @@ class Algorithm(OwnConfig):
     def _terms(self, inputs: LossInputs, clean: dict[str, Tensor], anchored: Tensor) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each. `anchored` is [S]."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
+        for share in terms.values():
+            tensor_from(self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`.")
         total = terms["policy"]
+        check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
         if self.kl.in_loss and "reference_logprob" in clean:
             # In a group with equal rewards the reference would be the only force, so it does not apply there.
             learning = inputs.sequences.expand(anchored.to(inputs.mask.dtype))  # [T]
             divergence = self.kl(inputs.logprobs, clean["reference_logprob"]) * learning  # [T]
-            terms["kl"] = self.aggregation(divergence, inputs)
+            terms["kl"] = self.aggregation.share(divergence, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         terms["entropy"] = (clean["entropy"] * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
@@ -331,6 +337,17 @@ class Algorithm(OwnConfig):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.policy_loss.load_state_dict(state["loss"])
+
+
+def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
+    """Raise UserError if `weigh` has not given the group's episodes that are left in the loss masses that sum to 1."""
+    masses = [episode.credit.mass for episode in members if episode.in_loss]
+    total = sum(numbers_from(loss, "algorithm.loss", masses, [0.0] * len(masses)))
+    if masses and abs(total - 1) > 1e-3:  # NaN is named by its completion
+        raise UserError(
+            f"algorithm.loss: {type(loss).__qualname__}.weigh set masses that sum to {total:.4g}: expected 1 over the group's "
+            "completions in the loss. Divide them by their sum."
+        )
 
 
 def check_whole_groups(batch: TrainBatch) -> None:

@@ -10,6 +10,7 @@ from torchtitan_rl.core.algorithm.inputs import LOG_RATIO_LIMIT, LossInputs, saf
 from torchtitan_rl.core.algorithm.kl import kl_estimate
 from torchtitan_rl.core.algorithm.losses import PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction
+from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.types import Metric
 
 LENGTH_BUCKETS = {
@@ -106,20 +107,28 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
     Args:
         loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
     """
-    ratio = safe_exp(inputs.log_ratio) if loss is None else loss.ratio(inputs)  # [T]
+    ratio = safe_exp(inputs.log_ratio) if loss is None else _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:
         return
-    overflowed = loss.log_ratio(inputs).abs() > LOG_RATIO_LIMIT  # [T]
+    overflowed = _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs).abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
     clipped = {side: where.to(ratio.dtype) for side, where in loss.clipped(inputs, ratio).items()}  # [T] each
     if clipped:
         tally.mean("ratio/clip_fraction", torch.stack(list(clipped.values())).amax(dim=0), inputs.mask)
     for side, where in clipped.items():
+        _of_tokens(loss, "clipped", where, inputs)
         key = f"ratio/clip_fraction_{side}"
         tally.mean(key, where, inputs.mask)
         tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
+
+
+def _of_tokens(loss: PolicyLoss, method: str, returned: Tensor, inputs: LossInputs) -> Tensor:
+    """Returns the [T] result of a loss's method. Raises UserError if it has another shape, which would be broadcast."""
+    return tensor_from(
+        loss, "algorithm.loss", returned, inputs.mask.shape, f"[T], a value for each packed token of {method}."
+    )
 
 
 def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs, fresh: Tensor) -> None:

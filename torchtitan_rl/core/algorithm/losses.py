@@ -13,6 +13,7 @@ from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
+from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
@@ -76,7 +77,9 @@ class PolicyLoss(Loss):
         """[T] the loss of each token; values outside `inputs.mask` are ignored."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        return {"policy": aggregation(self(inputs) * inputs.correction, inputs)}
+        what = "[T], a loss for each packed token. Leave sums and means to algorithm.aggregation."
+        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.mask.shape, what)  # [T]
+        return {"policy": aggregation.share(losses * inputs.correction, inputs)}
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """[T] the log of the ratio that the loss uses, before clamping; by default log rho_t = log pi - log pi_old."""
@@ -131,7 +134,9 @@ class ListwiseLoss(Loss):
         """[S] the loss of each sequence, 0 outside the loss. Their sum is divided by the number of groups."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        return {"policy": self(inputs).sum() / max(inputs.normalizers.num_groups, 1)}
+        what = "[S], a loss for each sequence, 0 outside the loss. Their sum is taken for you."
+        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.mass.shape, what)  # [S]
+        return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
 
 
 class Clip(PolicyLoss):

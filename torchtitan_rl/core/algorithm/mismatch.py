@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
+from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 
@@ -32,6 +33,15 @@ class Mismatch(OwnConfig, ABC):
     @abstractmethod
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         """The correction for `log_weight` [T], which has no gradient and is 0 outside the loss mask."""
+
+    def correction(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        """`__call__`'s result. Raises UserError if it has another shape."""
+        weight, changed = self(log_weight, sequences)
+        for name, found in (("weight", weight), ("changed", changed)):
+            tensor_from(
+                self, "algorithm.mismatch", found, log_weight.shape, f"[T], the correction's {name} of each token."
+            )
+        return Correction(weight, changed)
 
 
 class NoCorrection(Mismatch):

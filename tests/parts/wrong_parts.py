@@ -1,0 +1,155 @@
+"""Faulty parts of an objective, as a researcher might write them, with what the message must say."""
+
+import torch
+
+from torchtitan_rl.core.algorithm import (
+    Advantage,
+    Aggregation,
+    Algorithm,
+    Correction,
+    ListwiseLoss,
+    Mismatch,
+    PolicyLoss,
+)
+from torchtitan_rl.core.algorithm.advantages import GroupScale
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.trial import try_objective
+
+
+class ScalarLoss(PolicyLoss):
+    def __call__(self, inputs):
+        return -(inputs.advantages * inputs.logprobs).mean()
+
+
+class DetachedLoss(PolicyLoss):
+    def __call__(self, inputs):
+        return -inputs.advantages * inputs.logprobs.detach()
+
+
+class FloatLoss(PolicyLoss):
+    def __call__(self, inputs):
+        return float(inputs.logprobs.sum())
+
+
+class ScalarRatio(PolicyLoss):
+    def __call__(self, inputs):
+        return -inputs.advantages * inputs.logprobs
+
+    def ratio(self, inputs):
+        return inputs.log_ratio.mean().exp()
+
+
+class RaisesLoss(PolicyLoss):
+    def __call__(self, inputs):
+        return -inputs.advantages * inputs.logprobs.reshape(3, 1, -1)
+
+
+class LogLoss(PolicyLoss):
+    def __call__(self, inputs):
+        return -inputs.advantages * inputs.log_ratio.abs().sqrt()
+
+
+class TokenListwise(ListwiseLoss):
+    def weigh(self, members):
+        for episode in members:
+            episode.credit.mass = 1 / len(members)
+
+    def __call__(self, inputs):
+        return -inputs.logprobs
+
+
+class UnscaledListwise(TokenListwise):
+    def weigh(self, members):
+        for episode in members:
+            episode.credit.mass = episode.reward
+
+    def __call__(self, inputs):
+        return -inputs.mass * inputs.sequences.sum(inputs.logprobs)
+
+
+class KeepsTokens(Aggregation):
+    def __call__(self, token_losses, inputs):
+        return token_losses
+
+
+class OneWeight(Mismatch):
+    def __call__(self, log_weight, sequences):
+        return Correction(log_weight.mean().exp(), log_weight > 0)
+
+
+class OneFewer(Advantage):
+    def of_group(self, rewards, step_rewards):
+        return rewards[1:]
+
+
+class OneMore(Advantage):
+    def of_group(self, rewards, step_rewards):
+        return torch.tensor([*rewards, 0.0])
+
+
+class TextAdvantage(Advantage):
+    def of_group(self, rewards, step_rewards):
+        return [str(reward) for reward in rewards]
+
+
+class SetAdvantage(Advantage):
+    def of_group(self, rewards, step_rewards):
+        return set(rewards)
+
+
+class FlatAdvantage(Advantage):
+    def __call__(self, groups):
+        return [reward for group in groups for reward in group]
+
+    def of_group(self, rewards, step_rewards):
+        raise AssertionError
+
+
+class SwapsTurns(Advantage):
+    def of_turns(self, groups):
+        return [[[0.0] for _ in range(len(group) + 1)] for group in groups]
+
+    def of_group(self, rewards, step_rewards):
+        raise AssertionError
+
+
+class NoScale(GroupScale):
+    def scale(self, group):
+        return None
+
+
+CASES: list[tuple[dict[str, type], str]] = [
+    (
+        {"loss": ScalarLoss},
+        r"algorithm.loss: ScalarLoss returned a tensor of shape \[\]: expected a tensor of shape \[9\]",
+    ),
+    ({"loss": DetachedLoss}, "algorithm.loss: DetachedLoss returned a loss without a gradient"),
+    ({"loss": FloatLoss}, r"algorithm.loss: FloatLoss returned float: expected a tensor of shape \[9\]"),
+    ({"loss": ScalarRatio}, r"algorithm.loss: ScalarRatio returned a tensor of shape \[\]: .* token of ratio"),
+    ({"loss": TokenListwise}, r"TokenListwise returned a tensor of shape \[9\]: expected a tensor of shape \[2\]"),
+    ({"loss": UnscaledListwise}, "UnscaledListwise.weigh set masses that sum to 3: expected 1"),
+    ({"aggregation": KeepsTokens}, r"algorithm.aggregation: KeepsTokens returned a tensor of shape \[9\]"),
+    ({"mismatch": OneWeight}, r"algorithm.mismatch: OneWeight returned a tensor of shape \[\]"),
+    ({"advantage": OneFewer}, "algorithm.advantage: OneFewer returned 1 values for 2: expected one for each"),
+    ({"advantage": OneMore}, "algorithm.advantage: OneMore returned 3 values for 2"),
+    ({"advantage": TextAdvantage}, "algorithm.advantage: TextAdvantage returned '1.0': expected a number"),
+    ({"advantage": SetAdvantage}, "algorithm.advantage: SetAdvantage returned set: expected a list of 2"),
+    ({"advantage": FlatAdvantage}, "algorithm.advantage: FlatAdvantage returned 2 values for 1"),
+    ({"advantage": SwapsTurns}, "algorithm.advantage: SwapsTurns returned 3 values for 2"),
+    ({"seed_grpo": NoScale}, "algorithm.seed_grpo: NoScale returned None: expected a number"),
+]
+"""Parts, and a pattern of the message on 9 packed tokens of 2 sequences."""
+
+
+def objective(parts: dict[str, type]) -> Algorithm.Config:
+    """The default objective with these parts."""
+    return Algorithm.Config(**{name: part.Config() for name, part in parts.items()})
+
+
+def trial(**parts: type) -> None:
+    """Try these parts on debug's synthetic step."""
+    config = load_config("debug")
+    config.algorithm = objective(parts)
+    prompt = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
+    try_objective(config, prompt, ["correct"])

@@ -1,0 +1,60 @@
+"""The synthetic step before the engine starts: sound objectives pass, faulty parts are named."""
+
+import dataclasses
+
+import pytest
+
+from tests.parts.wrong_parts import CASES, LogLoss, RaisesLoss, trial
+from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.setup.registry import config_functions, load_config
+from torchtitan_rl.setup.trial import try_objective
+
+PROMPT = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
+
+
+@pytest.mark.parametrize("name", config_functions())
+def test_the_objective_of_every_config_passes(name):
+    try_objective(load_config(name), PROMPT, ["correct"])
+
+
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("n", [2, 100])
+def test_every_kind_of_objective_passes(algorithm, n, credit):
+    config = load_config("debug")
+    if credit == "episode" or algorithm.seed_grpo is None and type(algorithm.loss).__qualname__ != "MaxEnt.Config":
+        config.algorithm, config.sampling.n = dataclasses.replace(algorithm, credit=credit), n
+        try_objective(config, PROMPT, ["correct"])
+
+
+@pytest.mark.parametrize("parts", [parts for parts, _ in CASES], ids=lambda parts: next(iter(parts.values())).__name__)
+def test_a_faulty_part_is_named(parts):
+    [(field, part)] = parts.items()
+    with pytest.raises(UserError, match=f"algorithm.{field}: {part.__name__}"):
+        trial(**parts)
+
+
+def test_a_part_that_raises_is_named_with_its_line():
+    with pytest.raises(UserError, match=r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"):
+        trial(loss=RaisesLoss)
+
+
+def test_a_gradient_that_is_nan_is_named():
+    with pytest.raises(UserError, match="the gradient of LogLoss is NaN or infinite on a synthetic step"):
+        trial(loss=LogLoss)
+
+
+class ReadsColumns(Algorithm):
+    """A filter that reads what a reward function logs."""
+
+    def has_preference(self, samples):
+        return any(one.extra["my_reward/difficulty"] > 0.5 for one in samples)
+
+
+def test_a_filter_may_read_columns_that_only_a_real_reward_logs():
+    config = load_config("debug")
+    config.algorithm = ReadsColumns.Config(zero_variance="drop")
+    try_objective(config, PROMPT, ["correct"])

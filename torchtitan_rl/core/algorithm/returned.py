@@ -1,0 +1,60 @@
+"""Checks of what a part of the objective returned. It may be a user's class, and a wrong shape would train silently."""
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.errors import UserError
+
+
+def tensor_from(part: object, field: str, returned: Any, shape: torch.Size | tuple, what: str) -> Tensor:
+    """Returns the tensor. Raises UserError, naming `field` and the part's class, if it is none of this shape.
+
+    Args:
+        what: its meaning and the remedy. Example: "[T], a loss for each token. Leave the mean to algorithm.aggregation."
+    """
+    if isinstance(returned, Tensor) and returned.shape == shape:
+        return returned
+    found = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+    raise UserError(f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}")
+
+
+def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
+    """Returns nested lists of floats in the shape of `like`; for a number that is no list, a float.
+
+    Raises UserError, naming `field` and the part's class, for another number of values or a value that is no number.
+
+    Example: numbers_from(part, "algorithm.advantage", array([-1, 1]), [0.5, 1.5]) == [-1.0, 1.0]
+    """
+    if not isinstance(like, list):
+        try:
+            if not isinstance(returned, (str, bytes)):
+                return float(returned)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+        raise UserError(f"{field}: {_name(part)} returned {returned!r:.80}: expected a number")
+    ordered = hasattr(returned, "__iter__") and not isinstance(returned, (str, bytes, Mapping, Set))
+    if not ordered or getattr(returned, "shape", None) == ():
+        raise UserError(f"{field}: {_name(part)} returned {type(returned).__name__}: expected a list of {len(like)}")
+    values = list(returned)
+    if len(values) != len(like):
+        raise UserError(
+            f"{field}: {_name(part)} returned {len(values)} values for {len(like)}: expected one for each, in the same order. "
+            "With another number, credit would go to the wrong completions."
+        )
+    return [numbers_from(part, field, value, one) for value, one in zip(values, like, strict=True)]
+
+
+def check_gradient(part: object, field: str, loss: Tensor, logprobs: Tensor) -> None:
+    """Raise UserError if `loss` was computed without a gradient although the policy's `logprobs` have one."""
+    if logprobs.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:
+        raise UserError(
+            f"{field}: {_name(part)} returned a loss without a gradient, so nothing would be learned. Compute it from "
+            "inputs.logprobs or inputs.log_ratio, without detach(), item(), numpy() or torch.no_grad()."
+        )
+
+
+def _name(part: object) -> str:
+    return type(part).__qualname__

@@ -1,0 +1,90 @@
+"""Calls the parts of the objective once on a synthetic step, so that a fault in a user's loss is named before the engine starts."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.packing import pack
+from torchtitan_rl.core.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion, TurnRecord, flat
+from torchtitan_rl.library.references import explained
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.run_config import RunConfig
+
+MOST_SAMPLES = 16
+"""Completions of a synthetic group, or `sampling.n` if that is less."""
+
+
+def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[str]) -> None:
+    """Credit and differentiate two synthetic groups of a real prompt, with different rewards.
+
+    Raises:
+        UserError: naming the part that returns a wrong shape or number, or no gradient; or the line that raises.
+    """
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
+    try:
+        _train(algorithm, draft_episodes(groups))
+    except UserError:
+        raise
+    except Exception as error:
+        parts = ", ".join(type(part).__qualname__ for part in (algorithm.policy_loss, algorithm.advantage))
+        raise UserError(
+            f"algorithm: on a synthetic step of two groups {parts} raised {explained(error)}. Correct it."
+        ) from error
+
+
+def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
+    for episode in flat(groups) if algorithm.needs_reference else []:
+        episode.reference_logprobs = episode.completion.logprobs - np.float32(0.1)  # [L]
+    algorithm.assign_credit(groups)
+    members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
+    batch = pack(members, normalizers=algorithm.normalizers(groups), multiple=8)
+    logprobs = (batch.sampler_logprobs - 0.01).requires_grad_()  # [T]
+    loss = algorithm.loss(batch, logprobs, -logprobs).loss
+    loss.backward()
+    if members and not torch.isfinite(logprobs.grad).all():
+        raise UserError(
+            f"algorithm.loss: the gradient of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "
+            "whose rewards, advantages and log-probabilities are finite. Look for a division by 0 or a logarithm of 0."
+        )
+    algorithm.group_metrics(groups)
+
+
+def _group(prompt: Prompt, config: "RunConfig", reward_names: Sequence[str]) -> Group[ScoredCompletion]:
+    n = min(config.sampling.n, MOST_SAMPLES)
+    by_turns = config.algorithm.credit == "turn"
+    return Group(prompt=prompt, samples=[_scored(prompt, i, i / n, reward_names, by_turns) for i in range(n)])
+
+
+def _scored(
+    prompt: Prompt, sample_idx: int, reward: float, reward_names: Sequence[str], by_turns: bool
+) -> ScoredCompletion:
+    """A completion of one or two tokens, or with `by_turns` of as many turns."""
+    length = 1 + sample_idx % 2
+    turns = tuple(TurnRecord(text="turn", num_tokens=1, reward=reward / length) for _ in range(length)) * by_turns
+    completion = Completion(
+        sample_idx=sample_idx,
+        policy_version=0,
+        token_ids=[int(prompt.token_ids[-1])] * length,
+        logprobs=[-0.5 - sample_idx / 64] * length,
+        text="synthetic",
+        finish_reason="stop",
+        turns=turns,
+    )
+    return ScoredCompletion(
+        completion=completion,
+        reward=reward,
+        reward_breakdown=dict.fromkeys(reward_names, reward),
+        extra=defaultdict(float),  # whatever a reward function logs, a part may read
+        answer=prompt.expected_answer,
+        correct=sample_idx % 2 == 1,
+        turn_rewards=tuple(turn.reward for turn in turns),
+    )
