@@ -290,7 +290,6 @@ def build_run(
         scorers: see `build_grader`.
     """
     from torchtitan.distributed.utils import set_spmd_backend
-    from transformers import AutoTokenizer
 
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.events import phase
@@ -299,10 +298,11 @@ def build_run(
     from torchtitan_rl.proof.weight_proof import WeightProof
     from torchtitan_rl.setup.build_grader import build_grader
     from torchtitan_rl.setup.build_prompts import build_prompts
+    from torchtitan_rl.setup.start_checkpoint import load_tokenizer
     from torchtitan_rl.setup.trial import try_objective
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
-    tokenizer = AutoTokenizer.from_pretrained(config.hf_assets_path)
+    tokenizer = load_tokenizer(config.hf_assets_path)
     grader = build_grader(config.grader, task, scorers)
     prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)

@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoTokenizer
 
 import configs
@@ -22,7 +26,7 @@ from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import _lock
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 Cause = Callable[[Path], object]
@@ -61,10 +65,70 @@ def _spoiled(file: str, content: str | int | None) -> Cause:
 def _changed(**entries: Any) -> Cause:
     """A checkpoint whose config.json says something else."""
 
-    def cause(folder: Path) -> None:
-        path = _checkpoint(folder) / "config.json"
+    def cause(folder: Path, *, remake: bool = True) -> None:
+        path = (_checkpoint(folder) if remake else folder) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | entries))
         _start(folder)
+
+    return cause
+
+
+def _with_tensors(change: Callable[[dict[str, Tensor]], object], **entries: Any) -> Cause:
+    """A checkpoint with other tensors in its file, and other entries in its config.json."""
+
+    def cause(folder: Path) -> None:
+        file = _checkpoint(folder) / "model.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+        _changed(**entries)(folder, remake=False)
+
+    return cause
+
+
+def _q_norm(tensors: dict[str, Tensor]) -> None:
+    tensors["model.layers.0.self_attn.q_norm_2.weight"] = torch.ones(32)
+
+
+def _quantized(dtype: torch.dtype) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+
+    return change
+
+
+def _other_head(tensors: dict[str, Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+
+def _stored_twice(folder: Path) -> None:
+    shutil.copy(_checkpoint(folder) / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    _start(folder)
+
+
+def _end_token(folder: Path) -> None:
+    (_checkpoint(folder) / "generation_config.json").write_text('{"eos_token_id": [2, 99999]}')
+    _start(folder)
+
+
+def _tokenizer_files(content: dict[str, str | None]) -> Cause:
+    """A checkpoint's tokenizer with other files; None: without the file."""
+
+    def cause(folder: Path) -> None:
+        _checkpoint(folder)
+        for name, text in content.items():
+            (folder / name).unlink() if text is None else (folder / name).write_text(text)
+        load_tokenizer(str(folder))
+
+    return cause
+
+
+def _template(text: str) -> Cause:
+    def cause(folder: Path) -> None:
+        make_small_tokenizer(["1 + 1"], vocab_size=260).save_pretrained(folder)
+        tokenizer = load_tokenizer(str(folder))
+        tokenizer.chat_template = text
+        load_config("debug").prompts.build(task=SumDigits.Config().build(), tokenizer=tokenizer, seed=0)
 
     return cause
 
@@ -262,6 +326,30 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
         row("a web page in the place of model.safetensors", "its model.safetensors cannot be read",
             _spoiled("model.safetensors", "<!DOCTYPE html><html>Sign in</html>")),
+        row("a tensor that no part of the model loads", "model.layers.0.self_attn.q_norm_2.weight, which no part of that model loads",
+            _with_tensors(_q_norm)),
+        row("int8 weights without scales", "BF16'), but its files hold model.norm.weight as I8", _with_tensors(_quantized(torch.int8))),
+        row("fp8 weights without scales", "BF16'), but its files hold model.norm.weight as F8_E4M3",
+            _with_tensors(_quantized(torch.float8_e4m3fn))),
+        row("weights in two files", "in model-00001-of-00001.safetensors and in model.safetensors and",
+            _stored_twice),
+        row("an output head that is stored and not the embedding, with tie_word_embeddings true",
+            "tie_word_embeddings false, as lm_head.weight is stored and is not model.embed_tokens.weight", _with_tensors(_other_head)),
+        row("eos_token_id 99999 in generation_config.json", "its generation_config.json has eos_token_id 99999", _end_token),
+        row("eos_token_id 99999 in config.json", "its config.json has eos_token_id 99999", _changed(eos_token_id=99999)),
+        row("no tokenizer.json", "a tokenizer that transformers can load, but it has no tokenizer.json",
+            _tokenizer_files({"tokenizer.json": None})),
+        row("no tokenizer.json, and an empty tokenizer_config.json", "it has special tokens alone",
+            _tokenizer_files({"tokenizer.json": None, "tokenizer_config.json": "{}"})),
+        row("a tokenizer.json without entries", "that transformers can load, but KeyError: 'added_tokens'",
+            _tokenizer_files({"tokenizer.json": "{}"})),
+        row("an empty tokenizer.json", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", "")),
+        row("a chat template that is no template", "a template that renders, but: TemplateSyntaxError: unexpected '}'",
+            _template("{{ messages[0]['content' }}")),
+        row("a chat template that raises", "a template that renders, but: TemplateError: no", _template("{{ raise_exception('no') }}")),
+        row("a chat template without the user's message", "renders the user's message, but every prompt is 'Hello'", _template("Hello")),
+        row("a chat template without the assistant's turn", "renders the assistant's turn, but a question with its answer is",
+            _template("{{ messages[0]['content'] }}")),
         row("a tokenizer larger than the model", "vocab_size 100, but it has token id 259", _tokenizer(vocab_size=100, eos="<eos>")),
         row("a tokenizer without an end", "a tokenizer with an eos_token", _tokenizer(vocab_size=320, eos=None)),
         row("a model whose head_dim is 16, on a CPU", "a model whose head_dim is one of", _small_heads),

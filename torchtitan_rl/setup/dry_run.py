@@ -3,7 +3,7 @@
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
@@ -13,7 +13,7 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
-from torchtitan_rl.setup.start_checkpoint import missing_start
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
@@ -52,7 +52,7 @@ def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
     """Set `model_spec` as a run does. Returns the start's tokenizer. Says which start the run would make first."""
     missing = missing_start(config)
     if missing is None:
-        return AutoTokenizer.from_pretrained(config.hf_assets_path)
+        return load_tokenizer(config.hf_assets_path)
     _show(
         "start",
         f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {missing.recipe.steps} steps of "

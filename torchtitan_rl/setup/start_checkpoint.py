@@ -30,6 +30,7 @@ def prepare_start(config: "RunConfig") -> None:
         UserError: naming `hf_assets_path`.
     """
     from torchtitan_rl.library.models import spec_from_folder
+    from torchtitan_rl.setup.weight_files import check_tensors
 
     if not config.hf_assets_path:
         from torchtitan_rl.library.starts.warm_start import start_of  # imports transformers' models
@@ -48,6 +49,8 @@ def prepare_start(config: "RunConfig") -> None:
     if config.model_spec is not None:
         check_same_model(folder, found, config.model_spec)
     config.model_spec = config.model_spec or found
+    check_tensors(folder, config.model_spec)
+    check_end_tokens(folder, config.model_spec.model.vocab_size)
 
 
 def missing_start(config: "RunConfig") -> "MissingStartError | None":
@@ -135,6 +138,40 @@ def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> Non
         not differing, "hf_assets_path", str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
         remedy,
     )  # fmt: skip
+
+
+def check_end_tokens(folder: Path, vocab_size: int) -> None:
+    """Check that the model can sample every end token that the folder names.
+
+    Raises:
+        UserError: naming `hf_assets_path`, the file and the token.
+    """
+    for name in ("config.json", "generation_config.json"):
+        entries = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        found = entries.get("eos_token_id") if isinstance(entries, dict) else entries
+        for token in found if isinstance(found, list) else [found]:
+            expect(
+                token is None or (type(token) is int and 0 <= token < vocab_size), "hf_assets_path", str(folder),
+                f"end tokens below the model's vocab_size {vocab_size}, but its {name} has eos_token_id {token!r}", "Correct it.",
+            )  # fmt: skip
+
+
+def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
+    """Returns a folder's tokenizer. Raises UserError, naming `hf_assets_path`, if its files are not one."""
+    from transformers import AutoTokenizer
+
+    remedy, lacks = "Use the tokenizer files of the checkpoint.", not Path(folder, "tokenizer.json").is_file()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # many types, for files that are missing, empty or of another form
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        problem = "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
+        raise UserError(
+            f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"
+        ) from error
+    known = len(tokenizer) > len(tokenizer.all_special_ids)
+    expect(known, "hf_assets_path", folder, "a tokenizer with a vocabulary, but it has special tokens alone", remedy)
+    return tokenizer
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:

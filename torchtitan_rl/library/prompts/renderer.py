@@ -71,7 +71,7 @@ class PromptRenderer(Configurable):
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
         if self._uses_template:
-            self._check_generation_prompt()
+            self._check_template()
 
     def prompt(self, example: Example) -> Prompt:
         """Returns the example as a prompt with prompt_idx 0.
@@ -191,20 +191,33 @@ class PromptRenderer(Configurable):
             tools=self._tools[task],
         )
 
-    def _check_generation_prompt(self) -> None:
-        """Raises UserError if the template does not open the assistant's turn: the policy would continue the user's."""
-        question, answer = {"role": "user", "content": "1?"}, "@generated@"
+    def _check_template(self) -> None:
+        """Raises UserError unless the template renders question and answer and opens the assistant's turn."""
+        field, name = "the tokenizer's chat_template", self.tokenizer.name_or_path
+        remedy = "Use the checkpoint's own chat_template, or pass --prompts.no-apply-chat-template."
+        question, answer = {"role": "user", "content": "@asked@"}, "@generated@"
         member = next(iter(self._tools))
-        opened = self._chat_text([question], member)
-        closed = self._chat_text([question], member, add_generation_prompt=False)
-        whole = self._chat_text(
-            [question, {"role": "assistant", "content": answer}], member, add_generation_prompt=False
-        )
+        try:
+            opened = self._chat_text([question], member)
+            closed, whole = (
+                self._chat_text([question, *more], member, add_generation_prompt=False)
+                for more in ((), ({"role": "assistant", "content": answer},))
+            )
+        except Exception as error:  # a template is a program: whatever it raises, and errors of its syntax
+            expect(False, field, name, f"a template that renders, but: {type(error).__name__}: {error}", remedy)
+        expect(
+            question["content"] in opened, field, name,
+            f"a template that renders the user's message, but every prompt is {_shortened(opened)!r}", remedy,
+        )  # fmt: skip
+        expect(
+            answer in whole, field, name,
+            f"a template that renders the assistant's turn, but a question with its answer is {_shortened(whole)!r}", remedy,
+        )  # fmt: skip
         # Some templates need no generation prompt: with "[/INST]" the answer follows the user's turn directly.
         expect(
             opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
-            "the tokenizer's chat_template",
-            self.tokenizer.name_or_path,
+            field,
+            name,
             f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )

@@ -1,0 +1,78 @@
+"""Which tensors a checkpoint folder may hold besides the model's, and which not."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.parts.hf_decoders import save_hf_family
+from tests.parts.tiny import save_odd_checkpoint
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.setup.weight_files import check_tensors
+
+
+def add(folder, **tensors):
+    """Add tensors to the folder's file. Returns it."""
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | tensors, file)
+    return folder
+
+
+def check(folder):
+    check_tensors(folder, spec_from_folder(folder))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "olmo2", "granite"])
+def test_a_tensor_that_nobody_loads_is_refused_by_name(tmp_path, family):
+    save_odd_checkpoint(tmp_path, family) if family in ("qwen3", "qwen2", "llama") else save_hf_family(tmp_path, family)
+    check(tmp_path)
+    add(tmp_path, **{"model.layers.1.self_attn.extra.weight": torch.ones(3)})
+    with pytest.raises(
+        UserError, match="hold model.layers.1.self_attn.extra.weight, which no part of that model loads"
+    ):
+        check(tmp_path)
+
+
+def test_a_qwen_that_says_it_is_a_llama_is_refused(tmp_path):
+    save_odd_checkpoint(tmp_path, "qwen3")
+    entries = json.loads((tmp_path / "config.json").read_text())
+    entries |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=r"hold model.layers.0.self_attn.k_norm.weight, .* and 3 more, which no part"):
+        check(tmp_path)
+
+
+def test_fewer_layers_than_are_stored_are_refused(tmp_path):
+    save_odd_checkpoint(tmp_path, "llama")
+    entries = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"num_hidden_layers": 2}))
+    with pytest.raises(UserError, match="hold model.layers.2.* and 6 more, which no part.*num_hidden_layers"):
+        check(tmp_path)
+
+
+def test_what_old_and_published_checkpoints_store_besides_is_allowed(tmp_path):
+    """RoPE's frequencies, a tied head that is the embedding, and files that the index does not name."""
+    save_odd_checkpoint(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    embedding = load_file(file)["model.embed_tokens.weight"]
+    add(
+        tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3), "lm_head.weight": embedding.clone()}
+    )
+    save_file({"layers.0.attention.wq.weight": embedding}, tmp_path / "consolidated.safetensors")
+    index = {"weight_map": dict.fromkeys(load_file(file), file.name)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    check(tmp_path)
+
+
+def test_a_file_beside_the_index_with_the_same_tensors_is_refused(tmp_path):
+    """The trainer would read it, transformers and vLLM would not."""
+    save_odd_checkpoint(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(load_file(file), file.name)})
+    )
+    save_file({"model.norm.weight": torch.ones(72)}, tmp_path / "before.safetensors")
+    with pytest.raises(UserError, match="has model.norm.weight in model.safetensors and in before.safetensors. Remove"):
+        check(tmp_path)
