@@ -43,6 +43,7 @@ function badges(row) {
   const correct = cell(row, 'correct');
   return h('span', { class: 'badges' },
     h('span', { class: 'badge' }, 'reward ', h('b', {}, figure(cell(row, 'reward')))),
+    cell(row, 'advantage') !== null && h('span', { class: 'badge' }, 'advantage ', h('b', {}, figure(cell(row, 'advantage')))),
     correct !== null && h('span', { class: `badge ${correct ? 'good' : 'bad'}` }, correct ? 'right' : 'wrong'),
     cell(row, 'finish_reason') && h('span', { class: `badge ${cell(row, 'finish_reason') === 'stop' ? '' : 'warn'}` }, visible(cell(row, 'finish_reason'))),
     cell(row, 'left_out') && h('span', { class: 'badge warn' }, `not in the loss: ${visible(cell(row, 'left_out'))}`),
@@ -52,10 +53,11 @@ function badges(row) {
 /** A text block. A long text is cut until the reader asks for all of it. `write` makes the nodes of a text. */
 function textBlock(text, write = (shown) => [visible(shown)]) {
   const whole = String(text ?? '');
-  const block = h('pre', { class: 'text', dir: 'auto' });
+  const block = h('pre', { class: 'text' });
   const show = (all) => replace(block, ...write(all ? whole : whole.slice(0, MOST_CHARACTERS)),
     !all && whole.length > MOST_CHARACTERS && h('button', { class: 'more', onclick: () => show(true) }, `show all ${whole.length.toLocaleString('en')} characters`));
   show(false);
+  block.dir = 'auto'; // after its children, of which there may be many
   if (!whole) block.append(h('em', {}, 'empty'));
   return block;
 }
@@ -103,6 +105,11 @@ function sampleBody(row) {
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage', age: 'age in updates' };
+/** The ends of a colour scale in words, by what the strongest colour stands for. */
+const SCALES = {
+  logprob: (most) => ['0, certain', `−${figure(most)} nats or less`], diff: (most) => ['0', `${figure(most)} nats apart`],
+  advantage: (most) => [figure(-most), `+${figure(most)}, the largest of the run`], age: (most) => ['0', `${figure(most)} updates older`],
+};
 /** The response. If its tokens are stored, they can be coloured. */
 function responseBlock(row) {
   const tokens = spreadTokens(cell(row, 'tokens'));
@@ -111,7 +118,7 @@ function responseBlock(row) {
   const holder = h('div', {});
   const paint = () => replace(holder, h('div', { class: 'paints' }, ['', ...known].map((name) => h('button', {
     class: 'chip', 'aria-pressed': String(state.paint === name), 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); },
-  }, PAINTS[name] || 'no colours'))), known.includes(state.paint) ? paintedTokens(tokens, state.paint) : textBlock(cell(row, 'response')));
+  }, PAINTS[name] || 'no colours'))), known.includes(state.paint) ? paintedTokens(row, tokens, state.paint) : textBlock(cell(row, 'response')));
   paint();
   return holder;
 }
@@ -121,22 +128,74 @@ function spreadTokens(tokens) {
   return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
 }
 const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; its text stays readable
-function paintedTokens(tokens, name) {
-  const values = tokens[name];
-  const own = Math.max(1e-12, ...values.map((value) => Math.abs(value ?? 0)));
-  const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : own; // so that colours mean the same in all samples
-  const hue = (value) => (name === 'advantage' ? (value < 0 ? '--bad' : '--good') : name === 'diff' ? '--bad' : '--heat');
-  const share = (value) => (name === 'logprob' ? Math.min(1, -value / Math.min(most, 5)) : Math.abs(value) / most);
-  const token = (text, i) => {
-    const value = values[i];
-    const span = h('span', { class: value === null || value === undefined ? 'token observed' : 'token', title: tokenTitle(tokens, i) }, visible(text));
-    if (value !== null && value !== undefined) span.style.backgroundColor = `color-mix(in srgb, var(${hue(value)}) ${Math.round(STRONGEST[isDark() ? 'dark' : 'light'] * share(value))}%, transparent)`;
+/** The tokens in colours, the colours' scale, and the values of the token that the reader chooses by click, touch or arrow keys. */
+function paintedTokens(row, tokens, name) {
+  const own = tokens[name].reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 1e-12);
+  const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : name === 'logprob' ? Math.min(own, 5) : own; // colours mean the same in all samples
+  const [bad, good, heat] = ['--bad', '--good', '--heat'].map(cssColor);
+  const hue = (value) => (name === 'advantage' ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
+  const strongest = STRONGEST[isDark() ? 'dark' : 'light'] / 100;
+  const shade = (value) => faint(hue(value), strongest * Math.min(1, Math.abs(value) / most));
+  const none = (value) => value === null || value === undefined;
+  const spans = tokens.text.map((text, i) => {
+    const span = document.createElement('span');
+    span.className = none(tokens[name][i]) ? 'token observed' : 'token';
+    if (!none(tokens[name][i])) span.style.backgroundColor = shade(tokens[name][i]);
+    span.textContent = visible(text);
     return span;
+  });
+  const parting = partingToken(row, tokens);
+  spans[parting]?.classList.add('parting');
+  const values = h('div', { class: 'token-values', 'aria-live': 'polite' }, h('p', { class: 'note' }, 'Click a token, or use the arrow keys, for its values.'));
+  let chosen = -1;
+  const choose = (place) => {
+    if (!spans[place]) return;
+    spans[chosen]?.classList.remove('chosen');
+    chosen = place;
+    spans[chosen].classList.add('chosen');
+    spans[chosen].scrollIntoView({ block: 'nearest' });
+    replace(values, h('dl', { class: 'columns' }, tokenFacts(row, tokens, chosen).map(([word, value]) => h('div', {}, h('dt', {}, word), h('dd', {}, visible(value))))));
   };
-  return h('pre', { class: 'text tokens', dir: 'auto' }, tokens.text.map(token));
+  const goes = { ArrowRight: () => chosen + 1, ArrowLeft: () => chosen - 1, Home: () => 0, End: () => spans.length - 1 };
+  const block = h('pre', { class: 'text tokens', tabindex: 0, role: 'group', 'aria-label': 'tokens of the response: arrow keys choose one', onclick: (event) => choose(spans.indexOf(event.target)),
+    onkeydown: (event) => { if (goes[event.key]) { event.preventDefault(); choose(goes[event.key]()); } } }, spans);
+  block.dir = 'auto'; // after its children: else each of them is searched for a direction again
+  const scale = h('i', {});
+  scale.style.background = `linear-gradient(90deg, ${name === 'advantage' ? shade(-most) + ', ' : ''}transparent, ${shade(most)})`;
+  const [low, high] = SCALES[name](most);
+  return h('div', {}, h('p', { class: 'note scale' }, low, scale, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
+    parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part')), block, values);
 }
 const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
-const tokenTitle = (tokens, i) => [JSON.stringify(tokens.text[i]), ...Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])).map((name) => `${PAINTS[name]} ${figure(tokens[name][i])}`)].join('\n');
+/** The place of the first token that not all stored siblings have; null if there is none, and in conversations. */
+function partingToken(row, tokens) {
+  if (cell(row, 'conversation') !== null) return null;
+  const mine = String(cell(row, 'response') ?? '');
+  const others = (groups().get(groupKey(row)) || []).map((one) => String(cell(one, 'response') ?? '')).filter((text) => text !== mine);
+  if (!others.length) return null;
+  let [left, place] = [Math.min(...others.map((text) => prefix(mine, text))), 0];
+  while (place < tokens.text.length - 1 && (left -= tokens.text[place].length) >= 0) place++;
+  return place;
+}
+/** How many characters (or words) two texts (or lists) have in common at the start. */
+function prefix(a, b) {
+  let length = 0;
+  while (length < a.length && length < b.length && a[length] === b[length]) length++;
+  return length;
+}
+const digits = (value) => String(Number(value.toPrecision(6)));
+/** The values of one token, as [name, text] pairs. What is not stored is left out. */
+function tokenFacts(row, tokens, i) {
+  const at = (name) => (typeof tokens[name]?.[i] === 'number' ? tokens[name][i] : null);
+  const [logprob, diff] = [at('logprob'), at('diff')];
+  const why = logprob === null ? 'not written by the policy' : cell(row, 'left_out') || (cell(row, 'split') === 'train' ? 'its sample is not' : 'an evaluation');
+  return [['token', JSON.stringify(tokens.text[i])], ['place', `${figure(i + 1)} of ${figure(tokens.text.length)}`],
+    logprob !== null && ['probability', digits(Math.exp(logprob))], logprob !== null && ['sampler’s log-prob', figure(logprob)],
+    diff !== null && ['trainer’s log-prob', figure(logprob + diff)], diff !== null && ['trainer − sampler', figure(diff)], diff !== null && ['ratio trainer / sampler', digits(Math.exp(diff))],
+    at('entropy') !== null && ['entropy', figure(at('entropy'))], at('advantage') !== null && ['advantage', figure(at('advantage'))],
+    ['in the loss', cell(row, 'in_loss') && logprob !== null ? 'yes' : `no: ${why}`],
+    typeof cell(row, 'policy_version') === 'number' && logprob !== null && ['policy version', figure(cell(row, 'policy_version') - (at('age') ?? 0))]].filter(Boolean);
+}
 
 function answerLine(row, onlyExpected = false) {
   const answer = cell(row, 'answer');
@@ -169,13 +228,26 @@ function otherColumns(row) {
 function siblingsBody(siblings, row) {
   const best = saidText(siblings[0]);
   const stored = cell(row, 'group_size') || siblings.length;
+  const there = new Set(siblings.map((one) => cell(one, 'sample_idx')));
+  const absent = Array.from({ length: stored }, (_, i) => i).filter((i) => stored > siblings.length && !there.has(i));
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
-    h('p', { class: 'note' }, stored > siblings.length ? `${siblings.length} of ${stored} siblings are stored; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words.'] : 'This prompt has one sample.'),
+    h('p', { class: 'note' }, absent.length > 0 ? `${siblings.length} of ${stored} siblings are ${data.more ? 'in this page' : 'stored'}. Not there: ${absent.length > 1 ? 'samples' : 'sample'} ${absent.join(', ')}; metrics.keep_all_rows stores all. ` : '',
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words; a frame shows where a sample first parts from the best.'] : 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
-      facts(`sample ${cell(one, 'sample_idx')}`, h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), `${figure(cell(one, 'response_tokens'))} tokens`),
+      facts(`sample ${cell(one, 'sample_idx')}`, 'reward', h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && ['advantage', h('b', {}, figure(cell(one, 'advantage')))],
+        `${figure(cell(one, 'response_tokens'))} tokens`, place > 0 && partingWord(siblings[0], one)),
       textBlock(saidText(one), place ? against(saidText(one)) : undefined)))));
+}
+
+/** Where a sample first parts from the best one: by tokens if both are stored, else by words. */
+function partingWord(best, one) {
+  const [a, b] = [best, one].map((row) => cell(row, 'tokens')?.text);
+  const [x, y, unit] = a && b ? [a, b, 'token'] : [wordsOf(saidText(best)), wordsOf(saidText(one)), 'word'];
+  const place = prefix(x, y);
+  if (place === x.length && place === y.length) return 'same text';
+  const count = unit === 'token' ? place + 1 : y.slice(0, place).filter((word) => word.trim()).length + 1;
+  return `parts at ${unit} ${count}: ${JSON.stringify(brief(y[place] ?? 'end', 20))}, not ${JSON.stringify(brief(x[place] ?? 'end', 20))}`;
 }
 
 function historyBody(history) {
@@ -192,20 +264,22 @@ function historyBody(history) {
 }
 const correctColor = (value) => (value === true ? palette(2) : value === false ? palette(5) : palette(0));
 
+const wordsOf = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
 /** The nodes of `text`. Words that `base` does not have at that place are marked. */
 function marked(base, text) {
-  const words = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
+  const words = wordsOf;
   const lines = (whole) => whole.match(/[^\n]*\n|[^\n]+/g) || [];
   const long = base.includes('\n') && text.includes('\n') && (words(base).length > LONG || words(text).length > LONG);
   const split = long ? lines : words; // words of long answers would all be marked
   const [a, b] = [split(base), split(text)];
-  let start = 0;
-  while (start < a.length && start < b.length && a[start] === b[start]) start++;
+  const start = prefix(a, b);
   let end = 0;
   while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
   const middle = compared(a.slice(start, a.length - end), b.slice(start, b.length - end));
   const pieces = [{ text: b.slice(0, start).join('') }, ...middle, { text: b.slice(b.length - end).join('') }];
-  return pieces.filter((piece) => piece.text || piece.less).map((piece) => (piece.less ? h('del', { title: visible(piece.less) }, '‸') : piece.more ? h('mark', {}, visible(piece.text)) : visible(piece.text)));
+  const first = pieces.find((piece) => piece.less || (piece.more && piece.text));
+  const at = (piece) => (piece === first ? 'parting' : null);
+  return pieces.filter((piece) => piece.text || piece.less).map((piece) => (piece.less ? h('del', { class: at(piece), title: visible(piece.less) }, '‸') : piece.more ? h('mark', { class: at(piece) }, visible(piece.text)) : visible(piece.text)));
 }
 /** Pieces of `b`: {text} in both, {text, more} only in `b`, {less} only in `a`. */
 function compared(a, b) {
