@@ -145,7 +145,6 @@ def pack(
         sequence_ids=whole["sequence"],
         group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
         mass=torch.tensor([step[i].credit.mass or 0.0 for i in order], dtype=dtype),
-        anchored=torch.tensor([float(step[i].credit.anchored) for i in order], dtype=dtype),
         members=[step.members[i] for i in order],
         normalizers=normalizers,
         old_logprobs=real["old"] if old else None,

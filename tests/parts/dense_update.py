@@ -50,7 +50,7 @@ def undecided(rows: list[list[float | None]]) -> bool:
 
 
 def assign_credit(case: dict) -> list[list[dict]]:
-    """For each sample of each group: in_loss, anchored, and the advantage of each of its tokens or its weight."""
+    """For each sample of each group: in_loss, and the advantage of each of its tokens or its weight."""
     settings, by_turn = case["settings"], case["settings"]["credit"] == "turn"
     credit = []
     for group in case["groups"]:
@@ -59,11 +59,8 @@ def assign_credit(case: dict) -> list[list[dict]]:
         if settings["zero_variance"] != "keep" and undecided(raw):
             for one in found:
                 one["in_loss"] = False
-        pairs = list(zip(group["samples"], found))
-        tied = undecided([returns_of(s, one["reward"], by_turn) for s, one in pairs if one["reward"] is not None])
-        for sample, one in pairs:
-            one["anchored"] = not tied
-            if not tied and one["reward"] is not None and settings["kl_place"] == "reward":
+        for sample, one in zip(group["samples"], found):
+            if one["reward"] is not None and settings["kl_place"] == "reward":
                 terms = [estimate(m - r, settings["kl"]) for m, r in sampled(sample, "mu", "reference")]
                 one["reward"] -= settings["kl_coef"] * sum(terms)
         credit.append(found)
@@ -229,8 +226,7 @@ def mini_batch(case: dict, credit: list, groups: list[int], model: Tensors, old_
     if s["kl_place"] == "loss":
         d = log_pi - reference
         each = {"k1": d, "k2": d**2 / 2, "k3": torch.exp(-d) - 1 + d}[s["kl"]]
-        anchored = torch.tensor([float(one["anchored"]) for *_, one in rows], dtype=torch.float64)[:, None]
-        total = total + s["kl_coef"] * gather(each * anchored)
+        total = total + s["kl_coef"] * gather(each)
     total = total - s["entropy_coef"] * (entropy * mask).sum() / counts["tokens"]
     return total, min(map(float, margins), default=math.inf)
 

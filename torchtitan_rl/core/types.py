@@ -193,8 +193,6 @@ class Credit:
     """With a listwise loss: the episode's share of the group's mass, which sums to 1. Otherwise None."""
     q_mass: float | None = None
     """With a listwise loss: the episode's share of the target distribution given by the rewards alone."""
-    anchored: bool = True
-    """Whether the KL term applies. False if all rewards of the group are equal: it would be the only force there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -363,8 +361,6 @@ class TrainBatch:
     """[S] int64, the prompt_idx of each sequence."""
     mass: Tensor
     """[S] float32, `Credit.mass`; 0 without a listwise loss."""
-    anchored: Tensor
-    """[S] float32, 1 where the KL term applies."""
     members: list[Member]
     """[S] the source of each sequence."""
     normalizers: Normalizers

@@ -127,7 +127,7 @@ class Algorithm(OwnConfig):
         self.policy_loss.validate_group_size(n)
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
-        """Set `shaped_reward`, `advantage`, `mass`, `anchored` and `left_out` of the step's episodes.
+        """Set `shaped_reward`, `advantage`, `mass` and `left_out` of the step's episodes.
 
         The order is: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
         weights), semantic-entropy scale.
@@ -171,6 +171,8 @@ class Algorithm(OwnConfig):
         penalty = self.truncation.penalty(completion.num_sampled, longest)
         penalty += self.truncation.cut_reward(completion)
         episode.credit.shaped_reward = episode.reward + penalty
+        if self.kl.in_reward:
+            episode.credit.shaped_reward -= self.kl.penalty(episode)
         if completion.num_sampled == 0:
             episode.credit.left_out = "no tokens"
         elif self.truncation.masks(completion):
@@ -182,13 +184,6 @@ class Algorithm(OwnConfig):
         if self.config.zero_variance != "keep" and not self.has_preference([e.scored for e in group.samples]):
             for episode in group.samples:
                 episode.credit.left_out = episode.credit.left_out or "zero variance"
-        shaped = [episode for episode in group.samples if episode.credit.shaped_reward is not None]
-        if not differ([self._returns(e.scored, e.credit.shaped_reward) for e in shaped]):
-            for episode in group.samples:
-                episode.credit.anchored = False
-        elif self.kl.in_reward:
-            for episode in shaped:
-                episode.credit.shaped_reward -= self.kl.penalty(episode)
 
     def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any turn."""
@@ -218,8 +213,7 @@ class Algorithm(OwnConfig):
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
         # A subclass may add a term to its parent's loss, so what the parent says does not hold for it.
         says_so = vars(type(self.policy_loss)).get("silent_without_advantage", False)
-        anchored = self.kl.in_loss and episode.credit.anchored
-        if not says_so or self.config.entropy_coef > 0 or anchored:
+        if not says_so or self.config.entropy_coef > 0 or self.kl.in_loss:
             return False
         return not any(episode.credit.turn_advantages or [episode.credit.advantage])  # turns may cancel out in the mean
 
@@ -273,7 +267,7 @@ class Algorithm(OwnConfig):
             mass=batch.mass,
             normalizers=batch.normalizers,
         )
-        terms = self._terms(inputs, clean, batch.anchored)
+        terms = self._terms(inputs, clean)
         with torch.no_grad():
             tally = Tally()
             tally.put("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum")
@@ -296,18 +290,15 @@ class Algorithm(OwnConfig):
         if self.requires_whole_groups:
             check_whole_groups(batch)
 
-    def _terms(self, inputs: LossInputs, clean: dict[str, Tensor], anchored: Tensor) -> dict[str, Tensor]:
-        """The parts of the loss and their "total", 0-d each. `anchored` is [S]."""
+    def _terms(self, inputs: LossInputs, clean: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         for share in terms.values():
             tensor_from(self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`.")
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
         if self.kl.in_loss and "reference_logprob" in clean:
-            # In a group with equal rewards the reference would be the only force, so it does not apply there.
-            learning = inputs.sequences.expand(anchored.to(inputs.mask.dtype))  # [T]
-            divergence = self.kl(inputs.logprobs, clean["reference_logprob"]) * learning  # [T]
-            terms["kl"] = self.aggregation.share(divergence, inputs)
+            terms["kl"] = self.aggregation.share(self.kl(inputs.logprobs, clean["reference_logprob"]), inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         terms["entropy"] = (clean["entropy"] * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)

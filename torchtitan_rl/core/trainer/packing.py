@@ -151,7 +151,6 @@ def pack(
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
         group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
         mass=_on_device(np.array([e.credit.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
-        anchored=_on_device(np.array([e.credit.anchored for e in episodes], dtype=np.float32)),  # [S]
         members=members,
         normalizers=normalizers,
         reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,

@@ -108,8 +108,8 @@ def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy)
 @each_algorithm
 def test_equal_rewards_give_zero_gradient(name):
     config = ALGORITHMS[name]
-    if config.entropy_coef:
-        config = Algorithm.Config(kl=config.kl, mismatch=config.mismatch)  # an entropy bonus pulls by itself, by design
+    if config.entropy_coef or config.kl.coef:
+        config = Algorithm.Config(mismatch=config.mismatch)  # an entropy bonus and a KL term pull by themselves
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, *(group(i, [0.1] * 3) for i in range(2)), reference=[[-1.3, -1.3]] * 6)
     loss, grads, _ = gradients(algorithm, episodes, [{}])

@@ -112,14 +112,16 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
     assert metrics["loss/kl_weighted"].value == pytest.approx(0.1125, abs=1e-12)
 
 
-def test_a_group_without_preference_gets_no_kl_term_on_its_own():
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1)).build(max_completion_tokens=MAX_TOKENS)
+@pytest.mark.parametrize(("zero_variance", "pulled"), [("keep", True), ("drop", False)])
+def test_the_kl_term_pulls_every_token_in_the_loss(zero_variance, pulled):
+    config = Algorithm.Config(kl=KL.Config(coef=0.1), zero_variance=zero_variance)
+    algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     reference = [[-3.0, -3.0]] * 4
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0]), group(1, [1.0, 0.0]), reference=reference)
     batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
     values = policy_like(episodes, 0.2)
     run_loss(algorithm, episodes, values, batch).loss.backward()
-    assert all(not value.grad.any() for value in values[:2])
+    assert all(value.grad.all() if pulled else value.grad is None or not value.grad.any() for value in values[:2])
     assert all(value.grad.all() for value in values[2:])
 
 
@@ -128,12 +130,12 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
     ).build(max_completion_tokens=MAX_TOKENS)
     scored = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]), group(1, [1.0, 1.0])
-    # sum of k1: (-1 + 3) + 0 = 2 and 0, so the rewards become 0 and 0 - 0
+    # sum of k1: (-1 + 3) + 0 = 2 and 0, so the rewards become 0 and 0 - 0; equal rewards part too
     reference = [[-3.0, -1.0], [-2.0], [-5.0, -5.0], [-1.0, -1.0]]
     episodes = episodes_of(algorithm, *scored, reference=reference)
-    assert [episode.credit.shaped_reward for episode in episodes] == [0.0, 0.0, 1.0, 1.0]
+    assert [episode.credit.shaped_reward for episode in episodes] == [0.0, 0.0, -3.0, 1.0]
     assert [episode.reward for episode in episodes] == [1.0, 0.0, 1.0, 1.0]
-    assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 0.0, 0.0]
+    assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, -2.0, 2.0]
     assert not algorithm.kl.in_loss
     assert algorithm.needs_reference
 
