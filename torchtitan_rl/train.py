@@ -405,13 +405,14 @@ def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None
 def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
     import torch.distributed as dist
 
+    from torchtitan_rl.setup.identity import described
     from torchtitan_rl.setup.run_folder import code_version
     from torchtitan_rl.setup.secrets import without_secrets
 
     return config.metrics.build(
         run_folder=run_folder,
         run_name=run_folder.name,
-        run_config={"code": code_version(), **without_secrets(config.to_dict())},
+        run_config={"code": code_version(), **without_secrets(described(config))},
         total_steps=config.num_steps,
         rank=dist.get_rank(),
         gather=_gather if dist.get_world_size() > 1 else None,

@@ -22,6 +22,9 @@ CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
 """Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
 checkout."""
 
+_FILE = "torchtitan_rl_file_"
+"""The begin of the names of modules that were loaded by their file."""
+
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
@@ -116,9 +119,31 @@ def explained(error: Exception) -> str:
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
-    not_theirs = (_PACKAGE, sys.prefix, sys.base_prefix, "<")
     told = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
-    return [frame for frame in told if not frame.filename.startswith(not_theirs)]
+    return [frame for frame in told if is_users_file(frame.filename)]
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a Python file is the user's: neither this package's nor installed in the environment."""
+    prefixes = (_PACKAGE, sys.prefix, sys.base_prefix)
+    resolved = str(Path(file).resolve())
+    return not file.startswith((*prefixes, "<")) and not resolved.startswith(tuple(map(os.path.realpath, prefixes)))
+
+
+def module_of_reference(reference: str) -> ModuleType | None:
+    """Returns the module of a reference such as path/to/file.py:function; None if it has not been imported."""
+    found = _REWARD.fullmatch(reference)
+    place = found["place"].rpartition(":")[0] if found else ""
+    return sys.modules.get(_key(Path(from_caller(place)).resolve()) if place.endswith(".py") else place)
+
+
+def module_name(module: str) -> str:
+    """Returns the name under which a user's file would be imported, for the name that a module has here.
+
+    Example: module_name("torchtitan_rl_file_0a1b2c3d4e5f") == "my_losses"
+    """
+    loaded = sys.modules.get(module)
+    return Path(loaded.__file__).stem if module.startswith(_FILE) and loaded else module
 
 
 def caller_folder() -> str:
@@ -140,9 +165,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(close)}? " if close else ""
 
 
+def _key(path: Path) -> str:
+    """The name of a file's module in sys.modules."""
+    return _FILE + hashlib.sha256(str(path).encode()).hexdigest()[:12]
+
+
 def _load_file(path: Path) -> ModuleType:
     """Imports a file as a module, once, so that all functions taken from it share their state."""
-    key = f"torchtitan_rl_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    key = _key(path)
     if key not in sys.modules:
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))  # modules in the same folder can be imported, as with a script

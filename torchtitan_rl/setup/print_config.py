@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.library.named_models import NamedModel
+from torchtitan_rl.library.references import module_name
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -55,7 +56,7 @@ class _Source:
 
     def _named(self, thing: Any) -> str:
         """The name of a class or function. Its outermost class is imported."""
-        self.imports.add((thing.__module__, thing.__qualname__.partition(".")[0]))
+        self.imports.add((module_name(thing.__module__), thing.__qualname__.partition(".")[0]))
         return thing.__qualname__
 
 

@@ -57,6 +57,11 @@ def config_function(name: str) -> ConfigFunction:
     return known[name]
 
 
+def config_file(name: str) -> Path:
+    """The file of a config function, by the name of `config_function`."""
+    return Path(inspect.getfile(config_function(name))).resolve()
+
+
 def load_config(name: str) -> "RunConfig":
     """The config that `name` stands for. Raises UserError like `config_function`, or if the function returns no RunConfig."""
     from torchtitan_rl.setup.run_config import RunConfig

@@ -18,6 +18,7 @@ from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume
+from torchtitan_rl.setup.identity import SOURCES, digests, identity, is_older_identity
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BINDING = {
     "model_spec": "the weights are of another model",
     "tokenizer": "token ids stand for other text",
+    "prompts": "its state is of another class's prompts",
     "task": "the data position belongs to other data",
     "seed": "the data position belongs to another order",
     "num_prompts_per_step": "steps, schedule and metrics count other batches",
@@ -37,7 +39,9 @@ BINDING = {
     "reference": "the KL term pulls towards other weights",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
-"""Fields whose change would make a resumed run silently wrong, and why. `trainer.optimizer` means only its type."""
+"""Fields whose change would make a resumed run silently wrong, and why."""
+ONLY_TYPE = ("trainer.optimizer", "prompts")
+"""Those of them of which only the class counts."""
 
 DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
 """The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
@@ -48,11 +52,12 @@ _OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path", "t
 def config_fields(config: "RunConfig") -> dict[str, Any]:
     """All fields of a config by dotted name, and the type of each component. Runs are compared by these.
 
-    Example: {"algorithm.loss": "ClippedLoss", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
+    Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, "sources.my_losses.py": "3fa91c02b7de", ...}
     """
     found: dict[str, Any] = {}
     _describe("", config, found)
     folder, algorithm = Path(config.hf_assets_path), config.algorithm
+    found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     found["tokenizer"] = _tokenizer_digest(folder)
     needed = algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference
     found["reference"] = weights_digest(folder) if needed else "none"
@@ -64,7 +69,7 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         found[name] = f"{value.name} {value.flavor}"
         found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):
-        found[name] = type(value).__qualname__.removesuffix("Config").removesuffix(".")
+        found[name] = identity(value)
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
     else:
@@ -131,7 +136,7 @@ def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
     )
     then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
     both = then.keys() & now.keys()
-    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n] and not _same_file(then[n], now[n])}
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if not _same(then[n], now[n])}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
@@ -148,6 +153,10 @@ def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
         progress(f"later step kept as {path.name}: this run goes on from step {found.step}")
 
 
+def _same(then: Any, now: Any) -> bool:
+    return then == now or is_older_identity(then, now) or _same_file(then, now)
+
+
 def _same_file(then: Any, now: Any) -> bool:
     """Whether two values are paths of one file, such as data.jsonl and /home/me/data.jsonl."""
     if not (isinstance(then, str) and isinstance(now, str)):
@@ -160,6 +169,6 @@ def _same_file(then: Any, now: Any) -> bool:
 
 def _why_binding(name: str) -> str:
     for field, why in BINDING.items():
-        if name == field or (name.startswith(f"{field}.") and field != "trainer.optimizer"):
+        if name == field or (name.startswith(f"{field}.") and field not in ONLY_TYPE):
             return why
     return ""

@@ -27,6 +27,8 @@ from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.run_end import forget_end
+from torchtitan_rl.setup.identity import SOURCES, described, keep_sources
+from torchtitan_rl.setup.registry import config_file
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -72,12 +74,15 @@ class RunFolder:
         return cls(path, lock)
 
     def describe(self, name: str, config: "RunConfig") -> None:
-        """Write config.json and environment.json on rank 0. Earlier ones of a resumed run stay, as config-1.json and so on."""
+        """Write config.json, environment.json and copies of the user's source files, on rank 0.
+
+        Earlier ones of a resumed run stay, as config-1.json and so on.
+        """
         speeds = measured_speeds(*config.dtypes.values())  # by all ranks at once, as in training
         if dist.get_rank() != 0:
             return
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
-        described = without_secrets({**started, **config.to_dict()})
+        settings = without_secrets({**started, **described(config)})
         versions = {package: _version(package) for package in PACKAGES}
         machine = {
             "code": code_version(),
@@ -90,7 +95,8 @@ class RunFolder:
         }
         with _explained(self.path):
             _keep_former(self.path)
-            (self.path / "config.json").write_text(json.dumps(described, indent=2, default=repr) + "\n")
+            settings[SOURCES] = keep_sources(config, self.path, config_file=config_file(name))
+            (self.path / "config.json").write_text(json.dumps(settings, indent=2, default=repr) + "\n")
             (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         progress(f"run folder: {self.path}")
 

@@ -16,6 +16,7 @@ _FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
 """How the name of a config field, an option or an argument with a secret ends."""
 _NAME = re.compile(rf"{_FIELD}$", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(\b\w*{_FIELD}(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+", re.IGNORECASE)
+_LITERAL = re.compile(rf"(\b\w*{_FIELD}['\"]?\s*(?:=|:)\s*(['\"]))[^'\"\n]+(?=\2)", re.IGNORECASE)
 
 
 def without_secrets(value: Any) -> Any:
@@ -44,6 +45,14 @@ def _names_one(name: Any, value: Any) -> bool:
 def _without(text: str) -> str:
     text = masked(text)
     return ADDRESS_PASSWORD.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", text))
+
+
+def source_without_secrets(source: str) -> str:
+    """A copy of Python source without known secrets, and without texts that are assigned to a name such as api_key.
+
+    Example: source_without_secrets("token = tokens[0]; api_key = 'sk-1'") == "token = tokens[0]; api_key = '***'"
+    """
+    return ADDRESS_PASSWORD.sub(rf"\1{HIDDEN}", _LITERAL.sub(rf"\1{HIDDEN}", masked(source)))
 
 
 def masked(value: Any) -> Any:

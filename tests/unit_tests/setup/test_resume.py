@@ -1,13 +1,17 @@
 """Which changes of a config a resumed run may not make in silence."""
 
 import shutil
+from dataclasses import dataclass
 
 import pytest
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import import_checked
 from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
+from torchtitan_rl.setup.identity import is_older_identity
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.resume import BINDING, _accept, config_fields, examine, was_restarted, weights_digest
 
@@ -104,6 +108,70 @@ def test_a_kl_run_does_not_go_on_with_another_reference(accept, config, tmp_path
         tries()
     config.algorithm.kl.coef = 0.0  # without a reference the start may be another: the weights are the checkpoint's
     accept_from(config, tmp_path / "plain")()
+
+
+LOSS = """
+from torchtitan_rl.core.algorithm import PolicyLoss
+
+
+class Mine(PolicyLoss):
+    def __call__(self, inputs):
+        return {loss}
+"""
+PLAIN, WEIGHED = "-inputs.advantages * inputs.logprobs", "-2 * inputs.advantages * inputs.logprobs"
+
+
+def own_loss(folder, loss, more=""):
+    """`Mine` from a file my_loss.py in a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "my_loss.py").write_text(LOSS.format(loss=loss) + more)
+    return import_checked(folder / "my_loss.py", "test").Mine.Config()
+
+
+def test_two_classes_of_one_name_from_two_files_are_two(config, tmp_path, capsys):
+    config.algorithm.loss = own_loss(tmp_path / "a", PLAIN)
+    accept = accept_from(config, tmp_path / "run")
+    config.algorithm.loss = own_loss(tmp_path / "b", WEIGHED)
+    with pytest.raises(UserError, match=r"algorithm.loss my_loss:Mine \w{12} -> my_loss:Mine \w{12} \(its controllers"):
+        accept()
+    config.algorithm.loss = own_loss(tmp_path / "c", PLAIN)
+    accept()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_changed_file_whose_class_is_the_same_is_shown(config, tmp_path, capsys):
+    config.algorithm.loss = own_loss(tmp_path / "a", PLAIN)
+    accept = accept_from(config, tmp_path / "run")
+    config.algorithm.loss = own_loss(
+        tmp_path / "b", f"({PLAIN})  # as published", "\n\ndef a_reward(completions, **_):\n    return [0]"
+    )
+    accept()
+    assert "changed since step-20: sources.my_loss.py " in capsys.readouterr().out
+
+
+def test_an_own_class_in_a_checkpoint_from_before_digests_is_accepted(config, tmp_path):
+    config.algorithm.loss = own_loss(tmp_path / "a", PLAIN)
+    now = config_fields(config)["algorithm.loss"]
+    assert is_older_identity("Mine", now)
+    assert not is_older_identity("Other", now)
+    assert not is_older_identity("Clip", "Clip")
+
+
+class OtherPrompts(PromptStream):
+    @dataclass(kw_only=True, slots=True)
+    class Config(PromptStream.Config):
+        level: int = 1
+
+
+def test_another_class_of_prompts_is_refused_and_another_setting_is_shown(accept, config, capsys):
+    config.prompts.read_ahead = 8
+    accept()
+    assert "prompts.read_ahead 64 -> 8" in capsys.readouterr().out
+    config.prompts = OtherPrompts.Config(max_prompt_tokens=32)
+    with pytest.raises(
+        UserError, match=r"prompts PromptStream -> .*test_resume:OtherPrompts .* \(its state is of another class"
+    ):
+        accept()
 
 
 def test_of_a_large_file_blocks_from_its_begin_to_its_end_are_digested(tmp_path):

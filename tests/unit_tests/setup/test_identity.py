@@ -1,0 +1,88 @@
+"""config.json says which classes ran, and the run folder has the user's sources."""
+
+import json
+
+import pytest
+import torch.distributed as dist
+
+from torchtitan_rl.library.references import load_function
+from torchtitan_rl.setup.identity import described, digests, source_files
+from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.run_folder import RunFolder
+
+MINE = """
+from configs.debug import debug
+from my_helper import median
+from torchtitan_rl.core.algorithm import Advantage
+
+api_key = "sk-1234567890"
+
+
+class Median(Advantage):
+    def of_group(self, rewards, step_rewards):
+        return [reward - median(rewards) for reward in rewards]
+
+
+def mine():
+    config = debug()
+    config.algorithm.advantage = Median.Config()
+    config.grader.rewards = ["my_reward.py:brevity"]
+    return config
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A config file with an advantage of its own, which imports a helper and names a reward."""
+    (tmp_path / "my_config.py").write_text(MINE)
+    (tmp_path / "my_helper.py").write_text("from statistics import median\n")
+    (tmp_path / "my_reward.py").write_text("def brevity(completions, **_):\n    return [0.0 for _ in completions]\n")
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    name = f"{tmp_path / 'my_config.py'}:mine"
+    config = load_config(name)
+    load_function("my_reward.py:brevity", "grader.rewards")
+    return name, config
+
+
+def test_every_part_says_its_class(mine):
+    told = described(mine[1])
+    assert told["algorithm"]["advantage"] == {"class": "my_config:Median"}
+    assert told["algorithm"]["loss"]["class"] == "torchtitan_rl.core.algorithm.losses:Clip"
+    assert told["task"]["class"] == "torchtitan_rl.library.tasks.sum_digits:SumDigits"
+    assert told["prompts"]["class"] == "torchtitan_rl.library.prompts.stream:PromptStream"
+    assert told["class"] == "torchtitan_rl.setup.run_config:RunConfig"
+    assert set(told["sources"]) == {"my_config.py", "my_helper.py", "my_reward.py", "debug.py"}
+    json.dumps(told["algorithm"])
+
+
+def test_a_shipped_config_has_no_sources_but_its_own_file(tmp_path):
+    config = load_config("debug")
+    assert digests(config) == {}
+    assert source_files(config) == []
+
+
+def test_the_run_folder_has_the_sources_without_secrets(mine, tmp_path):
+    name, config = mine
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        folder = RunFolder.claim(str(tmp_path / "run"), "mine")
+        folder.describe(name, config)
+        (tmp_path / "my_reward.py").write_text(
+            "def brevity(completions, **_):\n    return [1.0 for _ in completions]\n"
+        )
+        folder.describe(name, config)
+    finally:
+        dist.destroy_process_group()
+    sources = json.loads((folder.path / "config.json").read_text())["sources"]
+    assert sources["my_config.py"]["file"] == str(tmp_path / "my_config.py")
+    copy = (folder.path / sources["my_config.py"]["copy"]).read_text()
+    assert copy == MINE.replace("sk-1234567890", "***")
+    before = json.loads((folder.path / "config-1.json").read_text())["sources"]["my_reward.py"]
+    assert before["sha256"] != sources["my_reward.py"]["sha256"]
+    assert "0.0" in (folder.path / before["copy"]).read_text()
+    assert "1.0" in (folder.path / sources["my_reward.py"]["copy"]).read_text()
+
+
+def test_a_printed_config_imports_a_class_of_the_config_file_by_its_name(mine):
+    assert "from my_config import Median\n" in as_python(*mine)

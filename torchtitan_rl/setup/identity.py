@@ -1,0 +1,181 @@
+"""Says which classes a config's parts are, and which source files are the user's: their digests, and copies in the run folder."""
+
+import ast
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.util import resolve_name
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_rl.core.config import parts
+from torchtitan_rl.library.references import is_users_file, module_name, module_of_reference
+from torchtitan_rl.setup.secrets import source_without_secrets
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.run_config import RunConfig
+
+SOURCES = "sources"
+"""The folder of a run with copies of the user's source files."""
+DIGITS = 12
+"""Hex digits of a digest."""
+CLASS = "class"
+"""The key of a part's class in config.json. No field of a Python class can have this name."""
+
+_WITHOUT_PARTS = ("model_spec",)
+
+
+def built_by(config: Any) -> type:
+    """Returns the class that a config is nested in and builds, or the config's own class."""
+    owner = getattr(type(config), "_owner", None)
+    return owner if owner and type(config).__qualname__.endswith(".Config") else type(config)
+
+
+def reference(cls: type) -> str:
+    """Example: "my_losses:Asymmetric", "torchtitan_rl.core.algorithm.losses:Clip"."""
+    return f"{module_name(cls.__module__)}:{cls.__qualname__.removesuffix('.Config')}"
+
+
+def identity(config: Any) -> str:
+    """The name by which a resumed run's part is compared: a user's class with the digest of its source, else the class's name.
+
+    Comments and the rest of its file do not count.
+
+    Example: "Clip", "my_losses:Asymmetric 3fa91c02b7de"
+    """
+    own = built_by(config)
+    theirs = [ast.dump(tree) for cls in own.__mro__ if (tree := _users_source(cls)) is not None]
+    if not theirs:
+        return type(config).__qualname__.removesuffix("Config").removesuffix(".")
+    return f"{reference(own)} {hashlib.sha256(''.join(theirs).encode()).hexdigest()[:DIGITS]}"
+
+
+def is_older_identity(then: Any, now: Any) -> bool:
+    """Whether `now` is an identity, and `then` its class in a checkpoint from before classes had digests."""
+    words = now.split() if isinstance(now, str) else []
+    return len(words) == 2 and isinstance(then, str) and words[0].partition(":")[2] == then
+
+
+def described(config: "RunConfig") -> dict[str, Any]:
+    """The config as a plain dict, in which every part has its "class", with the digests of the user's "sources"."""
+    return {**_with_classes(config, config.to_dict()), SOURCES: digests(config)}
+
+
+def digests(config: "RunConfig") -> dict[str, str]:
+    """Digests of the user's source files of a config's parts and reward functions, by name.
+
+    Example: {"my_losses.py": "3fa91c02b7de"}
+    """
+    return {name: _digest(path) for name, path in _named(source_files(config)).items()}
+
+
+def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | None) -> dict[str, dict[str, str]]:
+    """Copy the user's source files, without secrets, into the run folder. Returns what config.json says of them.
+
+    A copy's name has the file's digest, so those of an earlier start stay.
+
+    Example: {"my_losses.py": {"file": "/home/me/my_losses.py", "sha256": "3fa91c02b7de", "copy": "sources/my_losses-3fa91c02.py"}}
+    """
+    kept = {}
+    for name, path in _named(source_files(config, config_file)).items():
+        copy = Path(SOURCES, f"{path.stem}-{_digest(path)[:8]}.py")
+        (run_folder / SOURCES).mkdir(exist_ok=True)
+        (run_folder / copy).write_text(source_without_secrets(_content(path).decode(errors="replace")))
+        kept[name] = {"file": str(path), "sha256": _digest(path), "copy": str(copy)}
+    return kept
+
+
+def source_files(config: "RunConfig", config_file: Path | None = None) -> list[Path]:
+    """The user's files in which parts, reward functions and the config are defined, and those that these import, sorted."""
+    modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
+    modules |= {module_of_reference(one) for one in [*config.grader.rewards, getattr(config.task, "warm_start", "")]}
+    modules |= {one for one in list(sys.modules.values()) if config_file and _file(one) == config_file}
+    todo, found = [one for one in modules if _file(one)], {}
+    while todo:
+        module = todo.pop()
+        if _file(module) not in found:
+            found[_file(module)] = module
+            todo += [one for one in _imported(module) if _file(one)]
+    return sorted(found)
+
+
+def _imported(module: ModuleType) -> Iterator[ModuleType]:
+    """The modules that are imported by the statements in a module's file, also those inside functions."""
+    try:
+        tree = ast.parse(_content(_file(module)))
+    except (SyntaxError, ValueError):  # it was changed after it was imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = resolve_name(base, module.__package__) if node.level and module.__package__ else base
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (sys.modules[name] for name in names if name in sys.modules)
+
+
+def _file(module: ModuleType | None) -> Path | None:
+    """A module's file if it is the user's; None otherwise."""
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") and is_users_file(file) else None
+
+
+def _named(files: list[Path]) -> dict[str, Path]:
+    """Files by their name, or with their folder's name where two have one name."""
+    names = [file.name for file in files]
+    return {file.name if names.count(file.name) == 1 else "/".join(file.parts[-2:]): file for file in files}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(_content(path)).hexdigest()[:DIGITS]
+
+
+def _content(path: Path) -> bytes:
+    """Empty if the file was removed after it was imported."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@cache
+def _users_source(cls: type) -> ast.Module | None:
+    """The syntax tree of a user's class; None for another one, or if there is no source."""
+    if _file(sys.modules.get(cls.__module__)) is None:
+        return None
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """A config and all configs in it."""
+    yield config
+    for field in fields(config):
+        for _, part in parts(getattr(config, field.name)):
+            if is_dataclass(part) and not isinstance(part, type) and field.name not in _WITHOUT_PARTS:
+                yield from _parts(part)
+
+
+def _with_classes(value: Any, plain: Any) -> Any:
+    """`plain`, which was made from `value`, with the class of each config in it."""
+    if is_dataclass(value) and isinstance(plain, dict):
+        named = {
+            name: entry if name in _WITHOUT_PARTS else _with_classes(getattr(value, name, None), entry)
+            for name, entry in plain.items()
+        }
+        return {CLASS: reference(built_by(value)), **named}
+    if isinstance(value, dict) and isinstance(plain, dict):
+        return {name: _with_classes(value.get(name), entry) for name, entry in plain.items()}
+    if isinstance(value, (list, tuple)) and isinstance(plain, (list, tuple)):
+        return [_with_classes(one, entry) for one, entry in zip(value, plain, strict=True)]
+    return plain
