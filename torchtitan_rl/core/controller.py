@@ -154,7 +154,7 @@ class Controller(Configurable):
             except SamplerFault as fault:
                 raise type(fault)(f"{fault} {services.weight_sync.evidence(self.generator)}") from fault
             with timed("sync"):
-                self.sync_weights()
+                record_metric("sync/bytes", self.sync_weights(), "max")
             self._evaluate_when_due()
         self.state.count(groups, update)
         services.observer.step(groups, update, self.state)
@@ -225,18 +225,17 @@ class Controller(Configurable):
             best_global_step=self.evaluation.best_step,
         )
 
-    def sync_weights(self) -> None:
-        """Push the policy into the engine and verify the weights there."""
+    def sync_weights(self) -> int:
+        """Push the policy into the engine and verify the weights there. Returns the number of bytes sent."""
         ids, reach = self.held_out[0].token_ids, getattr(self.trainer.model.config, "reach", 0)
         ids = ids.repeat(1 + reach // len(ids))[: self.config.generator.max_model_len - 1]  # longer than every window
-        num_bytes = self.services.weight_sync.push(
+        return self.services.weight_sync.push(
             self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
             self.generator,
             policy_version=self.state.step,
             probe=ids,
             trainer_logprobs=self.trainer.token_logprobs,
         )
-        record_metric("sync/bytes", num_bytes, "max")
 
     def _evaluate_when_due(self) -> bool:
         """Evaluate if due and act on the results. Returns whether it was due."""

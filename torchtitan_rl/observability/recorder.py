@@ -181,7 +181,7 @@ class Recorder(Configurable):
         for name in ("jsonl", "local"):
             if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
-        return {"next_step": self._next_step, "charted": sorted(self._slim["global_reduce"].charted)}
+        return {"next_step": self._next_step, **self._slim["global_reduce"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the checkpoint's step: sinks remove later steps, so that no step appears twice."""
@@ -189,7 +189,7 @@ class Recorder(Configurable):
             logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
             return
         self._next_step = state["next_step"]
-        self._slim["global_reduce"].charted.update(state.get("charted", ()))
+        self._slim["global_reduce"].load_state_dict(state)
         for guard in self._guards.values():
             guard.rewind(self._next_step)
 

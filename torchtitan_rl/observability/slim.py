@@ -3,6 +3,7 @@
 import fnmatch
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 SHORT = 10
 """At the end of a run, every series with fewer points is charted."""
@@ -23,6 +24,8 @@ class Slim:
         self.charted: set[str] = set()
         self._held: dict[str, tuple[array[int], array[float]]] = {}
         """The steps and values of each series that is not charted."""
+        self._first: dict[str, float] = {}
+        """The first value of each series that is not charted."""
         self._moved: set[str] = set()
         """Names of series with two different values."""
         self._prints: dict[str, int] = {}
@@ -35,7 +38,7 @@ class Slim:
         """
         points: Points = {step: {}}
         for key, value in values.items():
-            self._prints[key] = hash((self._prints.get(key), step, value))
+            self._prints[key] = hash((self._prints.get(key, 0), step, value))
             if key not in self.charted:
                 self._hold(key, step, value)
         seen = {self._prints.get(key) for key in self.charted}
@@ -46,6 +49,18 @@ class Slim:
                 self._chart(key, points)
                 seen.add(self._prints[key])
         return points
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to chart the same series at the same steps, as JSON values."""
+        moved = sorted(self._moved - self.charted)
+        return {"charted": sorted(self.charted), "moved": moved, "first": self._first, "prints": self._prints}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Points before the resume are not drawn again."""
+        self.charted.update(state.get("charted", ()))
+        self._moved.update(state.get("moved", ()))
+        self._first.update(state.get("first", {}))
+        self._prints.update(state.get("prints", {}))
 
     def rest(self) -> Points:
         """Returns the points of the series that have been too short to be judged, at the end of a run."""
@@ -58,11 +73,12 @@ class Slim:
         steps, held = self._held.setdefault(key, (array("q"), array("d")))
         steps.append(step)
         held.append(value)
-        if value != held[0]:
+        if value != self._first.setdefault(key, value):
             self._moved.add(key)
 
     def _chart(self, key: str, points: Points) -> None:
         self.charted.add(key)
+        self._first.pop(key, None)
         for step, value in zip(*self._held.pop(key), strict=True):
             points.setdefault(step, {})[key] = value
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -233,7 +234,7 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
 
 
 def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):
-    """Records `num_steps` steps, with a resume after `resumed_at`. Returns each charted series as {step: value}, and metrics.jsonl's."""
+    """Records `num_steps` steps, with a resume after `resumed_at`. Returns the charted points, and the recorder's state at the end."""
     monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
     monkeypatch.setattr(ChartingSink, "points", [], raising=False)
     state = {}
@@ -254,7 +255,7 @@ def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):
             run.flush(step)
         state = run.state_dict()
         run.close()
-    return ChartingSink.points
+    return ChartingSink.points, state
 
 
 def series(points, key):
@@ -262,7 +263,7 @@ def series(points, key):
 
 
 def test_slim_charts_a_series_with_all_its_points_or_not_at_all(recorder, monkeypatch, tmp_path):
-    points = charts_of(recorder, monkeypatch, 30)
+    points, _ = charts_of(recorder, monkeypatch, 30)
     recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     whole = {key for _, values in points for key in values}
     for key in whole:
@@ -272,14 +273,24 @@ def test_slim_charts_a_series_with_all_its_points_or_not_at_all(recorder, monkey
 
 
 def test_slim_draws_every_series_of_a_short_run(recorder, monkeypatch):
-    points = charts_of(recorder, monkeypatch, 5)
+    points, _ = charts_of(recorder, monkeypatch, 5)
     assert series(points, "constant") == [(step, 5.0) for step in range(1, 6)]
 
 
 def test_what_is_charted_stays_charted_after_a_resume(recorder, monkeypatch):
-    points = charts_of(recorder, monkeypatch, 24, resumed_at=12)
+    points, _ = charts_of(recorder, monkeypatch, 24, resumed_at=12)
     assert series(points, "once") == [(step, float(step == 3)) for step in range(1, 25)]
     assert series(points, "constant") == []
+
+
+@pytest.mark.parametrize("resumed_at", [1, 3, 12, 24])
+def test_a_resumed_run_charts_the_series_of_one_that_was_not_interrupted(recorder, monkeypatch, tmp_path, resumed_at):
+    def charted(name, at):
+        _, state = charts_of(partial(recorder, folder=tmp_path / name), monkeypatch, 30, resumed_at=at)
+        return {key for key in state["charted"] if not key.startswith(("obs/", "time/"))}
+
+    straight, resumed = charted("straight", 0), charted("resumed", resumed_at)
+    assert resumed == straight >= {"late", "once", "varies"}
 
 
 class ChartingSink(Sink):

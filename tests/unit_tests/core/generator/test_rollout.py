@@ -24,7 +24,7 @@ from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
@@ -318,9 +318,9 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, 
     run = SimpleNamespace(
         generator=generator,
         grader=graded,
-        state=SimpleNamespace(step=1, prompts_seen=0),
-        config=SimpleNamespace(num_steps=1),
-        services=SimpleNamespace(prompts=SimpleNamespace(epoch=lambda seen: None), check_replicated=lambda *_: None),
+        state=SimpleNamespace(step=1),
+        services=SimpleNamespace(check_replicated=lambda *_: None),
+        _trainer_state=TrainerState,
     )
     first, _ = Controller._sample(run, prompts(made, 2))
     graded.close()
