@@ -20,7 +20,9 @@ from tests.parts.algorithm import (
 )
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.observability.metrics.reward_stats import group_metrics, participation_metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -62,6 +64,23 @@ def test_the_example_of_a_new_advantage_runs(examples):
     algorithm = Algorithm.Config(advantage=median.Median.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 5.0, None]), group(1, [0.1] * 3))
     assert [episode.credit.advantage for episode in episodes] == [0.0, -1.0, 4.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_example_of_a_filter_leaves_out_easy_groups_under_their_own_name(examples):
+    filters = importlib.import_module("not_too_easy").NotTooEasy
+    algorithm = filters.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    easy = group(0, [1.0] * 4 + [0.0], correct=[True] * 4 + [False])
+    hard = group(1, [1.0, 0.0], correct=[True, False])
+    equal = group(2, [1.0, 1.0], correct=[True, True])
+    step = episodes_of(algorithm, easy, hard, equal)
+    reasons = [group.samples[0].credit.left_out for group in step.groups]
+    assert reasons == ["filtered", None, "zero variance"]
+    metrics = group_metrics(step.groups, algorithm)
+    assert metrics["groups/filtered_fraction"].value == pytest.approx(1 / 3)
+    assert metrics["groups/zero_variance_fraction"].value == pytest.approx(1 / 3)
+    assert participation_metrics(step.groups)["loss/left_out/filtered"].value == pytest.approx(5 / 9)
+    with pytest.raises(UserError, match="algorithm.zero_variance = 'keep': .* filter NotTooEasy.has_preference"):
+        filters.Config().build(max_completion_tokens=MAX_TOKENS)
 
 
 def documented() -> dict[re.Pattern, str]:

@@ -30,6 +30,9 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
 
+FILTERED = "filtered"
+"""`Credit.left_out` of a group that a subclass's filter has refused although its rewards differ."""
+
 
 class LossOutput(NamedTuple):
     """The result of `Algorithm.loss` for one micro-batch."""
@@ -97,6 +100,13 @@ class Algorithm(OwnConfig):
             max_completion_tokens: the longest completion that is sampled for training.
         """
         super().__init__(config)
+        self.filters = type(self).has_preference is not Algorithm.has_preference
+        """Whether a subclass decides which groups are left out."""
+        expect(
+            not self.filters or config.zero_variance != "keep", "algorithm.zero_variance", config.zero_variance,
+            f'"drop" or "refill" with the filter {type(self).__qualname__}.has_preference, which "keep" does not ask',
+            "Set it, or leave the filter out.",
+        )  # fmt: skip
         self.max_completion_tokens = max_completion_tokens
         self.policy_loss = config.loss.build()
         self.listwise = self.policy_loss if isinstance(self.policy_loss, ListwiseLoss) else None
@@ -181,11 +191,17 @@ class Algorithm(OwnConfig):
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
         # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
-        if self.config.zero_variance != "keep" and not self.has_preference([e.scored for e in group.samples]):
+        samples = [episode.scored for episode in group.samples]
+        if self.config.zero_variance != "keep" and not self.has_preference(samples):
+            reason = FILTERED if self.rewards_differ(samples) else "zero variance"
             for episode in group.samples:
-                episode.credit.left_out = episode.credit.left_out or "zero variance"
+                episode.credit.left_out = episode.credit.left_out or reason
 
     def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
+        """Whether `zero_variance` "drop" and "refill" keep a group: if its rewards differ. A subclass may filter in another way."""
+        return self.rewards_differ(samples)
+
+    def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any turn."""
         return differ([self._returns(one, one.reward) for one in samples])
 

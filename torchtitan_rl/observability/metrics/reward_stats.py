@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.common.summary import describe, same_everywhere
+from torchtitan_rl.core.algorithm.algorithm import FILTERED
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
 
@@ -52,8 +53,10 @@ def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
     if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
-        equal = [not algorithm.has_preference(samples) for samples in rewarded]
-        metrics["groups/zero_variance_fraction"] = fraction(equal)
+        metrics["groups/zero_variance_fraction"] = fraction([not algorithm.rewards_differ(one) for one in rewarded])
+        if algorithm.filters:
+            refused = [any(e.credit.left_out == FILTERED for e in group.samples) for group in groups]
+            metrics["groups/filtered_fraction"] = fraction(refused)
     judged = [found for group in groups if (found := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
