@@ -14,6 +14,7 @@ from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, explained, from_caller, import_checked, load_function
 from torchtitan_rl.resilience.checkpoint_folder import is_choice
+from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.print_config import as_python
@@ -49,12 +50,16 @@ def config_function(name: str) -> ConfigFunction:
     Raises:
         UserError: with similar names, if there is none.
     """
-    if ":" in name or name.endswith(".py"):
+    if _is_reference(name):
         return load_function(name, "--config")
     known = config_functions()
     remedy = f"{did_you_mean(name, known)}--list-configs shows all."
     expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
     return known[name]
+
+
+def _is_reference(name: str) -> bool:
+    return ":" in name or name.endswith(".py")
 
 
 def config_file(name: str) -> Path:
@@ -90,6 +95,8 @@ def load_config(name: str) -> "RunConfig":
         config.close()  # otherwise Python warns about it
     expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r}.")
     check_types(config)
+    if _is_reference(name):
+        resolve_from(config_file(name).parent, config)
     return config
 
 
