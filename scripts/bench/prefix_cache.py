@@ -78,7 +78,7 @@ def main() -> None:
     with closing(generator):
         talks = []
         for number in range(10, 10 + args.conversations):
-            generator.generate([prompt(tokenizer, number)], sampling_config=sampling)
+            list(generator.generate([prompt(tokenizer, number)], sampling_config=sampling))
             talks.append(KeptEngine.kept)
     block = generator.llm.llm_engine.vllm_config.cache_config.block_size
     print(f"cache blocks of {block} tokens; means of {len(talks)} conversations")

@@ -282,7 +282,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
         versions[step], new = worker.version, in_flight.num_new(6)
         taken = in_flight.admit(prompts[seen : seen + new])
         seen += new
-        for group in generator.generate(taken, step=step, in_flight=in_flight, needed=6):
+        for group in in_flight.sample(generator, taken, needed=6, step=step, round=0):
             for sample in group.samples:
                 of = [step] * len(sample.token_ids) if sample.token_versions is None else sample.token_versions.tolist()
                 ids, context = sample.token_ids.tolist(), group.prompt.token_ids.tolist()
@@ -294,7 +294,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
                         )
                     ids, context = ids[number:], context + want
                 cut += len(set(of)) > 1
-        in_flight.gather(speaks=True, version=step)
+        in_flight.gather(generator)
         generator.sleep()
     return faults if cut else [*faults, "in flight: no completion was cut"]
 

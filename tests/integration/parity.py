@@ -177,11 +177,11 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
             trainer_logprobs=trainer_logprobs,
         )
         diffs = []
-        sampled: dict[tuple[int, int], list[int]] = {}
-        for group in comm.all_gather_lists(generator.generate(prompts, step=version)):
+        seen: dict[tuple[int, int], list[int]] = {}
+        for group in comm.all_gather_lists(list(generator.generate(prompts, step=version))):
             for completion in group.samples:
                 token_ids = completion.token_ids.tolist()
-                if sampled.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
+                if seen.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
                     failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
                 sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 scored = trainer_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]

@@ -24,7 +24,7 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
-from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
+from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
@@ -224,7 +224,7 @@ def fill_cache(pair: Pair) -> None:
     block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size
     tokens = [1 + i % 120 for i in range(block + 3)]
     prompts = [Prompt(prompt_idx=i, text="", token_ids=tokens, expected_answer="") for i in range(2)]
-    pair.generator.generate(prompts)
+    sampled(pair.generator, prompts)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
-from tests.parts.tiny import tiny_spec
+from tests.parts.tiny import sampled, tiny_spec
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
@@ -88,7 +88,7 @@ class AdapterPair:
     def worst_diff(self, step: int) -> float:
         """Largest difference in log-probability of engine and policy, over prompts and this rank's engine's samples."""
         diffs = [self.generator.prompt_logprobs(np.array(s)) - self.logprobs(s) for s in SEQUENCES]
-        for group in comm.all_gather_lists(self.generator.generate(PROMPTS, step=step)):
+        for group in comm.all_gather_lists(sampled(self.generator, PROMPTS, step=step)):
             for completion in group.samples:
                 whole = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 diffs.append(self.logprobs(whole)[len(group.prompt.token_ids) - 1 :] - completion.logprobs)

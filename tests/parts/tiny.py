@@ -1,14 +1,18 @@
 """Tiny random models for tests: a Qwen3, and one of each other architecture with odd dimensions."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from scripts.make_random_checkpoint import small_model
+from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.lora.adapters import own_part
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 
@@ -95,3 +99,8 @@ def change_adapters(model: nn.Module, version: int) -> None:
         if is_adapter(name):
             random = torch.Generator().manual_seed(1000 * version + number)
             local_shard(parameter).copy_(own_part(torch.randn(parameter.shape, generator=random) / 8, parameter))
+
+
+def sampled(generator: Generator, prompts: Sequence[Prompt], **how: Any) -> list[Group[Completion]]:
+    """Returns the groups of `Generator.generate`, in the prompts' order."""
+    return sorted(generator.generate(prompts, **how), key=lambda group: group.prompt.prompt_idx)

@@ -4,7 +4,8 @@ Every rank runs this program. Small values (prompts, completions, rewards, episo
 (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,12 @@ from torchtitan_rl.core.errors import SamplerFault
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.generator.quota import GroupsInFlight
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
-from torchtitan_rl.core.services import Services
+from torchtitan_rl.core.services import GroupsInFlight, Services
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.trainer import Trainer
@@ -165,11 +165,16 @@ class Controller(Configurable):
 
     def _collect_episodes(self) -> list[Group[Episode]]:
         """Sample, grade and credit the step's prompts. The algorithm may ask for more if groups have equal rewards."""
-        scored: list[Group[ScoredCompletion]] = []
+        step, scored = self.state.step, []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
             new = self.services.prompts.next_batch(self.in_flight.num_new(missing), first_idx=len(scored))
-            scored += self._sample(self.in_flight.admit(new), round=round, needed=missing)
+            prompts = self.in_flight.admit(new)
+            self.services.check_replicated(step, prompts)
+            scored += self._score(
+                self.in_flight.sample(self.generator, prompts, needed=missing, step=step, round=round)
+            )
+            self.in_flight.gather(self.generator)
             missing = self.config.num_prompts_per_step - sum(self.algorithm.has_preference(g.samples) for g in scored)
             if missing == 0:
                 break
@@ -181,34 +186,22 @@ class Controller(Configurable):
         self.algorithm.assign_credit(groups)
         return groups
 
-    def _sample(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        round: int = 0,
-        needed: int = 0,
-        sampling: SamplingConfig | None = None,
-        prefix: str = "",
-    ) -> list[Group[ScoredCompletion]]:
-        """Sample and grade each replica's share. Returns all shares, in the prompts' order, on every rank."""
-        self.services.check_replicated(self.state.step, prompts)
+    def _score(self, groups: Iterator[Group[Completion]], prefix: str = "") -> list[Group[ScoredCompletion]]:
+        """Sample this replica's groups and grade each as soon as it is whole.
+
+        Returns the groups of all replicas, in the prompts' order, on every rank.
+        """
         grading = self.grader.round(self._trainer_state())
-        with timed(f"{prefix}generate"):
-            # An evaluation has its own sampling settings. Its draws are the same at every step and number of replicas.
-            draws = {"step": 0, "seeded": True} if sampling else {"step": self.state.step}
-            if carries := needed > 0 and self.in_flight.active:
-                draws |= {"in_flight": self.in_flight, "needed": needed}
-            finished = grading.begin if self.generator.rank_in_replica == 0 else None
-            self.generator.generate(prompts, round=round, sampling_config=sampling, finished=finished, **draws)
+        with timed(f"{prefix}generate"), closing(groups):
+            for group in groups:
+                if self.generator.rank_in_replica == 0:
+                    grading.begin(group)
         with timed(f"{prefix}grade"):
             scored = grading.scores()
             for key, metric in self.grader.drain_metrics():
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
-            if carries:
-                speaks = self.generator.rank_in_replica == 0
-                self.in_flight.gather(speaks=speaks, version=self.generator.policy_version)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def _trainer_state(self) -> TrainerState:
@@ -248,10 +241,13 @@ class Controller(Configurable):
 
     def _evaluate(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
+        self.services.check_replicated(self.state.step, self.held_out)
         sampled = {}
         for one, sampling in self.evaluation.passes.items():
             with timed("evaluate"):
-                scored = self._sample(self.held_out, sampling=sampling, prefix=f"{one.prefix}/")
+                # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
+                groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
+                scored = self._score(groups, f"{one.prefix}/")
             sampled[one] = draft_episodes(scored)
         return self.services.observer.evaluation(sampled, self.state)
 

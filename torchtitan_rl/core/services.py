@@ -1,11 +1,11 @@
 """Interfaces to the rings: the core calls these objects, and `train.py` hands it the real ones."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from torchtitan_rl.core.types import Episode, FloatArray, Group, IntArray, Metric, Prompt
+from torchtitan_rl.core.types import Completion, Episode, FloatArray, Group, IntArray, Metric, Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,27 @@ class Prompts(Protocol):
 
     def metrics(self, num_seen: int) -> dict[str, Metric]:
         """Progress through the data after `num_seen` prompts."""
+
+
+class GroupsInFlight(Protocol):
+    """Samples a step's prompts. Groups that are not whole when enough others are go on in the next step.
+
+    The groups that are carried from step to step are equal on every rank: `library.in_flight.InFlight`.
+    """
+
+    def num_new(self, needed: int) -> int:
+        """How many prompts a step of `needed` groups begins."""
+
+    def admit(self, new: Sequence[Prompt]) -> list[Prompt]:
+        """The carried prompts and the new ones, by prompt_idx."""
+
+    def sample(
+        self, generator: "Generator", prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+    ) -> Iterator[Group[Completion]]:
+        """Yields this replica's share of `needed` groups, each when it is whole, and keeps the others."""
+
+    def gather(self, generator: "Generator") -> None:
+        """Carry the kept groups of all replicas. Collective; called when the groups of `sample` are gathered."""
 
 
 class Observer(Protocol):

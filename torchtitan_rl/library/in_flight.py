@@ -4,7 +4,8 @@ A carried group keeps its tokens with their log-probabilities. Which groups make
 none is thrown away: a group that has reached the greatest age is waited for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.quota import Quota
-from torchtitan_rl.core.types import FinishReason, Metric, Prompt
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.types import Completion, FinishReason, Group, Metric, Prompt
 
 
 class Partial(NamedTuple):
@@ -53,6 +54,22 @@ class Carried:
     since: int
     """The policy version of the group's first tokens."""
     samples: list[Partial]
+
+
+class Quota:
+    """Decides which groups a step takes on one replica, as they become whole."""
+
+    def __init__(self, size: int, urgent: Collection[int] = ()) -> None:
+        """`size`: groups to take, among them the `urgent` ones, by prompt_idx."""
+        self.left, self._urgent = size, set(urgent)
+
+    def takes(self, prompt_idx: int) -> bool:
+        """Whether the whole group of `prompt_idx` is taken. Room is kept for the urgent ones."""
+        if prompt_idx not in self._urgent and self.left == len(self._urgent):
+            return False
+        self._urgent.discard(prompt_idx)
+        self.left -= 1
+        return True
 
 
 class InFlight(Configurable):
@@ -94,32 +111,54 @@ class InFlight(Configurable):
         prompts = [replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)]
         return sorted([*prompts, *(one.prompt for one in self.carried.values())], key=lambda one: one.prompt_idx)
 
-    def go_on(self, groups: Sequence[Sequence[Conversation]]) -> None:
+    def sample(
+        self, generator: Generator, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+    ) -> Iterator[Group[Completion]]:
+        """Yields the first groups that are whole, this replica's share of `needed`. The others are kept for the next step."""
+        begun = generator.begin(prompts, step=step, round=round)
+        if not self.active:
+            yield from begun.whole_groups()
+            return
+        self._give_tokens(begun.groups)
+        share = len(range(generator.replica, needed, generator.num_replicas))
+        quota, taken = self._quota(begun.prompts, share, version=generator.policy_version), set()
+        with closing(begun.whole_groups()) as whole:
+            for group in whole:
+                if quota.takes(group.prompt.prompt_idx):
+                    taken.add(group.prompt.prompt_idx)
+                    yield group
+                if not quota.left:
+                    break
+            begun.cut()
+        for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
+            if prompt.prompt_idx not in taken:
+                self._keep(prompt, conversations, version=generator.policy_version)
+
+    def _give_tokens(self, groups: Sequence[Sequence[Conversation]]) -> None:
         """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
         for group in groups:
             carried = self.carried.get(group[0].prompt.prompt_idx)
             for partial, one in zip(carried.samples if carried else (), group, strict=False):
                 partial.go_on_in(one)
 
-    def quota(self, mine: Sequence[Prompt], size: int, *, version: int) -> Quota:
+    def _quota(self, mine: Sequence[Prompt], size: int, *, version: int) -> Quota:
         """Returns the quota of a replica that samples `mine` with the policy `version`."""
         began = {p.prompt_idx: self.carried[p.prompt_idx].since for p in mine if p.prompt_idx in self.carried}
         old = sorted((since, index) for index, since in began.items() if version - since >= self.config.max_age)
         return Quota(size, [index for _, index in old[:size]])
 
-    def keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
+    def _keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
         """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
         before = self.carried.get(prompt.prompt_idx)
         samples = [Partial.of(one, version) for one in conversations]
         self._kept.append(Carried(prompt=prompt, since=before.since if before else version, samples=samples))
 
-    def gather(self, *, speaks: bool, version: int) -> None:
-        """Make the kept groups of all replicas the carried ones, on every rank. Collective.
-
-        Args:
-            speaks: whether this rank is the first of its replica.
-        """
-        kept, self._kept = self._kept if speaks else [], []
+    def gather(self, generator: Generator) -> None:
+        """Make the kept groups of all replicas the carried ones, on every rank. Collective."""
+        if not self.active:
+            return
+        version = generator.policy_version
+        kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
         self.carried = {one.prompt.prompt_idx: one for one in comm.all_gather_lists(kept)}
         tokens = sum(len(sample.token_ids) for one in self.carried.values() for sample in one.samples)
         oldest = max((version - one.since + 1 for one in self.carried.values()), default=0)

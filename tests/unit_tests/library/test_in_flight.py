@@ -11,12 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
 from tests.parts.talk import chat_tokenizer, save_talker
-from tests.parts.tiny import DIMENSIONS
+from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.quota import Quota
 from torchtitan_rl.core.types import Prompt, flat
-from torchtitan_rl.library.in_flight import InFlight
+from torchtitan_rl.library.in_flight import Carried, InFlight, Quota
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)
 
@@ -64,11 +63,11 @@ class Run:
         self.generator.policy_version = self.version
         self.generator.llm.reset_prefix_cache()
         new = self.stream.next_batch(self.in_flight.num_new(self.needed))
-        groups = self.generator.generate(
-            self.in_flight.admit(new), step=self.version, sampling_config=self.sampling, in_flight=self.in_flight,
-            needed=self.needed,
-        )  # fmt: skip
-        self.in_flight.gather(speaks=True, version=self.version)
+        self.generator.sampling = self.sampling
+        prompts = self.in_flight.admit(new)
+        groups = list(self.in_flight.sample(self.generator, prompts, needed=self.needed, step=self.version, round=0))
+        groups.sort(key=lambda group: group.prompt.prompt_idx)
+        self.in_flight.gather(self.generator)
         self.version += 1
         return groups
 
@@ -94,9 +93,7 @@ def test_new_prompts_take_the_places_that_are_free(made):
     first = in_flight.admit(stream.next_batch(6))
     assert [p.prompt_idx for p in first] == [0, 1, 2, 3, 4, 5]
     for prompt in (first[1], first[4]):
-        in_flight.keep(prompt, [], version=0)
-    dist_free = in_flight._kept  # noqa: SLF001  (gather needs a process group)
-    in_flight.carried = {one.prompt.prompt_idx: one for one in dist_free}
+        in_flight.carried[prompt.prompt_idx] = Carried(prompt=prompt, since=0, samples=[])
     assert in_flight.num_new(4) == 4
     then = in_flight.admit(stream.next_batch(4))
     assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
@@ -106,7 +103,7 @@ def test_without_groups_in_flight_nothing_changes(generator, made):
     plain = Run(generator, made, prompts=0)
     groups = plain.step()
     generator.llm.reset_prefix_cache()
-    expected = generator.generate(Stream(made).next_batch(4), step=0, sampling_config=SAMPLING)
+    expected = sampled(generator, Stream(made).next_batch(4), step=0, sampling_config=SAMPLING)
     assert said(groups) == said(expected)
     assert all(c.token_versions is None for c in flat(groups))
     assert not plain.in_flight.carried

@@ -12,7 +12,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.tiny import save_tiny_checkpoint, scale_policy, tiny_spec
+from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, tiny_spec
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
@@ -333,16 +333,16 @@ def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
 def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
     block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size  # only whole blocks of tokens are cached
     prompt = Prompt(prompt_idx=0, text="", token_ids=[1 + i % 120 for i in range(2 * block + 3)], expected_answer="")
-    pair.generator.generate([prompt])
+    sampled(pair.generator, [prompt])
     pair.change()
     pair.sync()
-    for completion in pair.generator.generate([prompt])[0].samples:
+    for completion in sampled(pair.generator, [prompt])[0].samples:
         assert completion.logprobs == pytest.approx(pair.of_completion(prompt, completion), abs=1e-4)
 
 
 def test_sampling_is_repeatable_by_seed_step_and_round(pair):
     def tokens(**at):
-        return [c.token_ids.tolist() for c in flat(pair.generator.generate(PROMPTS, **at))]
+        return [c.token_ids.tolist() for c in flat(sampled(pair.generator, PROMPTS, **at))]
 
     assert tokens(step=3) == tokens(step=3)
     assert tokens(step=3) != tokens(step=4)
@@ -351,13 +351,13 @@ def test_sampling_is_repeatable_by_seed_step_and_round(pair):
 
 def test_logprobs_are_at_the_sampling_temperature(pair):
     hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
-    completion = pair.generator.generate(PROMPTS[:1], sampling_config=hot)[0].samples[0]
+    completion = sampled(pair.generator, PROMPTS[:1], sampling_config=hot)[0].samples[0]
     scored = pair.of_completion(PROMPTS[0], completion, temperature=2.0)
     assert completion.logprobs == pytest.approx(scored, abs=1e-4)
 
 
 def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pair):
-    groups = pair.generator.generate(PROMPTS)
+    groups = sampled(pair.generator, PROMPTS)
     assert [group.prompt for group in groups] == PROMPTS
     assert [[c.sample_idx for c in group.samples] for group in groups] == [[0, 1, 2, 3]] * len(PROMPTS)
     completions = flat(groups)
@@ -367,7 +367,7 @@ def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pai
 
 
 def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) -> None:
-    pair.generator.generate(PROMPTS)
+    sampled(pair.generator, PROMPTS)
     metrics = pair.generator.stats.metrics([])
     assert metrics["generator/preemptions"].value == 0
     assert 0 <= metrics["generator/prefix_cache_hit_rate"].value < 1

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,11 +20,10 @@ from torchtitan_rl.core.device import (
     unlink_shared_memory,
     without_preloads,
 )
-from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.quota import GroupsInFlight, Quota
-from torchtitan_rl.core.generator.rollout import EnvironmentFactory, roll_out
+from torchtitan_rl.core.generator.rollout import EnvironmentFactory
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.core.generator.sampling_round import SamplingRound
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
 
@@ -144,58 +142,41 @@ class Generator(Configurable):
         round: int = 0,
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
-        finished: Callable[[Group[Completion]], None] | None = None,
-        in_flight: GroupsInFlight | None = None,
-        needed: int = 0,
-    ) -> list[Group[Completion]]:
+    ) -> Iterator[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn or several.
 
-        Returns one group for each prompt of the share, in order. The same (seed, step, round, replica, prompts, weights,
-        environments' answers) give the same tokens.
+        Yields each group when its last completion ends, while other groups are still being sampled. The same (seed, step,
+        round, replica, prompts, weights, environments' answers) give the same tokens.
 
         Args:
             step: the training step, part of the seed.
             round: the number of the call within the step, part of the seed.
             sampling_config: replaces the prompt's and the configured sampling, for evaluation.
             seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is slower.
-            finished: called with each group when its last completion ends, while other groups are still being sampled.
-            in_flight: its groups go on, and those that are unfinished when the call ends are given to it.
-            needed: with `in_flight`, the number of groups, over all replicas, after which the call ends.
         """
+        begun = self.begin(prompts, step=step, round=round, sampling_config=sampling_config, seeded=seeded)
+        yield from begun.whole_groups()
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        step: int = 0,
+        round: int = 0,
+        sampling_config: SamplingConfig | None = None,
+        seeded: bool = False,
+    ) -> SamplingRound:
+        """Returns what `generate` with these arguments samples, before its first token. Sample it before the next call."""
         if self.policy_version < 0:
-            raise RuntimeError("generate() was called before the first weight sync: the engine's weights are empty.")
-        mine = prompts[self.replica :: self.num_replicas]
-        if not mine:
-            return []
+            raise RuntimeError("The generator was called before the first weight sync: the engine's weights are empty.")
 
         def seed_of(*parts: int) -> int:
             return _stable_seed(self.seed, step, round, *parts)
 
         self._seed(seed_of(self.replica))
-        groups = [self._begin(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
-        quota = self._quota(mine, groups, in_flight, needed)
-        conversations = [one for group in groups for one in group]
-        engine = self._turn_engine(seed_of)
-        mute = self.environments is None or self.rank_in_replica > 0
-        environments = nullcontext() if mute else closing(self.environments.start(conversations))
-        with closing(engine), output_of("tools and environments"), environments as pool:
-            waits = self.environments is not None and self.environments.wait_for_answers
-            ended = roll_out(conversations, engine, pool, self._share, wait_for_answers=waits, seeded=seeded)
-            whole: dict[int, Group[Completion]] = {}
-            for place, group in self._as_they_end(groups, ended):
-                if quota.takes(mine[place].prompt_idx):
-                    whole[place] = group
-                    if finished is not None:
-                        finished(group)
-                if not quota.left:
-                    break
-            for turn in engine.take_back() if in_flight is not None else ():
-                conversations[turn.place].append_turn(turn)
-        if self.stats is not None and self.rank_in_replica == 0:
-            record_metrics(self.stats.metrics(engine.outputs))
-        for place in sorted(set(range(len(groups))) - set(whole)):
-            in_flight.keep(mine[place], groups[place], version=self.policy_version)
-        return [whole[place] for place in sorted(whole)]
+        mine = prompts[self.replica :: self.num_replicas]
+        groups = [self._conversations(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
+        return SamplingRound(self, mine, groups, self._turn_engine(seed_of), seeded=seeded)
 
     def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
         """Returns the engine of one call, whose statistics begin now."""
@@ -207,41 +188,14 @@ class Generator(Configurable):
             lora_request=self._lora_request,
         )  # fmt: skip
 
-    def _quota(
-        self,
-        mine: Sequence[Prompt],
-        groups: Sequence[list[Conversation]],
-        in_flight: GroupsInFlight | None,
-        needed: int,
-    ) -> Quota:
-        """Returns which of the groups to take: all, or this replica's share of `needed`. Carried ones get their tokens."""
-        if in_flight is None:
-            return Quota(len(mine))
-        in_flight.go_on(groups)
-        share = len(range(self.replica, needed, self.num_replicas))
-        return in_flight.quota(mine, share, version=self.policy_version)
-
     def _seed(self, number: int) -> None:
         """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw alike."""
         torch.manual_seed(number)
         np.random.seed(number % 2**32)
 
-    def _as_they_end(
-        self, groups: list[list[Conversation]], ended: Iterable[int]
-    ) -> Iterator[tuple[int, Group[Completion]]]:
-        """Yields (index, group) for each group when its last conversation has ended."""
-        place_of = [place for place, group in enumerate(groups) for _ in group]  # [conversations]
-        going = [len(group) for group in groups]
-        for conversation in ended:
-            place = place_of[conversation]
-            going[place] -= 1
-            if not going[place]:
-                samples = [one.completion(self.policy_version) for one in groups[place]]
-                # A failed reset leaves a prompt without the environment's first messages.
-                prompt = max((one.prompt for one in groups[place]), key=lambda prompt: len(prompt.token_ids))
-                yield place, Group(prompt=prompt, samples=samples)
-
-    def _begin(self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]) -> list[Conversation]:
+    def _conversations(
+        self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
+    ) -> list[Conversation]:
         """Returns the prompt's conversations, each without a turn."""
         longest_turn = self.environments.max_turn_tokens if self.environments else None
         return [
@@ -256,7 +210,7 @@ class Generator(Configurable):
             for sample_idx in range(sampling.n)
         ]
 
-    def _share(self, value: Any) -> Any:
+    def share(self, value: Any) -> Any:
         """Returns the value of this replica's first rank on all of its ranks."""
         if self.config.tensor_parallel_degree == 1:
             return value

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.tiny import save_tiny_checkpoint
+from tests.parts.tiny import sampled, save_tiny_checkpoint
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import CPU_BLOCK_TOKENS, Generator
@@ -49,10 +49,10 @@ def said(completions: list[Completion]) -> list[tuple]:
 
 
 def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, scheduler) -> None:
-    free = flat(generator.generate(PROMPTS, seeded=True))
+    free = flat(sampled(generator, PROMPTS, seeded=True))
     pool = scheduler.kv_cache_manager.block_pool
     taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)  # 12 sequences need 1 each, most need 2 later
-    crowded = flat(generator.generate(PROMPTS, seeded=True))
+    crowded = flat(sampled(generator, PROMPTS, seeded=True))
     pool.free_blocks(taken)
     assert generator.stats.metrics([])["generator/preemptions"].value > 0
     for one, other in zip(free, crowded, strict=True):
@@ -61,14 +61,14 @@ def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, sc
 
 
 def test_completions_that_wait_for_a_place_are_the_same(generator, scheduler, monkeypatch) -> None:
-    at_once = flat(generator.generate(PROMPTS, seeded=True))
+    at_once = flat(sampled(generator, PROMPTS, seeded=True))
     monkeypatch.setattr(scheduler, "max_num_active_reqs", 5)
-    one_by_one = flat(generator.generate(PROMPTS, seeded=True))
+    one_by_one = flat(sampled(generator, PROMPTS, seeded=True))
     assert [c.token_ids.tolist() for c in one_by_one] == [c.token_ids.tolist() for c in at_once]
 
 
 def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler, monkeypatch) -> None:
-    expected, step, steps = said(flat(generator.generate(PROMPTS))), TurnEngine.step, []
+    expected, step, steps = said(flat(sampled(generator, PROMPTS))), TurnEngine.step, []
 
     def five_steps(engine: TurnEngine) -> list:
         steps.append(engine)
@@ -78,6 +78,6 @@ def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler,
 
     monkeypatch.setattr(TurnEngine, "step", five_steps)
     with pytest.raises(InterruptedError):
-        generator.generate(PROMPTS)
+        sampled(generator, PROMPTS)
     monkeypatch.undo()
-    assert said(flat(generator.generate(PROMPTS))) == expected
+    assert said(flat(sampled(generator, PROMPTS))) == expected

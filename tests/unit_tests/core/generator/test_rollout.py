@@ -21,7 +21,7 @@ from tests.parts.conversations import (
 )
 from tests.parts.grading import TaskOf
 from tests.parts.talk import chat_tokenizer, save_talker
-from tests.parts.tiny import DIMENSIONS
+from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
@@ -54,7 +54,7 @@ def talk(generator, made):
 
     def talk(make, *, num=3, step=1, sampling_config=None, **config):
         generator.environments = conversations(make, made, **config)
-        return generator.generate(prompts(made, num), step=step, sampling_config=sampling_config)
+        return sampled(generator, prompts(made, num), step=step, sampling_config=sampling_config)
 
     return talk
 
@@ -268,13 +268,13 @@ def test_a_broken_environment_ends_the_run_by_default(talk):
 
 
 def handed_over(generator, asked, **options):
-    """[(place of the group, whether the engine still samples)], a call of `finished` each."""
-    seen = []
+    """[(place of the group, whether the engine still samples)], in the order in which the groups come."""
     engine = generator.llm.llm_engine
-    groups = generator.generate(
-        asked, step=1, finished=lambda group: seen.append((group, engine.has_unfinished_requests())), **options
-    )
-    return [(next(i for i, group in enumerate(groups) if group is one), going) for one, going in seen]
+    place = {prompt.prompt_idx: i for i, prompt in enumerate(asked)}
+    return [
+        (place[group.prompt.prompt_idx], engine.has_unfinished_requests())
+        for group in generator.generate(asked, step=1, **options)
+    ]
 
 
 def test_a_group_is_handed_over_as_it_ends_while_others_are_sampled(generator, made):
@@ -318,11 +318,9 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, 
     run = SimpleNamespace(
         generator=generator,
         grader=graded,
-        state=SimpleNamespace(step=1),
-        services=SimpleNamespace(check_replicated=lambda *_: None),
         _trainer_state=TrainerState,
     )
-    first, _ = Controller._sample(run, prompts(made, 2))
+    first, _ = Controller._score(run, generator.generate(prompts(made, 2)))
     graded.close()
     began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
     assert seen
@@ -361,7 +359,7 @@ def test_a_turn_computes_none_of_the_whole_blocks_before_it(generator, made):
     ]
     generator.environments = conversations(lambda prompt: Says("go on", "done"), made)
     generator.llm.reset_prefix_cache()
-    groups = generator.generate(long, step=1, sampling_config=SamplingConfig(n=1, max_tokens=48))
+    groups = sampled(generator, long, step=1, sampling_config=SamplingConfig(n=1, max_tokens=48))
     first_turns = [c.turns[0].num_tokens for c in flat(groups) if len(c.turns) == 2]
     assert first_turns
     before = sum(
@@ -373,11 +371,11 @@ def test_a_turn_computes_none_of_the_whole_blocks_before_it(generator, made):
 
 def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, made):
     generator.environments = None
-    free = generator.generate(prompts(made, 1), step=3)
+    free = sampled(generator, prompts(made, 1), step=3)
     stop = next(one for c in flat(free) for one in c.text[2:] if one.isascii() and one.isalnum())
     sampling = SamplingConfig(n=4, max_tokens=48, stop=[stop])
     stopped = [
-        c for c in flat(generator.generate(prompts(made, 1), step=3, sampling_config=sampling)) if stop in c.text
+        c for c in flat(sampled(generator, prompts(made, 1), step=3, sampling_config=sampling)) if stop in c.text
     ]
     assert stopped
     for completion in stopped:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.parts.conversations import engine
 from tests.parts.talk import chat_tokenizer, save_talker
-from tests.parts.tiny import DIMENSIONS
+from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents.calculator_agent import AgentCalculator, play
@@ -57,7 +57,7 @@ def conversations(generator, made, task, **config):
     )
     generator.llm.reset_prefix_cache()  # the first call's blocks would change the last bits of the second's numbers
     stream = PromptStream.Config(max_prompt_tokens=200).build(task=task, tokenizer=made, seed=0)
-    return generator.generate(stream.next_batch(4), step=1)
+    return sampled(generator, stream.next_batch(4), step=1)
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -1,0 +1,78 @@
+"""One replica's share of a step's prompts while it is sampled."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.core.events import output_of, record_metrics
+from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.core.generator.turn_engine import TurnEngine
+from torchtitan_rl.core.types import Completion, Group, Prompt
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.generator.generator import Generator
+
+
+class SamplingRound:
+    """The conversations of one `Generator.generate` call. `whole_groups` samples them, and `cut` ends that early."""
+
+    def __init__(
+        self,
+        generator: "Generator",
+        prompts: Sequence[Prompt],
+        groups: list[list[Conversation]],
+        engine: TurnEngine,
+        *,
+        seeded: bool,
+    ) -> None:
+        self.prompts = prompts
+        self.groups = groups
+        """Each prompt's conversations. A conversation that has tokens already goes on after them."""
+        self._generator = generator
+        self._engine = engine
+        self._seeded = seeded
+
+    def whole_groups(self) -> Iterator[Group[Completion]]:
+        """Sample all conversations. Yields each group when its last conversation has ended."""
+        if not self.groups:
+            return
+        generator, factory = self._generator, self._generator.environments
+        conversations = [one for group in self.groups for one in group]
+        if factory is None or generator.rank_in_replica > 0:
+            pool = nullcontext()
+        else:
+            pool = closing(factory.start(conversations))
+        try:
+            with closing(self._engine), output_of("tools and environments"), pool as environments:
+                wait = factory is not None and factory.wait_for_answers
+                ended = roll_out(
+                    conversations,
+                    self._engine,
+                    environments,
+                    generator.share,
+                    wait_for_answers=wait,
+                    seeded=self._seeded,
+                )
+                yield from self._as_they_end(ended)
+        finally:
+            if generator.stats is not None and generator.rank_in_replica == 0:
+                record_metrics(generator.stats.metrics(self._engine.outputs))
+
+    def cut(self) -> None:
+        """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
+        conversations = [one for group in self.groups for one in group]
+        for turn in self._engine.take_back():
+            conversations[turn.place].append_turn(turn)
+
+    def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
+        group_of = [place for place, group in enumerate(self.groups) for _ in group]  # [conversations]
+        going = [len(group) for group in self.groups]
+        for conversation in ended:
+            place = group_of[conversation]
+            going[place] -= 1
+            if not going[place]:
+                samples = [one.completion(self._generator.policy_version) for one in self.groups[place]]
+                # A failed reset leaves a prompt without the environment's first messages.
+                prompt = max((one.prompt for one in self.groups[place]), key=lambda prompt: len(prompt.token_ids))
+                yield Group(prompt=prompt, samples=samples)
