@@ -48,6 +48,8 @@ def main() -> None:
     )
     args, overrides = parser.parse_known_args()
     output = Path.cwd() / (args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}")
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        parser.error(f"--output {output} exists already: expected a new folder")
     run = Path(args.model_or_run)
     if not run.exists() and run.parent != Path() and run.parent.is_dir():  # otherwise it may be a name on the hub
         parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model folder, or a name on the hub")

@@ -69,7 +69,8 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     expect(
         (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
     )
-    expect(not output.exists() or not any(output.iterdir()), "--output", str(output), "a new folder", "Name another.")
+    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    expect(is_free, "--output", str(output), "a new folder", "Name another.")
     checkpoint = find_checkpoint(run, step)
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
     model = meta_model(spec)

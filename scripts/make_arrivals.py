@@ -8,6 +8,9 @@ import json
 import random
 from pathlib import Path
 
+BEGINNING = '{"messages": [{"role": "user", "content": "A train leaves at'
+"""How the script's own files begin; it overwrites no other."""
+
 
 def rows(num: int, seed: int) -> list[dict]:
     """Returns `num` different rows with a question as messages, its answer, and the minutes as an extra column."""
@@ -33,6 +36,9 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=2000, help="number of rows, at most 2,112")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    own = args.output.is_file() and args.output.read_bytes().startswith(BEGINNING.encode())
+    if args.output.exists() and not own:
+        parser.error(f"--output {args.output} holds something else: expected a new file, or this script's own")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text("".join(json.dumps(row) + "\n" for row in rows(args.num, args.seed)))
     print(f"{args.num} rows in {args.output}")

@@ -20,6 +20,11 @@ def series(run: Path, key: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in found], [value for _, value in found]
 
 
+def is_plot(path: Path) -> bool:
+    """Returns whether matplotlib has written a file: it says so in every image."""
+    return path.is_file() and b"matplotlib" in path.read_bytes().lower()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run folders; each becomes one line")
@@ -27,6 +32,8 @@ def main() -> None:
     args = parser.parse_args()
     if missing := [str(run) for run in args.runs if not (run / "metrics.jsonl").is_file()]:
         parser.error(f"no metrics.jsonl in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")
+    if args.output.exists() and not is_plot(args.output):
+        parser.error(f"--output {args.output} is no plot: expected a new file, or an image by matplotlib")
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for run in args.runs:
         reward.plot(*series(run, "reward/mean"), linewidth=1.5, label=run.name)

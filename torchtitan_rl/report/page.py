@@ -39,6 +39,8 @@ _SCRIPTS = (
     "health.js",
     "app.js",
 )
+_CALL, _NOTICE = b"torchtitanRows(", b"<noscript>This report needs JavaScript."
+"""Texts by which the second file and the page are known."""
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 _ID_COLUMNS = ("split", "step", "prompt_idx", "sample_idx")
@@ -62,12 +64,14 @@ def write_report(
             None: `SIZE_MB`, or more if the metrics leave no room for samples.
         refresh_s: seconds between reloads of an open page while training runs; None: never.
 
-    Raises: FileNotFoundError for a folder that is not a run; OSError if a file cannot be written; ValueError if `size_mb` is less
-        than the page needs.
+    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of one of
+    the two; OSError if a file cannot be written; ValueError if `size_mb` is less than the page needs.
     """
     runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
     second = output.with_suffix(".samples.js")
     page, rest = render(runs, size_mb=size_mb, refresh_s=refresh_s, second=second.name)
+    for path in (output, second):
+        _expect_own(path)
     output.parent.mkdir(parents=True, exist_ok=True)
     if rest:
         _replace(second, rest)
@@ -75,6 +79,22 @@ def write_report(
         second.unlink(missing_ok=True)
     _replace(output, page)
     return runs
+
+
+def _expect_own(path: Path) -> None:
+    """Raises FileExistsError if there is anything but a file that this module has written, or an empty one."""
+    if os.path.lexists(path) and not (path.is_file() and (not path.stat().st_size or _is_own(path))):
+        raise FileExistsError(
+            f"--output = {str(path)!r}: expected a new file or an earlier report, but it is something else. Name another file."
+        )
+
+
+def _is_own(path: Path) -> bool:
+    with open(path, "rb") as file:
+        if file.read(len(_CALL)) == _CALL:
+            return True
+        file.seek(0)
+        return _NOTICE in file.read(2**17)  # it follows the style
 
 
 def _replace(path: Path, text: str) -> None:
@@ -125,7 +145,7 @@ def render(
     if rest:
         rows = embed(rest)
         token = hashlib.sha256(rows.encode("utf-8", "replace")).hexdigest()[:16]
-        script = f'torchtitanRows("{token}",{json.dumps(rows)})\n'
+        script = f'{_CALL.decode()}"{token}",{json.dumps(rows)})\n'
         content["more"] = {"file": second, "count": rest["count"], "mb": round(len(script) / 1e6, 1), "token": token}
     parts = {
         "title": html.escape(" · ".join(run.name for run in runs)),

@@ -124,6 +124,16 @@ def test_a_second_file_that_is_not_needed_any_more_is_removed(tmp_path):
     assert data_of(output)["more"] is None
 
 
+@pytest.mark.parametrize("name", ["r.html", "r.samples.js"])
+def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_path, name):
+    folder = write_run(tmp_path / "a")
+    (tmp_path / name).write_text("theirs")
+    with pytest.raises(FileExistsError, match=f"--output = .*{name}': expected a new file or an earlier report"):
+        write_report([folder], tmp_path / "r.html")
+    assert (tmp_path / name).read_text() == "theirs"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
+
+
 def test_no_text_can_leave_the_second_file(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text=HOSTILE * 10), tmp_path / "r.html"
     write_report([folder], output, size_mb=0.9)

@@ -1,0 +1,61 @@
+"""Scripts with an --output overwrite what they have written themselves, and nothing else."""
+
+import json
+
+import pytest
+
+from scripts import evaluate, export_hf, make_arrivals, make_random_checkpoint, plot_run
+from torchtitan_rl.report.__main__ import main as report
+
+MAINS = {
+    "export_hf": export_hf.main,
+    "evaluate": evaluate.main,
+    "make_arrivals": make_arrivals.main,
+    "make_random_checkpoint": make_random_checkpoint.main,
+    "plot_run": plot_run.main,
+    "report": report,
+}
+
+
+def run_script(name, *arguments, monkeypatch):
+    monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+    return MAINS[name]()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder, as far as these scripts read it before they look at --output."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"hf_assets_path": str(folder), "config": "debug", "command": [""]}))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    return folder
+
+
+@pytest.mark.parametrize("name", MAINS)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_another_file_or_folder_is_refused_by_name_and_stays_as_it_is(run, tmp_path, monkeypatch, capsys, name, kind):
+    output = tmp_path / "theirs"
+    theirs = output
+    if kind == "folder":
+        output.mkdir()
+        theirs = output / "model.safetensors"
+    theirs.write_text("theirs")
+    source = {"export_hf": ["--run", run], "make_arrivals": [], "make_random_checkpoint": []}.get(name, [run])
+    try:
+        code = run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "--output" in capsys.readouterr().err
+    assert theirs.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir() if path not in (output, run)] == []
+
+
+@pytest.mark.parametrize("name", ["make_arrivals", "plot_run", "report"])
+def test_a_scripts_own_file_is_written_anew(run, tmp_path, monkeypatch, name):
+    output = tmp_path / ("own.png" if name == "plot_run" else "own")
+    for _ in range(2):
+        source = [] if name == "make_arrivals" else [run]
+        assert not run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
+        assert output.stat().st_size > 1000
