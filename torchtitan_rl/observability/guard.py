@@ -47,13 +47,7 @@ class Guard:
         self._thread.start()
 
     def submit(self, record: StepRecord) -> None:
-        """Queues one step for the sink. Returns immediately; never raises.
-
-        If the session did not resume from a checkpoint, its first step rewinds the sink: output of earlier sessions
-        from that step on is removed.
-        """
-        if not self._positioned:
-            self.rewind(record.step)
+        """Queues one step for the sink. Returns immediately; never raises."""
         self._put(Job(lambda sink: sink.write(record), record.num_rows))
 
     def backfill(self, points: Points) -> None:
@@ -62,12 +56,14 @@ class Guard:
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""
+        self.begin(step)
         self._put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
-    def rewind(self, step: int) -> None:
-        """Queues the removal of everything the sink wrote for `step` and later, because training resumes there."""
-        self._positioned = True
-        self._queue.put(Job(lambda sink: sink.rewind(step)))
+    def begin(self, step: int) -> None:
+        """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""
+        if not self._positioned:
+            self._positioned = True
+            self._queue.put(Job(lambda sink: sink.rewind(step)))
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""

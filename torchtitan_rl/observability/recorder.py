@@ -184,14 +184,12 @@ class Recorder(Configurable):
         return {"next_step": self._next_step, **self._slim["global_reduce"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the checkpoint's step: sinks remove later steps, so that no step appears twice."""
+        """Resumes after the checkpoint's step. With the first step, sinks remove later ones, so that no step appears twice."""
         if "next_step" not in state:
             logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
             return
         self._next_step = state["next_step"]
         self._slim["global_reduce"].load_state_dict(state)
-        for guard in self._guards.values():
-            guard.rewind(self._next_step)
 
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
@@ -257,6 +255,9 @@ class Recorder(Configurable):
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),
         )
+        for guard in guards:
+            if guard.mode == mode:
+                guard.begin(step)
         self._backfill(mode, points)
         for guard in guards:
             if guard.mode == mode:

@@ -108,6 +108,18 @@ def test_resuming_without_a_checkpoint_state_still_writes_no_step_twice(recorder
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
 
 
+def test_a_resumed_run_that_fails_before_its_first_step_removes_no_step(recorder, tmp_path):
+    for steps in ((1, 2, 3, 4), ()):
+        run = recorder()
+        run.load_state_dict({"next_step": 3} if not steps else {"next_step": 1})
+        for step in steps:
+            record_metric("t", {"score": step}, Reduce.TABLE)
+            run.flush(step)
+        run.close()
+    for path in (tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"):
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
 def test_a_checkpoint_without_the_recorder_s_state_is_warned_of_and_cuts_nothing(recorder, tmp_path, caplog):
     recorder().load_state_dict({})
     assert "no state of the recorder" in caplog.text
