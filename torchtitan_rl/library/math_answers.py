@@ -1,29 +1,43 @@
 """Comparison of two LaTeX answers with math-verify, in a process that can be killed.
 
 sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also
-runs as a separate program: it reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this
-package.
+runs as a separate program, which forks the process that compares and kills it when the time is over: no comparison costs
+a new import. The program reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this package.
 """
 
+import ctypes
 import functools
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 LONGEST_SECONDS = 10.0
-"""Time limit of one comparison."""
+"""Time limit of one comparison. Of several that hang, one soon after another, each gets half the time of the one before."""
+
+LEAST_SHARE = 1 / 20
+"""Every comparison gets at least this share of the limit. So n that hang take at most 2 + n / 20 limits: 26 s if n is 12."""
 
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
 
+_PR_SET_PDEATHSIG = 1
+
 
 class MathJudge:
-    """Compares answers in another process, which is started on first use and restarted after it was killed."""
+    """Compares answers in another process, which is started on first use.
+
+    Comparisons that hang share their time: of several in a row, each is killed after half the time of the one before.
+    """
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest_seconds = longest_seconds
+        self._left_seconds = 2 * longest_seconds  # comparisons use it up, time without any restores it
+        self._ended_at = time.monotonic()
         self._process: subprocess.Popen | None = None
         self._owner = 0
         # The reward and the judgement compare the same pairs.
@@ -36,13 +50,16 @@ class MathJudge:
         if len(answer) > _LONGEST_ANSWER:
             return False
         process = self._running()
-        process.stdin.write(json.dumps([answer, expected]) + "\n")
-        process.stdin.flush()
-        if select.select([process.stdout], [], [], self._longest_seconds)[0]:
+        began = time.monotonic()
+        self._left_seconds = min(2 * self._longest_seconds, self._left_seconds + began - self._ended_at)
+        limit = max(LEAST_SHARE * self._longest_seconds, self._left_seconds / 2)
+        try:
+            process.stdin.write(json.dumps([limit, answer, expected]) + "\n")
+            process.stdin.flush()
             return process.stdout.readline().strip() == "1"
-        process.kill()
-        process.wait()
-        return False
+        finally:
+            self._ended_at = time.monotonic()
+            self._left_seconds = max(0.0, self._left_seconds - (self._ended_at - began))
 
     def _running(self) -> subprocess.Popen:
         """Returns this process's own comparison process: after a fork, the child must not share its parent's."""
@@ -64,13 +81,58 @@ def _compare(answer: str, expected: str) -> bool:
     return bool(found and right) and verify(right, found)
 
 
+class _Worker:
+    """A fork of this process that compares one pair after another."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._line.close()
+            try:
+                _serve(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def answer(self, seconds: float, pair: list[str]) -> bytes:
+        """Returns b"1" or b"0"; b"" if the time is over or the process has ended."""
+        self._line.sendall(json.dumps(pair).encode() + b"\n")
+        return self._line.recv(1) if select.select([self._line], [], [], seconds)[0] else b""
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._line.close()
+
+
+def _serve(line: socket.socket) -> None:
+    """Compares the pairs that come, until the other side is closed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with line.makefile("r") as pairs:
+        for pair in pairs:
+            try:
+                equal = _compare(*json.loads(pair))
+            except Exception:  # sympy's, for an expression that it cannot evaluate
+                equal = False
+            line.sendall(b"1" if equal else b"0")
+
+
 def _main() -> None:
     """Compares pairs from stdin until it is closed."""
-    import math_verify  # noqa: F401  (slow to import)
-
+    _compare(r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}")  # what the first comparison imports and makes, all forks have
     print("ready", flush=True)
-    for line in sys.stdin:
-        print(int(_compare(*json.loads(line))), flush=True)
+    worker = None
+    for request in sys.stdin:
+        seconds, *pair = json.loads(request)
+        worker = worker or _Worker()
+        found = worker.answer(seconds, pair)
+        print((found or b"0").decode(), flush=True)
+        if not found:
+            worker.kill()
+            worker = None
+    if worker:
+        worker.kill()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def number(text: str) -> Fraction | None:
 def math_answer(completions, expected_answer, **_):
     """1 if math-verify finds the LaTeX or expression equal to the expected answer.
 
-    A comparison is killed after 10 s.
+    A comparison is killed after 10 s; if several hang, after less (see MathJudge).
     """
     judge = _math_judge()
     return [

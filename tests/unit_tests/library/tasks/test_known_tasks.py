@@ -77,6 +77,16 @@ def test_a_comparison_that_does_not_end_is_killed_and_the_next_is_judged():
     assert judge.equal("0.25", r"\frac{1}{4}")
 
 
+def test_a_group_of_answers_that_hang_takes_little_more_than_two():
+    judge = MathJudge(longest_seconds=2.0)
+    assert judge.equal("0.5", r"\frac{1}{2}")
+    started = time.perf_counter()
+    assert not any(judge.equal(f"{n}^{{9^{{9^9}}}}", "7") for n in range(8, 20))
+    assert time.perf_counter() - started < 2 * 2.0 + 12 * 2.0 / 20 + 2.0  # and not 12 * 2.0, with 12 restarts
+    time.sleep(2.0)  # restores the next one's time
+    assert judge.equal("0.25", r"\frac{1}{4}")
+
+
 @pytest.mark.parametrize(
     ("expression", "right"),
     [
