@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked_since, new_mark
 from torchtitan_rl.library.agents.protocol import AgentError, Outcome
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.threads import event_loop
@@ -44,7 +45,7 @@ class Running(Protocol):
 
 
 class RunningCommand:
-    """A command in a new folder. Its whole process group is killed when its first process ends, or by `stop`."""
+    """A command in a new folder. All that it has started is killed when its first process ends, or by `stop`."""
 
     def __init__(self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]) -> None:
         self._session = session
@@ -55,7 +56,9 @@ class RunningCommand:
             "OPENAI_API_KEY": session.key,
             "AGENT_TASK": str(self._task),
             "AGENT_RESULT": str(self._result),
+            CALL_VARIABLE: new_mark(),
         }
+        self._mark = own[CALL_VARIABLE]
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self._printed = b""
         try:
@@ -103,6 +106,7 @@ class RunningCommand:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
         code = self._process.wait()
+        kill_marked_since(self._mark, self._process.pid)
         self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked_since, new_mark
 from torchtitan_rl.library.environments.tools import Tool
 
 COMMAND = (sys.executable, "-I", "-")
@@ -83,6 +84,7 @@ def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: s
     """Runs the program. Returns why it failed; "" if it did not."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     own = {"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads take memory
+    own[CALL_VARIABLE] = mark = new_mark()
     process = subprocess.Popen(
         command, cwd=folder, env={**inherited, **own}, stdin=subprocess.PIPE, stdout=printed,
         stderr=subprocess.STDOUT, start_new_session=True, bufsize=0,
@@ -99,6 +101,7 @@ def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: s
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        kill_marked_since(mark, process.pid)
     if code == -signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
     if code < 0:

@@ -157,9 +157,10 @@ def test_a_command_that_is_not_there_is_named(talk, monkeypatch):
     assert "/no/such/python" in one.error
 
 
-def test_the_processes_that_an_agent_has_left_are_killed_and_its_folder_is_removed(talk, tmp_path):
+@pytest.mark.parametrize("leaves_group", [False, True])
+def test_the_processes_that_an_agent_has_left_are_killed_and_its_folder_is_removed(talk, tmp_path, leaves_group):
     note = tmp_path / "note"
-    child = f"subprocess.Popen(['sleep', '99']); open({str(note)!r}, 'w').write(os.getcwd())"
+    child = f"subprocess.Popen(['sleep', '99'], start_new_session={leaves_group}); open({str(note)!r}, 'w').write(os.getcwd())"
     [one] = talk(f"{child}{GOOD}")
     assert one.finish_reason == "stop"
     assert agents() == []

@@ -1,12 +1,16 @@
 """Programs of the policy: what they print, and each way to exceed a limit."""
 
+import contextlib
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from torchtitan_rl.common import left_processes
+from torchtitan_rl.library.environments import python_tool as python_tool_module
 from torchtitan_rl.library.environments.python_tool import ProgramError, ProgramLimits, python_tool, run_program
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 
@@ -79,6 +83,38 @@ def test_what_a_program_leaves_running_does_not_delay_the_answer_and_is_killed()
     assert run_program("import subprocess\nsubprocess.Popen(['sleep', '97.6'])\nprint('done')", LIMITS) == "done\n"
     assert time.monotonic() - began < 15
     assert processes("97.6") == []
+
+
+DAEMON = "subprocess.Popen(['sleep', '{0}'], start_new_session=True)"
+"""A child that leaves the group."""
+FORKED_DAEMON = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while not os.path.exists('/gone {0}'): time.sleep(0.1)
+    os._exit(0)
+os.wait()
+"""
+"""The usual double fork: its parent is another process by now."""
+
+
+@pytest.mark.parametrize("ends", ["print('done')", "while True: pass"])
+@pytest.mark.parametrize("daemon", [DAEMON, FORKED_DAEMON])
+def test_a_daemon_that_has_left_the_group_is_killed_too(daemon, ends, monkeypatch):
+    monkeypatch.setattr(python_tool_module, "new_mark", lambda: "mark-97.7")
+    code = f"import os, subprocess, time\n{daemon.format('97.7')}\n{ends}"
+    with contextlib.suppress(ProgramError):
+        run_program(code, ProgramLimits(seconds=3))
+    assert processes("mark-97.7") == []
+
+
+def test_a_process_with_a_lower_number_is_found_after_the_kernel_began_anew():
+    mark = left_processes.new_mark()
+    with subprocess.Popen(["sleep", "60"], env={left_processes.CALL_VARIABLE: mark}, start_new_session=True) as process:
+        left_processes.kill_marked_since(mark, process.pid)  # higher ones only
+        assert process.poll() is None
+        left_processes.kill_marked_since(mark, 2**30)  # the last number given is lower
+        assert process.wait(10) == -9
 
 
 def test_a_program_has_its_own_folder_and_no_variable_of_the_run_but_the_named_ones(monkeypatch):
