@@ -114,12 +114,14 @@ def check_arguments(args: Sequence[str]) -> int:
     Returns WRONG_INPUT after a message on stderr, or 0: the ranks say everything else.
     """
     from torchtitan_rl.core.config import check_fields
+    from torchtitan_rl.setup.dump_folder import check_dump_folder
     from torchtitan_rl.setup.registry import parse_args
     from torchtitan_rl.setup.start_checkpoint import check_folder
 
     try:
         _, config = parse_args(args)
         check_fields(config)
+        check_dump_folder(config.dump_folder)
         check_folder(config)
     except UserError as error:
         print(visible(masked(f"error: {error}")), file=sys.stderr)
@@ -210,17 +212,22 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
     digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}
     check_config(config_fields(config) | digests)
-    folder = RunFolder.claim(config.dump_folder, name)
+    folder = RunFolder.find(config.dump_folder, name)
+    resume = prepare_resume(config, folder.path)  # what it refuses, it refuses before anything is written
+    folder.claim()
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     try:
-        resume = prepare_resume(config, folder.path)
-        folder.describe(name, config)
-        controller = build_run(config, folder.path, task=task, scorers=scorers, resume=resume)
+        with folder.kept_if_refused():
+            folder.describe(name, config, resume)
+            controller = build_run(config, folder.path, task=task, scorers=scorers, resume=resume)
         stopped = _carry_out(controller)
     except BaseException as error:
-        _end_with(error, folder.path, phases)
-        _write_report(config, folder.path)
+        if folder.is_refused:
+            status_file.update(run_folder="")  # the launcher would write there how the run ended
+        else:
+            _end_with(error, folder.path, phases)
+            _write_report(config, folder.path)
         raise
     status_file.update(outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic())
     controller.services.stop.effect = "training has ended, only the report is being written"

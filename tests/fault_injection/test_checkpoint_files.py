@@ -1,5 +1,7 @@
 """Files of a checkpoint torn, flipped or lost between two starts of a run."""
 
+import json
+
 import pytest
 
 from tests.fault_injection.conftest import STEPS
@@ -54,18 +56,22 @@ def test_a_fork_goes_on_elsewhere_and_leaves_the_other_run_alone(whole_run, tmp_
     assert ended.code == 0
     ended.says("forked from .*step-4", "resuming after step 4")
     assert sorted(p.name for p in whole_run.rglob("*")) == before
-    assert weights_of(tmp_path / "run", 6).keys() == weights_of(whole_run, 6).keys()
-    model = [name for name in weights_of(whole_run, 6) if "train_state" not in name]
-    assert [weights_of(tmp_path / "run", 6)[n] for n in model] == [weights_of(whole_run, 6)[n] for n in model]
+    fork, whole = weights_of(tmp_path / "run", 6), weights_of(whole_run, 6)
+    assert fork.keys() == whole.keys()
+    assert [name for name in whole if fork[name] != whole[name] and "train_state" not in name] == []
     assert list(metrics_of(tmp_path / "run")) == [5, 6]
 
 
 def test_what_would_be_silently_wrong_is_refused_until_it_is_accepted(whole_run, tmp_path):
     run = copy_until(whole_run, 2, tmp_path)
     first = (run / "config.json").read_text()
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
     refused = train(tmp_path, *STEPS, "--seed", "5", "--num-prompts-per-step", "8", log="refused.log")
     assert refused.code == 2
     refused.says("num_prompts_per_step 4 -> 8 .*; seed 0 -> 5 .*accept it with --resume-changed")
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    assert after == before
+    assert json.loads((run / "end.json").read_text())["outcome"] == "done"
     accepted = train(tmp_path, *STEPS, "--seed", "5", "--trainer.optimizer.lr", "2e-4", "--resume-changed")
     assert accepted.code == 0
     accepted.says("changed since step-2: seed 0 -> 5; trainer.optimizer.lr 0.0001 -> 0.0002")

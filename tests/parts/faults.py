@@ -222,6 +222,18 @@ fewer steps on resume than are done
   num_steps = 19: expected at least 20, the steps done at step-20. Raise it, or --resume an earlier step.
   2 unit_tests/setup/test_resume.py::test_fewer_steps_than_are_done_are_refused_before_anything_starts
 
+a command that is refused in the folder of a finished run
+  any of these messages; what is in the folder stays as it is: config.json, end.json, the report, the checkpoints
+  2 unit_tests/setup/test_run_folder.py::test_a_refused_start_leaves_a_finished_run_as_it_was
+
+--resume 2, and the engine does not start
+  a traceback; step-3 is still the newest checkpoint: later steps are set aside with the first step
+  1 unit_tests/resilience/test_checkpointer.py::test_later_checkpoints_are_set_aside_with_the_first_step_after_going_back_and_not_before
+
+--resume OTHER, in the folder of a run that was not forked from there
+  resume = 'OTHER': expected auto or one of [10, 20]: RUN has checkpoints, and was not forked from there.
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_a_run_that_was_not_forked_from_there_is_not_continued_in_its_place
+
 --resume 77, which is not there
   resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
   2 unit_tests/resilience/test_checkpoint_folder.py::test_a_step_that_is_not_there_is_named_with_those_that_are

@@ -24,8 +24,9 @@ from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.run_folder import _lock
+from torchtitan_rl.setup.run_folder import create
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
@@ -215,9 +216,13 @@ def _claimed(name: str) -> Cause:
         (folder / "file").touch()
         (folder / "spoiled").mkdir()
         (folder / "spoiled" / "checkpoint").touch()
-        _lock(folder / name)
+        create(folder / name)
 
     return cause
+
+
+def _in_model(folder: Path) -> None:
+    check_dump_folder(str(_checkpoint(folder)))
 
 
 def _no_task(_: Path) -> None:
@@ -298,6 +303,9 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
         row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),
         row("--dump-folder of one whose checkpoint is a file", "cannot write to", _claimed("spoiled")),
+        row("--dump-folder of a model's folder", "new, empty or a run's own, but it is a model's folder, with", _in_model),
+        row("--dump-folder of a folder with data", "new, empty or a run's own, but it has file, spoiled", _claimed("")),
+        row("--dump-folder of your home folder", "but it is your home folder", lambda _: check_dump_folder(str(Path.home()))),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),

@@ -114,6 +114,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
         _option("watchdog.limit-seconds", "nan", "nan: expected at least 1"),
     ],
+    "Folders and checkpoints": [
+        _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it is the root"),
+        _option("resume", "step-4", "'step-4': expected auto, never, a step such as 40, or the folder of another run"),
+        _option("resume", "newest", "'newest': expected auto, never, a step such as 40, or the folder of another run"),
+        _option("resume", "-1", "'-1': expected auto, never, a step such as 40, or the folder of another run"),
+        _option("resume", "3.5", "'3.5': expected auto, never, a step such as 40, or the folder of another run"),
+    ],
     "Sampling and evaluation": [
         _option("sampling.temperature", "0", "0.0: expected more than 0 in training. 1.0 is usual."),
         _option("sampling.temperature", "nan", "nan: expected"),

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import manifest
 
-BEST = "best.json"
+BEST, GOING_BACK = "best.json", "going-back.json"
 UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
 
 Examine = Callable[[Path], str]
@@ -81,10 +82,26 @@ class CheckpointFolder:
         new.write_text(json.dumps({"step": step}) + "\n")
         new.replace(self.path / BEST)
 
-    def set_aside_after(self, step: int) -> list[Path]:
-        """Rename the checkpoints of later steps, so that `auto` no longer finds them. Returns their new paths."""
-        later = [path for number, path in self.steps().items() if number > step]
-        return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
+    def set_aside_from(self, step: int) -> list[Path]:
+        """Rename the checkpoints of `step` and later ones, so that `auto` no longer finds them. Returns their new paths."""
+        later = [path for number, path in self.steps().items() if number >= step]
+        aside = [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
+        (self.path / GOING_BACK).unlink(missing_ok=True)
+        return aside
+
+    def going_back_to(self) -> int | None:
+        """The step of the last `go_back_to`, until later checkpoints are set aside; None if there is none."""
+        try:
+            return json.loads((self.path / GOING_BACK).read_text())["step"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def go_back_to(self, step: int) -> None:
+        """Note for a job that is restarted before its first step that it goes on from `step`, not from later checkpoints."""
+        if any(number > step for number in self.steps()):
+            (self.path / GOING_BACK).write_text(json.dumps({"step": step}) + "\n")
+        else:
+            (self.path / GOING_BACK).unlink(missing_ok=True)
 
     def _delete(self, folder: Path) -> None:
         if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name
@@ -104,19 +121,31 @@ class Resume:
     """Newer checkpoints that cannot be used, each with the reason."""
 
 
+CHOICES = "auto, never, a step such as 40, or the folder of another run or of one of its checkpoints"
+
+
 def is_choice(resume: str) -> bool:
     """Whether `resume` is auto, never or a step, and not a folder."""
     return resume in ("auto", "never") or resume.isdecimal()
 
 
+def check_form(resume: str) -> None:
+    """Raise UserError for a text that is neither a choice nor a path: a wrong one would be taken for a folder that is gone."""
+    step = re.fullmatch(r"step-(\d+)", resume)
+    holds = is_choice(resume) or os.sep in resume or (resume != "" and Path(resume).is_dir())
+    expect(holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest.")
+
+
 def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | None:
     """Find the checkpoint for `resume`: auto, never, a step, or another run's folder or checkpoint. Returns None for a new run.
 
-    The run's own checkpoints come before another run's, so that the same command continues an interrupted fork.
+    The run's own checkpoints come before those of the run that it was forked from, so that the same command continues an
+    interrupted fork.
 
     Raises:
         UserError: naming every checkpoint that was checked and why it cannot be used.
     """
+    check_form(resume)
     own = CheckpointFolder(run_folder)
     if resume == "never":
         expect(
@@ -126,9 +155,29 @@ def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | Non
         return None
     if resume.isdecimal():
         return _chosen_step(own, int(resume), examine)
-    if resume == "auto" or own.steps():
+    if resume == "auto":
         return _newest_good(own.steps(), examine, fork=False) if own.steps() else None
-    return _forked(Path(resume), examine)
+    if not own.steps():
+        return _forked(Path(resume), examine)
+    source = Path(resume).resolve()
+    if source.parent == own.path.resolve() and (step := re.fullmatch(r"step-(\d+)", source.name)):
+        return _chosen_step(own, int(step[1]), examine)
+    expect(
+        source == run_folder.resolve() or _was_forked(run_folder, source), "resume", resume,
+        f"auto or one of {list(own.steps())}: {run_folder} has checkpoints, and was not forked from there",
+        "Pass another --dump-folder to fork into.",
+    )  # fmt: skip
+    return _newest_good(own.steps(), examine, fork=False)
+
+
+def _was_forked(run_folder: Path, source: Path) -> bool:
+    """Whether one of the run's starts, whose config-1.json, config-2.json, ... it has kept, was told to fork from `source`."""
+    for file in run_folder.glob("config*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            then = json.loads(file.read_text())["resume"]
+            if not is_choice(then) and Path(then).resolve() == source:
+                return True
+    return False
 
 
 def _chosen_step(own: CheckpointFolder, step: int, examine: Examine) -> Resume:
@@ -147,8 +196,7 @@ def _forked(source: Path, examine: Examine) -> Resume:
     if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
         steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
     expect(
-        bool(steps), "resume", str(source), "auto, never, a step, or the folder of another run or of one of its checkpoints",
-        "Name an existing one.",
+        bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.",
     )  # fmt: skip
     return _newest_good(steps, examine, fork=True)
 

@@ -77,6 +77,7 @@ class Checkpointer(Configurable):
         self._base = trainer.lora.base_digest() if trainer.lora else ""
         self._best = self.folder.best()
         self._overdue_since: int | None = None
+        self._has_begun = False
 
     def check_room(self) -> None:
         """Raise UserError, on rank 0, if the disk has no room for even one checkpoint."""
@@ -108,11 +109,14 @@ class Checkpointer(Configurable):
     def save(self, step: int, *, last_step: bool = False) -> bool:
         """Save a checkpoint if one is due. Returns whether it was saved. If the disk is full, the next step tries again. Collective.
 
+        Called after every step. The first call sets later checkpoints aside: a start that fails before leaves all as it was.
+
         Raises:
             TrainingStopped: on every rank, if the folder is gone, or if the disk is still full after another interval or at
                 the last step.
         """
         self._check_folder()
+        self._set_later_aside(step)
         due = last_step or step % self.config.interval == 0 or step == self._best or self._overdue_since is not None
         if not (self.config.enable and due):
             return False
@@ -123,6 +127,13 @@ class Checkpointer(Configurable):
             return False
         self._overdue_since = None
         return True
+
+    def _set_later_aside(self, step: int) -> None:
+        """After the first step, set the checkpoints aside that an earlier start of this run saved at this step or later."""
+        if comm.is_rank_0() and not self._has_begun:
+            for path in self.folder.set_aside_from(step):
+                progress(f"later step kept as {path.name}: this run went on from an earlier one")
+        self._has_begun = True
 
     def _postpone(self, step: int, reason: str, last_step: bool) -> None:
         since = step if self._overdue_since is None else self._overdue_since

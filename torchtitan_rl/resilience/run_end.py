@@ -89,11 +89,6 @@ def phase_of(error: BaseException) -> str:
     return ": ".join(dict.fromkeys([*left[-1:], *left[:1]]))
 
 
-def forget_end(folder: Path) -> None:
-    """Remove the file of an earlier start of the run."""
-    (folder / END).unlink(missing_ok=True)
-
-
 def write_end(
     folder: Path,
     outcome: Outcome,

@@ -1,6 +1,7 @@
 """--dry-run: shows what a run would do, without an engine or an update. Only the reward functions' workers are started."""
 
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,8 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.resume import choose_resume
+from torchtitan_rl.setup.run_folder import lock_existing
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
@@ -36,6 +39,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     check_task(config, task)
     tokenizer = _tokenizer(config)
     check_model(config, world_size=world_size)
+    _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
     prompts = build_prompts(config, task, tokenizer).stream.next_batch(NUM_PROMPTS)
@@ -59,6 +63,18 @@ def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
         f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
     )
     return missing.tokenizer()
+
+
+def _run_folder(config: "RunConfig") -> str:
+    """The folder that the run would write to, and the checkpoint that it would go on from, as text."""
+    folder = Path(config.dump_folder or "outputs/NAME-TIME")
+    if config.dump_folder and (lock := lock_existing(folder)):
+        lock.close()
+    found = choose_resume(config, folder)
+    if found is None:
+        return f"{folder}: a new run"
+    how = "a new run, forked from" if found.fork else "goes on from"
+    return f"{folder}: {how} {found.checkpoint}"
 
 
 def _layout(config: "RunConfig", world_size: int) -> str:

@@ -13,7 +13,7 @@ import tyro
 from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, explained, from_caller, import_checked, load_function
-from torchtitan_rl.resilience.checkpoint_folder import is_choice
+from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
@@ -131,6 +131,8 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         raise SystemExit(0)
     for field in ("dump_folder", "hf_assets_path", "resume"):
         path = getattr(config, field)
+        if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
+            check_form(path)
         if path != getattr(default, field) and _is_path(field, path):
             setattr(config, field, from_caller(path))
     lora = config.trainer.lora

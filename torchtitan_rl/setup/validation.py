@@ -22,7 +22,9 @@ from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
+from torchtitan_rl.resilience.checkpoint_folder import check_form
 from torchtitan_rl.resilience.death import GIB, node_bytes
+from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
 
@@ -67,6 +69,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         "The config function must set it.",
     )
     check_fields(config)
+    check_dump_folder(config.dump_folder)
+    check_form(config.resume)
     spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
     expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
     for field, limits in _LIMITS.items():

@@ -132,7 +132,7 @@ def test_a_full_disk_at_the_start_is_wrong_input(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
-            RunFolder.claim(str(tmp_path / "run"), "debug")
+            RunFolder.find(str(tmp_path / "run"), "debug").claim()
     finally:
         dist.destroy_process_group()
 

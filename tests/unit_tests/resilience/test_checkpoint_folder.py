@@ -123,7 +123,7 @@ def test_steps_after_the_resumed_one_are_set_aside_and_never_overwritten(folder,
     for _ in range(2):
         make(folder, 1, 2)
         assert find_resume("1", tmp_path, examine).step == 1
-        folder.set_aside_after(1)
+        folder.set_aside_from(2)
     assert sorted(p.name for p in folder.path.iterdir()) == ["set-aside-step-2", "set-aside-step-2-2", "step-1"]
 
 
@@ -148,11 +148,34 @@ def test_another_run_or_one_of_its_checkpoints_is_forked_until_there_are_own_one
     for source, step in ((other.path.parent, 30), (other.steps()[10], 10)):
         found = find_resume(str(source), tmp_path, examine)
         assert (found.step, found.fork) == (step, True)
+    (tmp_path / "config-1.json").write_text(json.dumps({"resume": str(other.path.parent)}))
     make(folder, 35)
     found = find_resume(str(other.path.parent), tmp_path, examine)
     assert (found.step, found.fork) == (35, False)
-    with pytest.raises(UserError, match="resume = '/nowhere': expected auto, never, a step, or the folder"):
+    with pytest.raises(UserError, match="resume = '/nowhere': expected auto, never, a step such as 40, or the folder"):
         find_resume("/nowhere", tmp_path / "new", examine)
+
+
+def test_a_run_that_was_not_forked_from_there_is_not_continued_in_its_place(folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    make(CheckpointFolder(tmp_path / "other"), 10)
+    make(folder, 20, 40)
+    for place in ("other", "gone"):
+        with pytest.raises(UserError, match=r"expected auto or one of \[20, 40\]: .* was not forked from there"):
+            find_resume(str(tmp_path / place), tmp_path, examine)
+
+
+def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
+    make(folder, 20, 40)
+    assert find_resume(str(tmp_path), tmp_path, examine).step == 40
+    assert find_resume(str(folder.steps()[20]), tmp_path, examine).step == 20
+
+
+@pytest.mark.parametrize("wrong", ["step-4", "newest", "-1", "3.5", "", "Auto"])
+def test_a_text_that_is_no_choice_is_not_taken_for_auto(folder, tmp_path, wrong):
+    make(folder, 4, 8)
+    with pytest.raises(UserError, match=f"resume = '{wrong}': expected auto, never, a step such as 40, or the folder"):
+        find_resume(wrong, tmp_path, examine)
 
 
 def test_room_is_what_the_file_system_of_the_first_existing_folder_has(folder):

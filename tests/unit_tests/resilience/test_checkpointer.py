@@ -72,6 +72,23 @@ def test_the_best_is_saved_when_it_is_found_and_survives(tmp_path):
     assert list(saver.folder.steps()) == [1, 6]
 
 
+def test_later_checkpoints_are_set_aside_with_the_first_step_after_going_back_and_not_before(tmp_path, capsys):
+    saver = checkpointer(tmp_path, keep_latest_k=0)
+    for step in (2, 4, 6):
+        saver.save(step)
+    again = checkpointer(tmp_path)
+    again.load(again.folder.steps()[2])
+    assert list(again.folder.steps()) == [2, 4, 6]  # a start that fails here has lost nothing
+    again.save(3)
+    assert list(again.folder.steps()) == [2]
+    assert "later step kept as set-aside-step-4" in capsys.readouterr().out
+    again.save(4)
+    again.save(6)
+    assert sorted(path.name for path in again.folder.path.glob("*step*")) == [
+        "set-aside-step-4", "set-aside-step-6", "step-4", "step-6",
+    ]  # fmt: skip
+
+
 def test_another_models_checkpoint_is_refused_in_one_line(tmp_path):
     saver = checkpointer(tmp_path)
     saver.save(2)

@@ -8,8 +8,12 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
+from torchtitan_rl.resilience import manifest
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+from torchtitan_rl.setup.resume import config_fields
+from torchtitan_rl.setup.run_folder import create
 
 
 @pytest.mark.parametrize("name", config_functions())
@@ -133,6 +137,30 @@ def test_a_dry_run_and_a_run_find_a_wrong_environment_before_a_start_is_made(mem
     with pytest.raises(UserError, match=said):
         parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine"])
     assert not (tmp_path / "starts").exists()
+
+
+def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
+    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start)]
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="dump_folder = .* but it is a model's folder, with "):
+        parse_args([*options, "--dump-folder", str(start)])
+    with pytest.raises(UserError, match="resume = 77: expected a step with a checkpoint in .*run/checkpoint: none yet"):
+        parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
+    assert not run.exists()
+    _, config = parse_args(options[1:])
+    folder = CheckpointFolder(run)
+    run.mkdir()
+    unfinished = folder.begin(20)
+    (unfinished / ".metadata").write_text("index")
+    folder.finish(20, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
+    with pytest.raises(SystemExit, match="0"):
+        parse_args([*options, "--dump-folder", str(run)])
+    assert f"{run}: goes on from {run}/checkpoint/step-20" in capsys.readouterr().out
+    for wrong, says in {"--seed=5": "seed 0 -> 5", "--num-steps=3": "num_steps = 3: expected at least 20"}.items():
+        with pytest.raises(UserError, match=says):
+            parse_args([*options, "--dump-folder", str(run), wrong])
+    with create(run), pytest.raises(UserError, match="another run is using"):
+        parse_args([*options, "--dump-folder", str(run)])
 
 
 def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):

@@ -10,10 +10,10 @@ from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import import_checked
 from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.identity import is_older_identity
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.resume import BINDING, _accept, config_fields, examine, was_restarted, weights_digest
+from torchtitan_rl.setup.resume import BINDING, choose_resume, config_fields, was_restarted, weights_digest
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def accept_from(config, run):
         unfinished = folder.begin(step)
         (unfinished / ".metadata").write_text("index")
         folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
-    return lambda: _accept(find_resume(config.resume, run, examine), config, run)
+    return lambda: choose_resume(config, run)
 
 
 def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config):
@@ -196,11 +196,31 @@ def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, co
         accept()
 
 
-def test_going_back_keeps_the_later_steps_under_another_name(accept, config, tmp_path, capsys):
+def test_going_back_sets_nothing_aside_before_the_first_step(accept, config, tmp_path):
     config.resume = "10"
-    accept()
-    assert list(CheckpointFolder(tmp_path).steps()) == [10]
-    assert "later step kept as set-aside-step-20" in capsys.readouterr().out
+    assert accept().step == 10
+    assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
+
+
+def test_a_job_that_is_restarted_before_its_first_step_still_goes_back(accept, config, tmp_path, monkeypatch):
+    config.resume = "10"
+    folder = CheckpointFolder(tmp_path)
+    folder.go_back_to(accept().step)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert accept().step == 10
+    folder.set_aside_from(11)  # after its first step
+    assert folder.going_back_to() is None
+    assert accept().step == 10  # the newest
+    config.resume = "20"
+    assert accept().step == 10
+
+
+def test_without_the_start_that_a_run_would_make_the_other_fields_are_compared(accept, config):
+    config.hf_assets_path = ""
+    assert accept().step == 20
+    config.seed = 4
+    with pytest.raises(UserError, match="seed 0 -> 4"):
+        accept()
 
 
 def test_a_job_that_was_started_again_goes_on_whatever_it_was_first_told(monkeypatch):

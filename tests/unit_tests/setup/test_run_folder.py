@@ -2,21 +2,39 @@ import multiprocessing
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.resilience.run_end import write_end
+from torchtitan_rl.setup.dump_folder import CHECKOUT, check_dump_folder
+from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import (
+    RunFolder,
     RunFolderCheck,
     _check_shared,
-    _lock,
-    _lock_new,
     code_version,
+    create,
+    take_new,
 )
 
 
+@pytest.fixture
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def content(folder):
+    """Every file of a folder, with what it holds and when it was changed."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
 def hold(folder, ready, release):
-    lock = _lock(folder)
+    lock = create(folder)
     ready.set()
     release.wait()
     lock.close()
@@ -29,27 +47,27 @@ def test_a_folder_in_use_is_refused_until_the_other_run_ends(tmp_path):
     other.start()
     ready.wait()
     with pytest.raises(UserError, match="dump_folder: another run is using"):
-        _lock(tmp_path / "run")
+        create(tmp_path / "run")
     os.kill(other.pid, 9)  # however it ends
     other.join()
-    _lock(tmp_path / "run").close()
+    create(tmp_path / "run").close()
 
 
 def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHTITAN_RL_STARTED", "20260101-000000")
-    first, second = _lock_new("debug"), _lock_new("debug")
+    first, second = (take_new("debug", create)[1] for _ in range(2))
     assert [lock.name for lock in (first, second)] == [
         f"outputs/debug-20260101-000000{suffix}/run.lock" for suffix in ("", "-2")
     ]
     first.close()
-    assert _lock_new("debug").name == first.name  # torchrun has started its ranks again
+    assert take_new("debug", create)[1].name == first.name  # torchrun has started its ranks again
 
 
 def test_a_folder_that_cannot_be_made_names_the_field_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="dump_folder: cannot write to .*--dump-folder"):
-        _lock(tmp_path / "file" / "run")
+        create(tmp_path / "file" / "run")
 
 
 def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_path):
@@ -95,3 +113,95 @@ def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
     assert code_version(tmp_path)["dirty"] is True
     (tmp_path / "installed").mkdir()
     assert code_version(tmp_path / "installed")["commit"] is None
+
+
+OTHERS = {
+    "a model's": (["config.json", "model.safetensors"], "it is a model's folder, with config.json, model.safetensors"),
+    "one of data": (["train.jsonl"], "it has train.jsonl"),
+    "one of many files": (list("abcdef"), "it has a, b, c, d and 2 more"),
+    "a repository": ([".git", "setup.py"], r"it has .git, setup.py"),
+    "one with runs": (["run/config.json"], "it has run"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_folder_with_something_else_is_refused_by_name_and_nothing_is_written(other, tmp_path, process_group):
+    names, says = OTHERS[other]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("theirs")
+    before = content(tmp_path)
+    for write in (check_dump_folder, create_at, lambda folder: RunFolder.find(folder, "debug")):
+        with pytest.raises(UserError, match=f"dump_folder = .*new, empty or a run's own, but {says}. .*a new folder"):
+            write(str(tmp_path))
+    assert content(tmp_path) == before
+    check_dump_folder(str(tmp_path / "new" / "run"))
+
+
+def create_at(folder):
+    create(Path(folder))
+
+
+def test_some_folders_are_refused_even_if_they_are_empty(tmp_path, monkeypatch):
+    places = {"/": "the root of the", str(Path.home()): "your home folder", str(CHECKOUT): "the folder of this program"}
+    for folder, name in places.items():
+        with pytest.raises(UserError, match=f"dump_folder = .* but it is {name}"):
+            check_dump_folder(folder)
+
+
+def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for_checkpoints(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "checkpoint").symlink_to(tmp_path / "disk")
+    (tmp_path / "prepared" / "train.log").write_text("nohup run_train.sh > train.log")
+    for name in ("empty", "prepared"):
+        create(tmp_path / name).close()
+        (tmp_path / name / "config.json").write_text("{}")
+        create(tmp_path / name).close()
+    (tmp_path / "prepared" / "run.lock").rename(tmp_path / "prepared" / "run_id")
+    create(tmp_path / "prepared").close()
+
+
+def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, process_group):
+    assert RunFolder.find(str(tmp_path / "new"), "debug").path == tmp_path / "new"
+    assert not (tmp_path / "new").exists()
+    create(tmp_path / "run").close()
+    (tmp_path / "run" / "end.json").write_text("{}")
+    before = content(tmp_path)
+    folder = RunFolder.find(str(tmp_path / "run"), "debug")
+    with pytest.raises(UserError, match="another run is using"):
+        create(tmp_path / "run")
+    assert content(tmp_path) == before
+    folder.claim()
+    assert not (tmp_path / "run" / "end.json").exists()
+
+
+def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path, process_group):
+    config = load_config("debug")
+
+    def start(fails):
+        folder = RunFolder.find(str(tmp_path / "run"), "debug")
+        folder.claim()
+        try:
+            with folder.kept_if_refused():
+                folder.describe("debug", config)
+                if fails:
+                    raise fails
+        finally:
+            folder._lock.close()  # as its process ends
+
+    start(None)
+    write_end(tmp_path / "run", "done")
+    kept = ("config.json", "environment.json", "end.json")
+    before = {name: content(tmp_path)[tmp_path / "run" / name] for name in kept}
+    with pytest.raises(UserError, match="held-out"):
+        start(UserError("too few held-out prompts"))
+    assert {name: content(tmp_path)[tmp_path / "run" / name] for name in kept} == before
+    assert not (tmp_path / "run" / "config-1.json").exists()
+    with pytest.raises(RuntimeError):  # a failure is no refusal
+        start(RuntimeError("the engine did not start"))
+    assert not (tmp_path / "run" / "end.json").exists()
+    assert (tmp_path / "run" / "config-1.json").exists()
+    start(None)
+    assert not [path.name for path in (tmp_path / "run").iterdir() if "former" in path.name]

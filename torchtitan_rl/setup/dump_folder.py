@@ -1,0 +1,78 @@
+"""Which folders a run may write to: a new one, an empty one, or a run's own. It imports no torch."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchtitan_rl.core.errors import UserError, expect
+
+LOCK, RUN_ID = "run.lock", "run_id"
+"""Files of every run's folder; one without metrics has no run_id."""
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+_MADE_BEFORE = {"checkpoint", "logs", "lost+found", LOCK}
+"""Names that a folder may have before its run: a link to another disk, what an ended start has left, a new disk's own."""
+
+NAMED = 4
+"""The message names so many entries of a folder that is refused."""
+
+
+def check_dump_folder(folder: str) -> None:
+    """Check that a run may write to `folder`, or may make it. Writes nothing. An empty text is a new folder under outputs/.
+
+    Raises:
+        UserError: naming `dump_folder` and what the folder is.
+    """
+    if not folder:
+        return
+    path = Path(folder)
+    name = str(path.absolute())
+    is_text = name == name.encode(errors="replace").decode()
+    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others need", "Pass another.")
+    with explained(path):
+        whose = _other_use(path)
+        expect(
+            not whose, "dump_folder", folder, f"a folder that is new, empty or a run's own, but {whose}",
+            "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/.",
+        )  # fmt: skip
+        existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(0, "Not a directory")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(0, "Permission denied")
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Replace an OSError by a UserError that names `dump_folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"dump_folder: cannot write to {folder}: {error.strerror}. Pass --dump-folder with a folder you may write to."
+        ) from error
+
+
+def _other_use(folder: Path) -> str:
+    """What else a folder is for; "" if it is new, empty or a run's own. Raises OSError if it cannot be read."""
+    if not os.path.lexists(folder):
+        return ""
+    for place, name in _PLACES.items():
+        if place.is_dir() and os.path.samefile(folder, place):
+            return f"it is {name}"
+    found = sorted(os.listdir(folder))
+    if {LOCK, RUN_ID} & set(found) or all(name in _MADE_BEFORE or name.endswith(".log") for name in found):
+        return ""
+    what = "it is a model's folder, with" if any(name.endswith(".safetensors") for name in found) else "it has"
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{what} {', '.join(found[:NAMED])}{more}"
+
+
+_PLACES = {
+    Path("/"): "the root of the file system",
+    Path(os.path.expanduser("~")): "your home folder",
+    CHECKOUT: "the folder of this program",
+}
+"""Folders that no run may take, even if they are empty."""
