@@ -24,9 +24,8 @@ from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.dump_folder import check_dump_folder
+from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.run_folder import create
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 

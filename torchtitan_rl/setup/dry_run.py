@@ -12,10 +12,10 @@ from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
+from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.resume import choose_resume
-from torchtitan_rl.setup.run_folder import lock_existing
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate

@@ -1,9 +1,11 @@
-"""Which folders a run may write to: a new one, an empty one, or a run's own. It imports no torch."""
+"""Which folders a run may write to: a new one, an empty one, or a run's own; and their locks. It imports no torch."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from torchtitan_rl.core.errors import UserError, expect
 
@@ -11,6 +13,9 @@ LOCK, RUN_ID = "run.lock", "run_id"
 """Files of every run's folder; one without metrics has no run_id."""
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+PARTS = ("", "logs", "checkpoint")
+"""Folders that every run's folder has."""
 
 _MADE_BEFORE = {"checkpoint", "logs", "lost+found", LOCK}
 """Names that a folder may have before its run: a link to another disk, what an ended start has left, a new disk's own."""
@@ -76,3 +81,42 @@ _PLACES = {
     CHECKOUT: "the folder of this program",
 }
 """Folders that no run may take, even if they are empty."""
+
+
+def lock_existing(folder: Path) -> IO[str] | None:
+    """Lock a run's folder; None if it has no lock yet. Writes nothing.
+
+    Raises:
+        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
+    """
+    check_dump_folder(str(folder))
+    return _locked(folder) if (folder / LOCK).exists() else None
+
+
+class FolderInUseError(UserError):
+    """A living run holds the folder's lock."""
+
+
+def create(folder: Path) -> IO[str]:
+    """Create a run's folder and lock it."""
+    check_dump_folder(str(folder))
+    with explained(folder):
+        for needed in PARTS:
+            (folder / needed).mkdir(parents=True, exist_ok=True)
+    return _locked(folder)
+
+
+def _locked(folder: Path) -> IO[str]:
+    with explained(folder):
+        lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FolderInUseError(
+            f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"dump_folder: the file system of {folder} has no locks ({error.strerror}). Pass a --dump-folder on another one."
+        ) from error
+    return lock

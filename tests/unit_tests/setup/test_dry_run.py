@@ -10,10 +10,10 @@ from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
 from torchtitan_rl.setup.resume import config_fields
-from torchtitan_rl.setup.run_folder import create
 
 
 @pytest.mark.parametrize("name", config_functions())

@@ -9,14 +9,13 @@ import torch.distributed as dist
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.resilience.run_end import write_end
-from torchtitan_rl.setup.dump_folder import CHECKOUT, check_dump_folder
+from torchtitan_rl.setup.dump_folder import CHECKOUT, check_dump_folder, create
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import (
     RunFolder,
     RunFolderCheck,
     _check_shared,
     code_version,
-    create,
     take_new,
 )
 
