@@ -1,7 +1,7 @@
 // The page's frame: tabs, theme, keyboard shortcuts, and reloading while training runs.
 
 const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], compare: ['Compare', compare], health: ['Health', healthPage] };
-const main = h('main', {});
+const main = h('main', { tabindex: -1 });
 
 function show(view) {
   state.view = view in VIEWS ? view : 'overview';
@@ -35,6 +35,7 @@ const alarming = runs.reduce((count, run) => count + run.health.warnings.filter(
 const running = data.refresh && runs.some((run) => !run.finished);
 setTheme(keptTheme());
 document.body.append(
+  h('button', { class: 'skip', onclick: () => { main.focus(); main.scrollIntoView(); } }, 'skip to the content'),
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
@@ -57,10 +58,11 @@ let printing = false;
 addEventListener('beforeprint', () => {
   printing = true;
   setTheme('light');
-  show(state.view);
+  if (redraws()) show(state.view);
   for (const one of document.querySelectorAll('figure')) { sight.unobserve(one); if (!one.querySelector('canvas')) one.draw?.(); }
 });
-addEventListener('afterprint', () => { printing = false; setTheme(keptTheme()); show(state.view); });
+addEventListener('afterprint', () => { printing = false; setTheme(keptTheme()); if (redraws()) show(state.view); });
+const redraws = () => state.view !== 'samples' || state.tab === 'history'; // a sample is printed as it is: open and folded turns stay so
 
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -70,6 +72,7 @@ document.addEventListener('keydown', (event) => {
   const view = Object.keys(VIEWS)[Number(event.key) - 1];
   if (view) go(view);
   else if (state.view === 'samples' && (event.key === 'j' || event.key === 'k')) moveSample(event.key === 'j' ? 1 : -1);
+  else if (event.key === 'n' || event.key === 'e') document.querySelector(`[data-next=${event.key === 'n' ? 'turn' : 'error'}]`)?.click();
   else if (event.key === '/') { event.preventDefault(); document.querySelector('input[type=search]')?.focus(); }
 });
 

@@ -113,12 +113,14 @@ function saidText(row) {
   return said.map((message) => `${[message?.role, message?.name].filter(Boolean).join(' ')}: ${text(message)}`).join('\n');
 }
 const spoken = new Map();
-/** All texts of a row in lower case, for the search: also messages of tools and environments. */
+/** All texts of a row in lower case, for the search: also its name, messages of tools and environments, and what rewards logged. */
 function searchText(row) {
   if (!spoken.has(row)) {
     const messages = [...(cell(row, 'messages') || []), ...(cell(row, 'conversation') || [])];
     const said = messages.map((one) => (typeof one?.content === 'string' ? one.content : JSON.stringify(one ?? '')));
-    spoken.set(row, [...TEXTS.map((name) => String(cell(row, name) ?? '')), ...said].join('\n').toLowerCase());
+    const logged = columnNames.filter((name) => name.startsWith('extra/')).map((name) => cell(row, name)).filter((value) => value !== null);
+    const texts = [...TEXTS.map((name) => cell(row, name) ?? ''), ...logged].map((value) => (typeof value === 'object' ? JSON.stringify(value) : String(value)));
+    spoken.set(row, [nameOf(row), ...texts, ...said].join('\n').toLowerCase());
   }
   return spoken.get(row);
 }
@@ -126,8 +128,8 @@ function searchText(row) {
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
-  view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: '', from: '', to: '', low: '', high: '',
-  right: '', finish: '', shown: false, sort: 'step', down: true, page: 0, open: '', of: '', tab: 'sample', paint: '', columns: [],
+  view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: 'auto', from: '', to: '', low: '', high: '',
+  right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', of: '', tab: 'sample', paint: '', columns: [],
   tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: '', more: false,
 };
 const state = {};
@@ -226,7 +228,7 @@ function input(label, name, type, changed, extra) {
 }
 const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
 function table(headers, lines, { even, ...props } = {}) {
-  return h('div', { class: 'scroll' }, h('table', { class: even ? 'plain even' : 'plain', ...props },
+  return h('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'table' }, h('table', { class: even ? 'plain even' : 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
     h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
 }

@@ -68,7 +68,7 @@ function curveCard(definition) {
     definition.keys.forEach(([key, label], order) => {
       if (!run.series[key]) return;
       const color = palette(runs.length > 1 ? which : order);
-      const dash = runs.length > 1 ? DASHES[order % DASHES.length] : [];
+      const dash = runs.length > 1 ? DASHES[which % DASHES.length] : []; // a run has a colour and a dash, its metrics have widths
       const raw = run.series[key];
       const edges = order === 0 && edgesOf(definition, run, key);
       if (edges) {
@@ -78,8 +78,8 @@ function curveCard(definition) {
       if (state.smooth && !isMeasured(key)) add(place(run, raw), { stroke: faint(color, 0.3), width: 1, dash });
       const values = place(run, smoothed(raw, key));
       const few = values.filter((value) => value !== null).length < 30;
-      const index = add(values, { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
-      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, dash: order && runs.length > 1, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
+      const index = add(values, { stroke: color, width: runs.length > 1 ? [2, 1.1, 0.6][order] ?? 0.6 : 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
+      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, style: runs.length > 1 ? ` d${which % DASHES.length} w${Math.min(order, 2)}` : '', run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
     });
   }
   legend.sort((x, y) => x.order - y.order);
@@ -150,7 +150,9 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
     const now = body.plot.cursor.idx ?? (by > 0 ? -1 : columns[0].length);
     const next = Math.min(columns[0].length - 1, Math.max(0, now + by));
     body.plot.setCursor({ left: body.plot.valToPos(columns[0][next], 'x'), top: 10 });
+    said.textContent = [where.textContent, ...legend.map((one, i) => `${[runs.length > 1 && one.run, one.label].filter(Boolean).join(' ')} ${values[i].textContent}`)].join(', ');
   } });
+  const said = h('span', { class: 'unseen', role: 'status' });
   const where = h('span', { class: 'where' });
   const values = legend.map((one) => h('b', {}));
   // Room for the widest value, so that nothing moves under the pointer.
@@ -159,9 +161,9 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   const sparse = (one) => (one.values || columns[one.index]).some((value) => value === null);
   legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format) + (sparse(one) ? `, step ${last}`.length : 0)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
-    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body,
+    h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body, said,
     legend.length > 0 && h('div', { class: 'legend' }, where, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
-      legend.map((one, i) => one.label === label && h('span', { class: one.dash ? 'key dashed' : 'key', color: one.color, title: one.run }, values[i]))))));
+      legend.map((one, i) => one.label === label && h('span', { class: `key${one.style || ''}`, color: one.color, title: one.run }, values[i]))))));
   const show = (index) => {
     const here = index ?? columns[0].length - 1;
     where.textContent = `step ${columns[0][here]}`;

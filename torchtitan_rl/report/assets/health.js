@@ -11,7 +11,7 @@ function healthPage(main) {
 function warningsOf(run) {
   const { warnings, notes } = run.health;
   return section('Warnings of the run', warnings.length ? 'From its logs. Warnings that differ only in numbers count as one.' : 'None in its logs.',
-    warnings.length > 0 && table(['', 'count', 'message'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
+    warnings.length > 0 && table(['level', 'count', 'message'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
     notes.length > 0 && h('ul', { class: 'notes' }, notes.map((note) => h('li', {}, visible(note)))));
 }
 
@@ -57,7 +57,7 @@ function curveCardOf(run, title, keys) {
 function metricsOf(run) {
   const { metrics } = run.health;
   return section('Missing or stopped metrics', metrics.length ? null : 'None.',
-    metrics.length > 0 && table(['metric', '', 'reason'], metrics.map((one) => [breakable(one.key), h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
+    metrics.length > 0 && table(['metric', 'state', 'reason'], metrics.map((one) => [breakable(one.key), h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
 }
 
 function settingsOf(run) {

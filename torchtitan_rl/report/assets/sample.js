@@ -61,7 +61,9 @@ function textBlock(text, write = (shown) => [visible(shown)]) {
   if (!whole) block.append(h('em', {}, 'empty'));
   return block;
 }
-const turn = (role, ...content) => h('div', { class: `turn ${['system', 'user', 'assistant', 'tool'].find((one) => role.startsWith(one)) || ''}` }, h('span', { class: 'role' }, visible(role)), ...content);
+/** A turn, which can be folded to one line: `facts` beside its role stay. */
+const turn = (role, facts_, gist, ...content) => h('details', { open: true, class: `turn ${['system', 'user', 'assistant', 'tool'].find((one) => role.startsWith(one)) || ''}` },
+  h('summary', {}, h('span', { class: 'role' }, visible(role)), ...facts_, h('span', { class: 'gist' }, brief(gist, 80))), ...content);
 
 /** A message of a conversation. `number`: of the policy's turn; 0 for other roles. */
 function messageTurn(message, number = 0) {
@@ -69,7 +71,7 @@ function messageTurn(message, number = 0) {
   const earned = ['reward', 'advantage'].map((name) => typeof message?.[name] === 'number' && h('span', { class: `badge ${message[name] < 0 ? 'bad' : message[name] > 0 ? 'good' : ''}` }, `${name} `, h('b', {}, figure(message[name]))));
   const logged = Object.entries(message?.logged ?? {}).filter(([, value]) => value).map(([name, value]) => h('span', { class: name.includes('error') || name === 'invalid' ? 'badge bad' : 'badge' }, `${visible(name.replaceAll('_', ' '))} ${visible(figure(value))}`));
   const badges_ = [...earned, ...logged].filter(Boolean);
-  const element = turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), number > 0 && h('span', { class: 'role' }, ` · turn ${number}`), badges_.length > 0 && h('span', { class: 'badges' }, badges_), textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)));
+  const element = turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), [number > 0 && h('span', { class: 'role' }, ` · turn ${number}`), badges_.length > 0 && h('span', { class: 'badges' }, badges_)], said, textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)));
   if (isToolError(message)) element.classList.add('error');
   return element;
 }
@@ -84,6 +86,24 @@ function conversationCards(row, said) {
     typeof waiting === 'number' && ['waiting', seconds(waiting)], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
   return h('dl', { class: 'cards' }, cards.map(([name, value, bad]) => h('div', { class: bad ? 'bad' : '' }, h('dt', {}, name), h('dd', {}, String(value)))));
 }
+const MANY_TURNS = 5; // a longer conversation has a table of contents
+/** Buttons that go to the next turn and the next error, that fold all turns, and a table of contents. */
+function conversationTools(said) {
+  const all = (selector) => [...document.querySelectorAll(`.body > .turn${selector}`)];
+  const see = (one) => { one.open = true; one.scrollIntoView({ block: 'start' }); one.querySelector('summary').focus({ preventScroll: true }); };
+  const next = (selector) => () => {
+    const [turns, now] = [all(selector), document.activeElement.closest?.('.turn') || lastSeen];
+    const after = turns.find((one) => !now?.isConnected || now.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING) || turns[0];
+    if (after) see(lastSeen = after);
+  };
+  const fold = (event) => { const open = event.currentTarget.getAttribute('aria-pressed') === 'true'; event.currentTarget.setAttribute('aria-pressed', String(!open)); for (const one of all('')) one.open = open; };
+  let lastSeen = null;
+  const mine = said.filter((message) => message?.role === 'assistant');
+  return h('div', { class: 'paints' }, h('button', { class: 'chip', 'data-next': 'turn', title: 'key n', onclick: next('.assistant') }, 'next turn'),
+    said.some(isToolError) && h('button', { class: 'chip', 'data-next': 'error', title: 'key e', onclick: next('.error') }, 'next error'), h('button', { class: 'chip', 'data-fold': '', 'aria-pressed': 'false', onclick: fold }, 'fold all'),
+    mine.length > MANY_TURNS && h('details', { class: 'rendered contents' }, h('summary', {}, `contents: ${plural(mine.length, 'turn')}`),
+      h('ol', {}, mine.map((message, i) => h('li', {}, h('button', { class: 'link', onclick: () => see(lastSeen = all('.assistant')[i]) }, brief(message.content, 60) || 'empty', isToolError(said[said.indexOf(message) + 1]) && h('b', { class: 'failed' }, ' ✗ error')))))));
+}
 function conversationTurns(said) {
   let number = 0;
   return said.map((message) => messageTurn(message, message?.role === 'assistant' ? ++number : 0));
@@ -92,7 +112,7 @@ function conversationTurns(said) {
 /** The prompt as turns if it was a chat, else as the text that the policy read. */
 function promptTurns(row) {
   const messages = cell(row, 'messages');
-  if (!Array.isArray(messages) || !messages.length) return [turn('prompt', textBlock(cell(row, 'prompt')))];
+  if (!Array.isArray(messages) || !messages.length) return [turn('prompt', [], cell(row, 'prompt'), textBlock(cell(row, 'prompt')))];
   return [...messages.map((message) => messageTurn(message)),
     h('details', { class: 'rendered' }, h('summary', {}, 'as the policy read it'), textBlock(cell(row, 'prompt')))];
 }
@@ -100,8 +120,8 @@ function promptTurns(row) {
 function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
   const said = cell(row, 'conversation');
-  const response = Array.isArray(said) ? [...conversationTurns(said), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, responseBlock(row))];
-  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
+  const response = Array.isArray(said) ? [...conversationTurns(said), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, [], cell(row, 'response'), responseBlock(row))];
+  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row), breakdown(row), otherColumns(row));
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage', age: 'age in updates' };
@@ -222,7 +242,10 @@ function otherColumns(row) {
   const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
   const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
   rest.sort((a, b) => lead(a) - lead(b));
-  return h('dl', { class: 'columns' }, rest.map((name) => h('div', {}, h('dt', {}, visible(name)), h('dd', {}, h('bdi', {}, brief(figure(cell(row, name)), 400))))));
+  const whole = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value, null, 1) : figure(value));
+  const isLong = (text) => text.length > 80 || text.includes('\n');
+  return h('dl', { class: 'columns' }, rest.map((name) => [name, JSON.stringify(cell(row, name)).length > 80 ? whole(cell(row, name)) : figure(cell(row, name))]).map(([name, text]) => h('div', { class: isLong(text) && 'long' },
+    h('dt', {}, visible(name)), h('dd', {}, isLong(text) ? textBlock(text) : h('bdi', {}, visible(text))))));
 }
 
 function siblingsBody(siblings, row) {

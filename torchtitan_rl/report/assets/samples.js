@@ -29,11 +29,12 @@ function chosenRows() {
   return sorted(found, state.sort, state.down);
 }
 function sorted(rows, name, down) {
+  if (!name) return sorted(sorted(rows, 'reward', false), 'step', true); // the newest first, and of them the worst
   const values = cells(name);
   const sign = down ? -1 : 1;
   const none = (value) => value === null || value === undefined;
   const compare = (a, b) => (typeof a === 'number' && typeof b === 'number' ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
-  return rows.sort((a, b) => none(values[a]) - none(values[b]) || (none(values[a]) ? 0 : sign * compare(values[a], values[b])) || a - b);
+  return rows.sort((a, b) => none(values[a]) - none(values[b]) || (none(values[a]) ? 0 : sign * compare(values[a], values[b])));
 }
 
 const cellClass = (name) => `c-${name.replace(/[^a-z_]/g, '-')}`;
@@ -50,6 +51,7 @@ function samples(main) {
   const list = h('div', { class: 'list' });
   const detail = h('article', { class: 'detail', tabindex: -1 });
   const asked = askedRow();
+  if (state.split === 'auto') state.split = typeof asked === 'number' ? String(cell(asked, 'split')) : distinct('split').includes('train') ? 'train' : '';
   opened = asked ?? null;
   const refresh = (keep) => {
     listed = chosenRows();
@@ -86,14 +88,26 @@ function filters(changed) {
   };
   const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
   return h('div', { class: 'filters' },
-    input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )' }),
+    input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )', onkeydown: (event) => { if (event.key === 'Enter') { later(() => { if (listed.length) { visit(document.querySelector('.detail'), listed[0]); document.querySelector('tr.open')?.focus(); } }, 200)(); } } }),
     runs.length > 1 && select('Run', 'run', runs.map((run, place) => [place, run.name])),
-    select('Split', 'split', pairs('split')),
+    splitChips(changed) || select('Split', 'split', pairs('split')),
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
     bounds('Step', ['from', 'to'], changed), bounds('Reward', ['low', 'high'], changed),
     h('label', { class: 'inline', title: 'only samples that metrics.select chose (with metrics.keep_all_rows, all are stored)' }, shown, 'selected only'), columnPicker(changed),
     h('button', { class: 'quiet', onclick: reset }, 'reset'));
+}
+
+/** A button for each split, which shows only its samples; null if there are too many. */
+function splitChips(changed) {
+  const splits = [...distinct('split').sort((a, b) => (b === 'train') - (a === 'train')), ''];
+  if (splits.length > 5) return null;
+  const chips = h('div', { class: 'chips', role: 'group', 'aria-label': 'split' }, splits.map((split) => h('button', { class: 'chip', 'data-split': split || 'all', 'aria-pressed': String(state.split === split), onclick: (event) => {
+    state.split = split;
+    for (const chip of chips.children) chip.setAttribute('aria-pressed', String(chip === event.currentTarget));
+    changed();
+  } }, visible(brief(split, 24)) || 'all')));
+  return h('div', { class: 'field' }, h('span', {}, 'Split'), chips);
 }
 
 function columnPicker(changed) {
@@ -121,7 +135,7 @@ function drawList(list, detail) {
     remember();
   };
   const turn = (by) => () => { state.page += by; drawList(list, detail); remember(); list.scrollTop = 0; };
-  const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': state.sort === name ? (state.down ? 'descending' : 'ascending') : null },
+  const header = names.map((name) => h('th', { class: cellClass(name), 'aria-sort': (state.sort || 'step') === name ? (state.down ? 'descending' : 'ascending') : null },
     h('button', { 'data-sort': name, onclick: sortBy(name) }, TITLES[name] || visible(name))));
   const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === opened ? 'open' : '', tabindex: 0, 'aria-current': row === opened ? 'true' : null, onclick: () => visit(detail, row), onkeydown: onEnter(() => visit(detail, row)) },
     names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
@@ -136,7 +150,7 @@ function drawList(list, detail) {
 
 function listCell(row, name) {
   const value = cell(row, name);
-  if (name === 'run') return h('span', { class: 'dot', color: palette(value), title: runs[value].name });
+  if (name === 'run') return h('span', { class: 'dot', role: 'img', color: palette(value), title: runs[value].name, 'aria-label': runs[value].name });
   if (name === 'correct') return verdictSign(value);
   if (name === 'prompt') return h('bdi', {}, brief(question(row), 110));
   if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));

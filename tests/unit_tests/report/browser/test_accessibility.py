@@ -1,10 +1,12 @@
 """The page by keyboard and in contrast, and nothing moves under the pointer."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from tests import parts
 from tests.parts.report_page import at, clean
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
@@ -126,7 +128,9 @@ def test_nothing_moves_under_the_pointer(browser, one, two):
     for page in (one[0], two[0]):
         for width in (1400, 390):
             browser.open(page, width=width)
-            browser.run("for (const f of document.querySelectorAll('figure')) f.scrollIntoView()")
+            browser.run(
+                "(async () => { for (const f of document.querySelectorAll('figure')) { f.scrollIntoView(); await new Promise(r => setTimeout(r, 50)); } })()"
+            )
             browser.wait("[...document.querySelectorAll('.plot')].filter(p => p.plot).length >= 6")
             sizes = "JSON.stringify([...document.querySelectorAll('figure')].map(f => [f.offsetTop, f.offsetHeight]))"
             before = browser.run(sizes)
@@ -136,3 +140,68 @@ def test_nothing_moves_under_the_pointer(browser, one, two):
                 return seen.size; }})()"""
             )
             assert moved == 1, (page, width, before)
+
+
+STATES = (
+    {}, {"view": "samples", "open": "train/1/0/0", "paint": "logprob"}, {"view": "samples", "open": "train/1/0/1", "tokensOpen": True},
+    {"view": "samples", "open": "train/1/0/1", "tab": "siblings"}, {"view": "samples", "open": "train/1/0/1", "tab": "history"},
+    {"view": "samples", "open": "train/9/9/9"}, {"view": "prompts"}, {"view": "compare"}, {"view": "health"},
+)  # fmt: skip
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_violation(browser, tmp_path, two, width, dark):
+    axe = gzip.decompress((Path(parts.__file__).parent / "axe" / "axe-core-4.10.3.min.js.gz").read_bytes()).decode()
+    write_report([run_with_all(tmp_path / "a")], tmp_path / "r.html")
+    found = {}
+    for page in (tmp_path / "r.html", two[0]):
+        for state in STATES:
+            browser.open(at(page, **state), width=width, dark=dark)
+            browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+            browser.run(f"{axe}; 1")
+            rules = json.dumps({"runOnly": RULES})
+            bad = browser.run(f"axe.run(document, {rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+            found |= {f"{page.name} {state}": bad} if bad else {}
+    assert found == {}
+
+
+def test_a_sample_is_opened_by_its_name_in_four_keys_and_the_name(browser, one):
+    browser.open(one[0])
+    browser.press("2")
+    browser.press("/")
+    browser.call("Input.insertText", text="train/7/2/3")
+    browser.press("Enter")
+    browser.wait(
+        "document.querySelector('.detail .facts')?.innerText.startsWith('step 7 · train · prompt 2 · sample 3')"
+    )
+    assert browser.run("document.activeElement.matches('tr.open')")
+    assert clean(browser), browser.errors
+
+
+def test_the_first_key_leads_past_the_tabs_and_a_chart_s_reading_is_spoken(browser, two):
+    browser.open(two[0])
+    browser.press("Tab")
+    assert browser.run("document.activeElement.innerText") == "skip to the content"
+    browser.run("document.activeElement.click()")
+    assert browser.run("document.activeElement.tagName") == "MAIN"
+    browser.wait("document.querySelector('[data-chart=Reward] canvas') !== null")
+    browser.run("document.querySelector('[data-chart=Reward] .plot').focus()")
+    browser.press("ArrowLeft")
+    said = browser.run("document.querySelector('[data-chart=Reward] [role=status]').innerText")
+    assert said.startswith("step 12, a ")
+    assert ", b " in said
+
+
+def test_runs_differ_in_their_dash_and_not_only_in_colour(browser, two):
+    browser.open(two[0])
+    browser.wait("document.querySelector('[data-chart=Reward] canvas') !== null")
+    dashes = browser.run(
+        "document.querySelector('[data-chart=Reward] .plot').plot.series.slice(1).filter(s => s.width > 1).map(s => s.dash.join())"
+    )
+    assert len(set(dashes)) == 2
+    styles = browser.run(
+        "[...document.querySelectorAll('[data-chart=Reward] .key')].map(e => getComputedStyle(e, '::before').borderTopStyle)"
+    )
+    assert styles == ["solid", "dashed"]

@@ -83,3 +83,57 @@ def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
     assert "tool multiply: result a" in browser.run("document.querySelector('.siblings').innerText")
     assert clean(browser), browser.errors
+
+
+def long_conversation(tmp_path, turns):
+    """A page with one conversation: each fourth answer of its tool is an error."""
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
+    row = json.loads((folder / "samples.jsonl").read_text())
+    said = []
+    for i in range(turns):
+        result = "error: no such number" if i % 4 == 2 else str(i)
+        said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + "\n")
+    write_report([folder], tmp_path / "r.html")
+    return at(tmp_path / "r.html", view="samples", open="train/1/0/0")
+
+
+def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
+    browser.open(long_conversation(tmp_path, 121), height=700)
+    focused = "document.activeElement.closest('.turn').innerText"
+    seen = "(r => r.top >= 0 && r.bottom <= innerHeight)(document.activeElement.getBoundingClientRect())"
+    for key, words in (
+        ("n", "call 0"),
+        ("n", "call 1"),
+        ("e", "error: no such number"),
+        ("n", "call 3"),
+        ("e", "error"),
+        ("n", "call 7"),
+    ):
+        browser.press(key)
+        assert words in browser.run(focused)
+        assert browser.run(seen)
+    entries = browser.run("[...document.querySelectorAll('.contents li')].map(e => e.textContent)")
+    assert entries[:3] == ["call 0", "call 1", "call 2 ✗ error"]
+    assert len(entries) == 121
+    browser.run(
+        "document.querySelector('.contents').open = true; document.querySelectorAll('.contents li button')[99].click()"
+    )
+    assert "call 99" in browser.run(focused)
+    assert browser.run(seen)
+    assert clean(browser), browser.errors
+
+
+def test_turns_are_folded_and_printed_as_they_are(browser, tmp_path):
+    browser.open(long_conversation(tmp_path, 8))
+    tall = browser.run("document.querySelector('.body').offsetHeight")
+    browser.run("document.querySelector('[data-fold]').click(); document.querySelectorAll('.turn.tool')[1].open = true")
+    assert browser.run("document.querySelector('.body').offsetHeight") < tall
+    folded = "[...document.querySelectorAll('.body > .turn')].map(e => e.open)"
+    before = browser.run(folded)
+    assert before.count(True) == 1
+    assert "call 5" in browser.run("document.querySelectorAll('.turn.assistant')[5].innerText")  # its first words
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folded) == before
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folded) == before

@@ -233,3 +233,39 @@ def test_20_000_tokens_are_coloured_at_once(browser, tmp_path):
     browser.run(colour.format("logprob", laid_out))
     browser.run("document.querySelectorAll('.tokens .token')[19_999].click()")
     assert browser.run(VALUES)["place"] == "20,000 of 20,000"
+
+
+def test_what_a_judge_wrote_is_read_whole_and_found(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=2)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    reason = "Right answer.\n\n- step 2 is not explained\n" + "and so on " * 1000 + "\nScore: seven"
+    rows[3] |= {"extra/judge": reason, "extra/parts": {"clarity": "the unclear one", "list": list(range(60))}}
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([folder], tmp_path / "r.html")
+    for words in ("SCORE: seven", "the unclear one"):
+        browser.open(at(tmp_path / "r.html", view="samples", q=words))
+        assert shown(browser) == [3]
+    said = "document.querySelector('.columns .long .text').innerText"
+    assert browser.run(said).startswith("Right answer.\n\n- step 2 is not explained\nand so on")
+    browser.run("document.querySelector('.columns .long .more').click()")
+    assert browser.run(said) == reason
+    assert clean(browser), browser.errors
+
+
+def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=3)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    rows[40] |= {"reward": -9.0}
+    held_out = [
+        row | {"split": "eval_greedy", "step": 3, "episode_id": f"eval_greedy/3/{i}/0"}
+        for i, row in enumerate(rows[:16])
+    ]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + held_out))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples"))
+    assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
+    assert browser.run("document.querySelector('.detail .badge').innerText") == "reward -9"
+    browser.run("document.querySelector('[data-split=eval_greedy]').click()")
+    assert sorted(shown(browser)) == list(range(48, 64))
+    browser.open(at(tmp_path / "r.html", view="samples", open="eval_greedy/3/5/0"))
+    assert browser.run("document.querySelector('tr.open') !== null")
