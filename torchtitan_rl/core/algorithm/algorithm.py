@@ -11,7 +11,7 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation, TokenMean
 from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
+from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, TokenValues
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
     Tally,
@@ -22,7 +22,7 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
 )
 from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, Loss
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
-from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, quantities, raise_for_token
+from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, raise_for_token
 from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
@@ -265,17 +265,16 @@ class Algorithm(OwnConfig):
             ValueError: a KL term without `batch.reference_logprobs`, or a listwise loss over a part of a group.
         """
         self._check(batch)
-        raw = quantities(batch, logprobs, entropy if self.config.entropy_coef > 0 else entropy.detach())
-        finite = finite_tokens(batch.loss_mask, raw)  # [T] bool
-        # Multiplying by a mask would not do: 0 * inf and its gradient are NaN.
-        clean = {name: torch.where(finite, values, 0.0) for name, values in raw.items()}  # [T] each
+        raw = TokenValues.of(batch, logprobs, entropy if self.config.entropy_coef > 0 else entropy.detach())
+        finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
+        values = raw.where(finite)
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
-        log_weight = (clean["old_logprob"] - clean["sampler_logprob"]).detach()  # [T] log pi_old - log mu
+        log_weight = (values.old - values.sampler).detach()  # [T] log pi_old - log mu
         correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
-            logprobs=clean["policy_logprob"],
-            old_logprobs=clean["sampler_logprob" if self.config.old_logprobs == "sampler" else "old_logprob"],
-            advantages=clean["advantage"],
+            logprobs=values.policy,
+            old_logprobs=values.sampler if self.config.old_logprobs == "sampler" else values.old,
+            advantages=values.advantage,
             mask=sequences.mask,
             correction=correction.weight,
             sequences=sequences,
@@ -283,17 +282,17 @@ class Algorithm(OwnConfig):
             mass=batch.mass,
             normalizers=batch.normalizers,
         )
-        terms = self._terms(inputs, clean)
+        terms = self._terms(inputs, values)
         with torch.no_grad():
             tally = Tally()
             tally.put("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum")
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
-            self._record(tally, inputs, clean)
+            self._record(tally, inputs, values)
             fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
             record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
         if self.raises and metrics["nonfinite/tokens"].value > 0:
-            raise_for_token(batch, raw)
+            raise_for_token(batch, raw.named())
         return LossOutput(terms["total"], metrics)
 
     def _check(self, batch: TrainBatch) -> None:
@@ -306,29 +305,29 @@ class Algorithm(OwnConfig):
         if self.requires_whole_groups:
             check_whole_groups(batch)
 
-    def _terms(self, inputs: LossInputs, clean: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _terms(self, inputs: LossInputs, values: TokenValues) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         for share in terms.values():
             tensor_from(self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`.")
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
-        if self.kl.in_loss and "reference_logprob" in clean:
-            terms["kl"] = self.aggregation.share(self.kl(inputs.logprobs, clean["reference_logprob"]), inputs)
+        if self.kl.in_loss and values.reference is not None:
+            terms["kl"] = self.aggregation.share(self.kl(values.policy, values.reference), inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
-        terms["entropy"] = (clean["entropy"] * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
+        terms["entropy"] = (values.entropy * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
         if self.config.entropy_coef > 0:
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
         return terms | {"total": total}
 
-    def _record(self, tally: Tally, inputs: LossInputs, clean: dict[str, Tensor]) -> None:
-        tally.mean("policy/entropy", clean["entropy"], inputs.mask)
-        tally.distribution("policy/token_entropy", clean["entropy"], inputs.mask)
-        record_divergence(tally, "policy", clean["old_logprob"] - clean["policy_logprob"], inputs)
-        if "reference_logprob" in clean:
-            record_divergence(tally, "reference", clean["policy_logprob"] - clean["reference_logprob"], inputs)
+    def _record(self, tally: Tally, inputs: LossInputs, values: TokenValues) -> None:
+        tally.mean("policy/entropy", values.entropy, inputs.mask)
+        tally.distribution("policy/token_entropy", values.entropy, inputs.mask)
+        record_divergence(tally, "policy", values.old - values.policy, inputs)
+        if values.reference is not None:
+            record_divergence(tally, "reference", values.policy - values.reference, inputs)
         record_ratio(tally, self.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.types import Normalizers
+from torchtitan_rl.core.types import Normalizers, TrainBatch
 
 LOG_RATIO_LIMIT = 20.0
 """Clamp on |log ratio|. e^20 is 4.9e8, whose square fits float32, so one token cannot make the gradient norm infinite.
@@ -39,6 +39,63 @@ class Sequences:
         """[S] -> [T]: each sequence's value on its tokens, 0 on padding."""
         with_padding = torch.cat([values, values.new_zeros(1)])  # [S + 1]
         return with_padding[self.ids]  # [T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """What the objective knows of each label of a packed micro-batch: [T] each."""
+
+    policy: Tensor
+    """log pi of the policy that is updated, with gradient."""
+    old: Tensor
+    """log pi_old of the policy before the first update on this batch, without gradient. The first update has none stored:
+    there pi_old is pi, so the ratio pi / pi_old is 1, with the gradient of log pi."""
+    sampler: Tensor
+    """log mu of the engine that sampled the label."""
+    reference: Tensor | None
+    """log pi_ref of the frozen reference; None without one."""
+    entropy: Tensor
+    """H(pi) in nats, with gradient if the objective has an entropy bonus."""
+    advantage: Tensor
+
+    @classmethod
+    def of(cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> "TokenValues":
+        """The values of a micro-batch, from log pi and H(pi) of its labels, [T] each."""
+        return cls(
+            policy=logprobs,
+            old=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
+            sampler=batch.sampler_logprobs,
+            reference=batch.reference_logprobs,
+            entropy=entropy,
+            advantage=batch.advantages,
+        )
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by their names in errors."""
+        named = {
+            "policy_logprob": self.policy,
+            "old_logprob": self.old,
+            "sampler_logprob": self.sampler,
+            "entropy": self.entropy,
+            "advantage": self.advantage,
+            "reference_logprob": self.reference,
+        }
+        return {name: values for name, values in named.items() if values is not None}
+
+    def where(self, kept: Tensor) -> "TokenValues":
+        """The same with 0 wherever `kept` [T] is False. A product with a mask would not do: 0 * inf and its gradient are NaN."""
+
+        def zeroed(values: Tensor) -> Tensor:
+            return torch.where(kept, values, 0.0)  # [T]
+
+        return TokenValues(
+            policy=zeroed(self.policy),
+            old=zeroed(self.old),
+            sampler=zeroed(self.sampler),
+            reference=None if self.reference is None else zeroed(self.reference),
+            entropy=zeroed(self.entropy),
+            advantage=zeroed(self.advantage),
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -63,20 +63,6 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
     episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = None, 0.0, None
 
 
-def quantities(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    """The [T] tensors that must be finite on loss tokens, by their name in errors."""
-    named = {
-        "policy_logprob": logprobs,
-        # Without stored log-probabilities this is the first update, and pi_old is the policy itself.
-        "old_logprob": logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
-        "sampler_logprob": batch.sampler_logprobs,
-        "entropy": entropy,
-        "advantage": batch.advantages,
-        "reference_logprob": batch.reference_logprobs,
-    }
-    return {name: values for name, values in named.items() if values is not None}
-
-
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
     """[T] bool: the loss tokens at which all [T] tensors in `named` are finite."""
     finite = mask > 0  # [T]
