@@ -189,6 +189,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.setup.run_folder import RunFolder
+        from torchtitan_rl.setup.second_opinion import compare_start
         from torchtitan_rl.setup.start_checkpoint import missing_start, prepare_start
         from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
     check_environment()
@@ -202,10 +203,12 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     if missing is not None:
         build_prompts(config, config.task.build(), missing.tokenizer())  # their errors, before the minute it takes
         prepare_start(config)
+    with events.heartbeat("compare the policy with transformers"):
+        compared = compare_start(config)
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    for said in filter(None, (bfloat16_warning(config.dtypes), schedule_warning(config))):
+    for said in filter(None, (compared, bfloat16_warning(config.dtypes), schedule_warning(config))):
         events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)

@@ -16,6 +16,7 @@ from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.resume import choose_resume
+from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
@@ -42,6 +43,8 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size))
+    if config.hf_assets_path and (compared := compare_start(config)):
+        _show("model", compared)
     prompts = build_prompts(config, task, tokenizer).stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
