@@ -43,13 +43,13 @@ from tests.integration.run_checks import (  # noqa: E402
 
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
 ANY_FOLDER = [
-    "--config", "qwen3", "--hf-assets-path", "{dir}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
+    "--config", "qwen3", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
     "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
-"""Training whatever model is in the test's own folder `start`, in float32, on a reward that random text differs in."""
+"""Training whatever model is in the folder `start` of the test's data, in float32, on a reward that random text differs in."""
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
 TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
 TRL = {
@@ -91,7 +91,7 @@ class OverrideDefinitions:
     expect_output: Sequence[str] = ()
     """Texts that the last run must print."""
     prepare: Callable[[Path], None] | None = None
-    """Called with the test's folder before the first run."""
+    """Called with the folder of the test's data, {data} in arguments, before the first run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of every run."""
     quick: bool = False
@@ -179,7 +179,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [[*LORA_RUN, "--dump-folder", "{dir}/run"],
              [*LORA_RUN, "--dump-folder", "{dir}/fork", "--resume", "{dir}/run/checkpoint/step-1"],
-             [*LORA_RUN, "--dump-folder", "{dir}/run", "--num-steps", "3", "--hf-assets-path", "{dir}/other"]],
+             [*LORA_RUN, "--dump-folder", "{dir}/run", "--num-steps", "3", "--hf-assets-path", "{data}/other"]],
             "LoRA: a fork goes on as the run did, and another base is refused by name", "lora_runs", 1,
             [same_step(2, "run", "fork")], prepare=two_bases, exit_codes=[0, 0, 2],
             expect_output=["hf_assets_path = 'a base with digest"],
@@ -258,7 +258,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(4), sampler_agrees(), records("train/rows/reward", "train/sums/accuracy", "optimizer/epoch")],
         ),
         OverrideDefinitions(
-            [run("--config", "debug_rows", "--task.path", "{dir}/rows.jsonl", *SHORT,
+            [run("--config", "debug_rows", "--task.path", "{data}/rows.jsonl", *SHORT,
                  "--grader.rewards", *(f"trl.rewards:{name}{arguments}" for name, arguments in TRL.items()))],
             "a file of chat messages, scored by TRL's reward functions as they are", "data_trl_rewards", 1,
             [steps_are(3), sampler_agrees(), records(*(f"reward/{name}/mean" for name in TRL))],
@@ -372,16 +372,20 @@ def ranks_of(test: OverrideDefinitions) -> list[int]:
 
 def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | None:
     """Run and check one test. Returns what was wrong, or None."""
-    folder = output_dir / test.test_name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder, data = (
+        output_dir / test.test_name,
+        output_dir / f"{test.test_name}_data",
+    )  # a run's folder holds nothing else
+    for path in (folder, data):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
     if test.prepare:
-        test.prepare(folder)
+        test.prepare(data)
     log = output_dir / f"{test.test_name}.log"
     log.unlink(missing_ok=True)
     for i, args in enumerate(test.override_args):
         expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
-        args = [arg.replace("{dir}", str(folder)) for arg in args]
+        args = [arg.replace("{dir}", str(folder)).replace("{data}", str(data)) for arg in args]
         code = launch(test.program, args, ranks_of(test)[i], log, cores, test.environment)
         if code != expected:
             end = "\n".join(log.read_text().splitlines()[-30:])

@@ -158,7 +158,7 @@ def export_is_whole(folder: Path) -> None:
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not (info["missing_keys"] | info["unexpected_keys"]), info
-    start = AutoModelForCausalLM.from_pretrained(folder / "start")
+    start = AutoModelForCausalLM.from_pretrained(json.loads((folder / "config.json").read_text())["hf_assets_path"])
     moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True)]
     assert all(moved), moved
 
