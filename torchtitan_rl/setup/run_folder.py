@@ -114,7 +114,9 @@ class RunFolder:
                 for path, former in reversed(self._moved):
                     former.replace(path)
             raise
-        (self.path / FORMER_END).unlink(missing_ok=True)
+        finally:
+            if self._lock is not None:  # rank 0, which may have put it back
+                (self.path / FORMER_END).unlink(missing_ok=True)
 
     def _move(self, name: str, former: str) -> None:
         """Rename one of the folder's files, if it is there."""
