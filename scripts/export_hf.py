@@ -75,7 +75,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
     model = meta_model(spec)
     if lora and not merged:
-        write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, described["hf_assets_path"], output)
+        write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, str(start.resolve()), output)
         print(f"{output}: adapter {checkpoint.name} of {run}")
         return start
     output.mkdir(parents=True, exist_ok=True)

@@ -28,11 +28,14 @@ sys.path.insert(0, str(ROOT))
 from scripts.make_arrivals import rows as arrivals  # noqa: E402
 from tests.integration.run_checks import (  # noqa: E402
     accuracy_rises,
+    charts_are_the_same,
     ended_after_the_best,
     evaluation_is_reproduced,
     export_is_whole,
+    exported_adapter_names_its_base,
     exported_model_equals_policy,
     files_exist,
+    metrics_are_documented,
     optimizer_goes_on,
     parity_holds,
     records,
@@ -187,7 +190,8 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [[*TALK_LORA, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
              for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
-            "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1, [GOES_ON],
+            "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1,
+            [GOES_ON, charts_are_the_same("straight", "resumed"), exported_adapter_names_its_base("straight")],
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
@@ -393,7 +397,7 @@ def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | N
     try:
         for text in test.expect_output:
             assert text in log.read_text(), f"{text!r} is not in {log}"
-        for check in test.checks:
+        for check in (*test.checks, metrics_are_documented):
             check(folder)
     except AssertionError as error:
         return f"{error} (log: {log})"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from tests.parts.metric_pages import undocumented
+
 ROOT = Path(__file__).resolve().parents[2]
 BFLOAT16_BOUNDS = {"mean": 0.02, "max": 1.0}
 """Largest sampler/logprob_diff of a step in bfloat16: two implementations round single tokens differently by tenths."""
@@ -128,6 +130,49 @@ def files_exist(*names: str) -> Callable[[Path], None]:
             assert found, f"no {name} in {sorted(p.name for p in folder.iterdir())}"
 
     return check
+
+
+def charts_are_the_same(*names: str) -> Callable[[Path], None]:
+    """The newest checkpoints of two runs hold the same charted series, but for those of times."""
+
+    def check(folder: Path) -> None:
+        found = [charted_series(max((folder / name / "checkpoint").glob("step-*"))) for name in names]
+        assert found[0] == found[1] != set(), found[0] ^ found[1]
+
+    return check
+
+
+def charted_series(checkpoint: Path) -> set[str]:
+    """The names of the series that a checkpoint's recorder has charted."""
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    key = "train_state.json"
+    known = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    [key] = [name for name in known if name.endswith(key)]
+    state = {key: ""}
+    load(state, checkpoint_id=str(checkpoint), no_dist=True)
+    charted = json.loads(state[key])["recorder"]["charted"]
+    return {name for name in charted if not name.startswith(("time/", "obs/")) and "seconds" not in name}
+
+
+def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
+    """The exported adapter names its base by a path that holds from any folder."""
+
+    def check(folder: Path) -> None:
+        command = ["scripts/export_hf.py", "--run", str(folder / name), "--output", str(folder / "adapter")]
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+        base = Path(json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"])
+        assert base.is_absolute()
+        assert (base / "config.json").is_file()
+
+    return check
+
+
+def metrics_are_documented(folder: Path) -> None:
+    """Every key that a run in the folder has logged is in docs/metrics.md or docs/metrics_algorithm.md."""
+    for file in folder.rglob("metrics.jsonl"):
+        keys = {key for line in file.read_text().splitlines() for key in json.loads(line)}
+        assert undocumented(keys) == [], file
 
 
 def parity_holds(folder: Path) -> None:

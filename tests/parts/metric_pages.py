@@ -1,0 +1,37 @@
+"""The keys of docs/metrics.md and docs/metrics_algorithm.md."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+OF_A_LINE = {"step", "time"}
+"""What a line of metrics.jsonl has besides metrics."""
+
+
+def documented_keys(*pages: str) -> list[str]:
+    """The keys in the first column of the pages' tables, with placeholders such as <function>."""
+    text = "".join((DOCS / page).read_text() for page in pages or ("metrics.md", "metrics_algorithm.md"))
+    return [
+        key for cell in re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE) for key in re.findall(r"`([^`]+)`", cell)
+    ]
+
+
+def pattern(key: str) -> re.Pattern[str]:
+    """What runs log for a documented key: <name> stands for anything, another placeholder for one part."""
+    parts = re.split(r"(<\w+>)", key.replace("@k", "@<k>"))
+    wild = {"<name>": ".+", "<column>": ".+", "<k>": r"\d+"}
+    return re.compile("".join(wild.get(part, "[^/]+") if part[:1] == "<" else re.escape(part) for part in parts))
+
+
+def undocumented(keys: Iterable[str]) -> list[str]:
+    """The keys that no page has. evaluation/X stands for evaluation/sampled/X and evaluation/<task>/X too."""
+    known = [pattern(key) for key in documented_keys() if not key.endswith("...")]
+
+    def forms(key: str) -> list[str]:
+        plain = key.removesuffix("/non_finite").replace("evaluation/sampled/", "evaluation/")
+        return [plain, re.sub(r"^evaluation/[^/]+/", "evaluation/", plain)]
+
+    return sorted(
+        key for key in set(keys) - OF_A_LINE if not any(one.fullmatch(form) for one in known for form in forms(key))
+    )
