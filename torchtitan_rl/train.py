@@ -191,6 +191,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         from torchtitan_rl.setup.run_folder import RunFolder
         from torchtitan_rl.setup.second_opinion import compare_start
         from torchtitan_rl.setup.start_checkpoint import missing_start, prepare_start
+        from torchtitan_rl.setup.trial import try_objective
         from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
@@ -201,7 +202,9 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     missing = missing_start(config)
     check_model(config, world_size=world_size)
     if missing is not None:
-        build_prompts(config, config.task.build(), missing.tokenizer())  # their errors, before the minute it takes
+        # Their errors, before the minute it takes.
+        _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
+        try_objective(config, held_out[0], [reward.name for one in scorers.values() for reward in one.rewards])
         prepare_start(config)
     with events.heartbeat("compare the policy with transformers"):
         compared = compare_start(config)

@@ -40,6 +40,8 @@ BINDING = {
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
 """Fields whose change would make a resumed run silently wrong, and why."""
+IDENTITIES = "classes"
+"""An entry of `config_fields` in checkpoints whose classes are compared by their source."""
 ONLY_TYPE = ("trainer.optimizer", "prompts")
 """Those of them of which only the class counts."""
 
@@ -54,7 +56,7 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
 
     Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, "sources.my_losses.py": "3fa91c02b7de", ...}
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {IDENTITIES: "by source"}
     _describe("", config, found)
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
@@ -73,6 +75,10 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         found[name] = identity(value)
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
+    elif isinstance(value, dict) and any(map(is_dataclass, value.values())):  # the members of a mixture
+        found[f"{name} (names)"] = ", ".join(value)
+        for key, part in value.items():
+            _describe(f"{name}.{key}", part, found)
     else:
         value = sorted(value) if isinstance(value, (set, frozenset)) else value
         plain = value is None or isinstance(value, (bool, int, float, str))
@@ -144,7 +150,9 @@ def _accept(found: Resume, config: "RunConfig") -> None:
     )
     then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
     both = then.keys() & now.keys()
-    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if not _same(then[n], now[n])}
+    changed = {
+        n: f"{n} {then[n]} -> {now[n]}" for n in both if not _same(then[n], now[n], older=IDENTITIES not in then)
+    }
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
@@ -158,8 +166,9 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         progress(f"forked from {found.checkpoint}")
 
 
-def _same(then: Any, now: Any) -> bool:
-    return then == now or is_older_identity(then, now) or _same_file(then, now)
+def _same(then: Any, now: Any, *, older: bool) -> bool:
+    """`older`: the checkpoint is from before classes were compared by their source."""
+    return then == now or (older and is_older_identity(then, now)) or _same_file(then, now)
 
 
 def _same_file(then: Any, now: Any) -> bool:

@@ -66,7 +66,8 @@ def test_the_run_folder_has_the_sources_without_secrets(mine, tmp_path):
     name, config = mine
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        folder = RunFolder.claim(str(tmp_path / "run"), "mine")
+        folder = RunFolder.find(str(tmp_path / "run"), "mine")
+        folder.claim()
         folder.describe(name, config)
         (tmp_path / "my_reward.py").write_text(
             "def brevity(completions, **_):\n    return [1.0 for _ in completions]\n"

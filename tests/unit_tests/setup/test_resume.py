@@ -8,7 +8,8 @@ import pytest
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import import_checked
-from torchtitan_rl.library.tasks import Rows
+from torchtitan_rl.library.tasks import Rows, SumDigits
+from torchtitan_rl.library.tasks.mixture import Mixture, Share
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.identity import is_older_identity
@@ -229,3 +230,24 @@ def test_a_job_that_was_started_again_goes_on_whatever_it_was_first_told(monkeyp
         monkeypatch.setenv(name, "1")
         assert was_restarted()
         monkeypatch.setenv(name, "0")
+
+
+def test_another_member_of_a_mixture_is_named(config, tmp_path):
+    config.task = Mixture.Config(tasks={"sums": Share(task=config.task)})
+    accept = accept_from(config, tmp_path / "run")
+    accept()
+    config.task.tasks["more"] = Share(task=SumDigits.Config())
+    with pytest.raises(UserError, match=r"task.tasks \(names\) sums -> sums, more \(the data position"):
+        accept()
+    config.task.tasks = {"sums": Share(task=own_task(tmp_path).Config())}
+    with pytest.raises(
+        UserError, match=r"task.tasks.sums.task SumDigits -> my_task:SumDigits \w{12} \(the data position"
+    ):
+        accept()
+
+
+def own_task(folder):
+    (folder / "my_task.py").write_text(
+        "from torchtitan_rl.library import tasks\n\n\nclass SumDigits(tasks.SumDigits):\n    pass\n"
+    )
+    return import_checked(folder / "my_task.py", "test").SumDigits
