@@ -245,6 +245,9 @@ def _value_digest(content: bytes, torch) -> str:
     import io
 
     value = torch.load(io.BytesIO(content), weights_only=True)
+    if isinstance(value, str) and value.startswith("{"):
+        value = json.loads(value)
+        value.get("recorder", {}).pop("prints", None)  # of measured seconds too, which no two runs share
     if isinstance(value, torch.Tensor):
         content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() + str(value.dtype).encode()
     else:
