@@ -185,6 +185,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         from torchtitan_rl.resilience.replicated import check_config
         from torchtitan_rl.setup.build_grader import find_scorers
         from torchtitan_rl.setup.build_prompts import build_prompts
+        from torchtitan_rl.setup.build_task import build_task
         from torchtitan_rl.setup.installation import check_environment
         from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
@@ -196,7 +197,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
-    task = config.task.build()
+    task = build_task(config.task)
     scorers = find_scorers(config.grader, task)
     check_task(config, task)
     missing = missing_start(config)

@@ -51,6 +51,10 @@ class Example:
     """Sampling settings of the mixture member in training; None: the run's."""
 
     def __post_init__(self) -> None:
+        expect(isinstance(self.columns, dict), "Example.columns", self.columns, "a dict by name", "Return one.")
+        turns = self.messages if isinstance(self.messages, list) else [self.messages]
+        chat = self.messages is None or all(isinstance(one, dict) and "role" in one for one in turns)
+        expect(chat, "Example.messages", self.messages, "a list of dicts with a role, or None", "Return one.")
         answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
         if isinstance(answer, Real) and not isinstance(answer, bool):
             object.__setattr__(self, "expected_answer", str(answer))

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
+from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
+from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
 from torchtitan_rl.setup.print_config import as_python
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 NUM_PROMPTS = 5
+ANSWER_CHARACTERS = 10_000
+"""Answers are shown and tokenized up to this length."""
 _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")
 """Forms of an answer, tried until the task accepts one as correct."""
 
@@ -35,7 +39,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     """Print config, layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     _show("config", as_python(name, config))
     validate(config, world_size=world_size)
-    task = config.task.build()
+    task = build_task(config.task)
     scorers = find_scorers(config.grader, task)
     check_task(config, task)
     tokenizer = _tokenizer(config)
@@ -49,7 +53,7 @@ def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
-        _show(title, f"{prompt.text}\n-- expected answer: {prompt.expected_answer!r}")
+        _show(title, f"{prompt.text}\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}")
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
@@ -122,13 +126,16 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     member = task.members()[prompt.task]
 
     def judged(text: str) -> bool | None:
-        return member.judge(member.extract_answer(text), prompt)
+        try:
+            return member.judge(member.extract_answer(text), prompt)
+        except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
+            return False
 
     forms = [form for form in _FORMS if judged(form.format(prompt.expected_answer))]
     form = forms[0] if forms else "{}"
-    others = [form.format(other.expected_answer) for other in prompts[1:]]
+    others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
     wrong = next((text for text in others if not judged(text)), form.format("wrong"))
-    answers = {"right": form.format(prompt.expected_answer), "wrong": wrong, "empty": ""}
+    answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": wrong, "empty": ""}
     samples = [_completion(i, text, tokenizer) for i, text in enumerate(answers.values())]
     try:
         [group] = grader.score([Group(prompt=prompt, samples=samples)])

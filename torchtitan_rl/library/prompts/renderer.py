@@ -124,7 +124,7 @@ class PromptRenderer(Configurable):
                 f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
                 f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
             )
-        texts = [message["content"] for message in rendered.messages or ()] or [rendered.text]
+        texts = [message.get("content") for message in rendered.messages or ()] or [rendered.text]
         found = next(filter(None, (self._special.search(text) for text in texts if isinstance(text, str))), None)
         if found and self.config.special_tokens == "refuse":
             return SpecialToken(

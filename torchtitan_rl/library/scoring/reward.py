@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, Group, flat
@@ -136,7 +138,7 @@ class Judgement:
         try:
             asked = [(group.prompt, completion.text) for group in groups for completion in group.samples]
             answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
-            result = ScorerResult([(a, self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)])
+            result = ScorerResult([(a, _verdict(self.task.judge(a, prompt))) for a, (prompt, _) in zip(answers, asked)])
         except BaseException as error:
             result = ScorerResult.failed(len(flat(groups)), _described(error))
         result.seconds = time.perf_counter() - begin
@@ -173,6 +175,13 @@ def _answer(given: Any) -> str | None:
     if given is None or isinstance(given, str):
         return given
     raise TypeError(f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None")
+
+
+def _verdict(given: Any) -> bool | None:
+    """Returns a judgement if it is True, False or None, and raises TypeError otherwise."""
+    if given is None or isinstance(given, bool | np.bool_):
+        return None if given is None else bool(given)
+    raise TypeError(f"judge returned {type(given).__name__} {given!r:.80}, expected True, False or None")
 
 
 def _described(error: BaseException) -> str:
