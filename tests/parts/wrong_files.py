@@ -230,12 +230,6 @@ def _no_task(_: Path) -> None:
     validate(config, world_size=1)
 
 
-def _many_integers(_: Path) -> None:
-    config = load_config("debug")
-    config.task.max_integers = 1000000
-    validate(config, world_size=1)
-
-
 def _small_heads(_: Path) -> None:
     config = load_config("debug")
     config.model_spec = small_qwen3(vocab_size=320, head_dim=16)
@@ -391,6 +385,20 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _best_by("evaluation/acuracy", SumDigits.Config())),
         row("--evaluation.best-by evaluation/sampled/accuracy, evaluation.sampled.n 0", "'evaluation/sampled/accuracy': expected one of",
             _best_by("evaluation/sampled/accuracy", SumDigits.Config())),
+        row("--task.template {question}", "task.template = '{question}': expected columns of rows.jsonl in braces, but ['question'] are none",
+            _rows(_ROW, template="{question}")),
+        row("--task.subset main of a file", "task.subset = 'main': expected none for the files", _rows(_ROW * 9, subset="main")),
+        row("a .csv file separated by semicolons", "columns separated by ';'; expected ',' in a .csv file",
+            _rows("prompt;answer\na;1\n", "rows.csv")),
+        row("a list of all rows in .jsonl", "not a JSON object; name a file with one list of all rows .json", _rows(f"[{_ROW.strip()}]")),
+        row("answer_kind number, and an answer without one", "no answer found in 'answer', read as task.answer_kind 'number'",
+            _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
+        row("grader.rewards of two colons", "'my.py:f:g': expected path/to/file.py:function or package.module:function",
+            _grader(rewards=["my.py:f:g"])),
+        row("grader.rewards of a factory with a text that has no quotes", "literal values that add takes, but: judge is none; a text needs",
+            _grader(rewards=["operator:add(judge, 3)"])),
+        row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
+            _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
-            _many_integers),
+            _assigned("c.task.max_integers = 1000000")),
     ]  # fmt: skip

@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.integration.sabotage import SAYS
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
+from torchtitan_rl.library.tasks import Example, SumDigits
+from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.validation import validate
 
@@ -35,6 +37,12 @@ class WrongInput:
         else:
             options = [part.replace("''", "") for part in self.given.split()]
             validate(parse_args(["--config", "debug", *options])[1], world_size=self.ranks)
+
+
+def _own_task(given: str, says: str, **methods: Callable) -> WrongInput:
+    """A user's task with these methods."""
+    methods["__module__"] = __name__
+    return WrongInput(given, says, lambda _: build_task(type("Mine", (SumDigits,), methods).Config()))
 
 
 def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
@@ -269,6 +277,38 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _part(
             "an advantage that is a text", "advantage", wrong_parts.TextAdvantage, "returned '0.0': expected a number"
+        ),
+    ],
+    "Own tasks": [
+        _own_task(
+            "a task whose train_example returns a dict",
+            "Mine.train_example(0) = {}: expected an Example",
+            train_example=lambda self, index, *, seed: {},
+        ),
+        _own_task(
+            "a task whose train_example takes no seed",
+            "Mine.train_example: expected a method that returns, but it raises TypeError: ",
+            train_example=lambda self, index: None,
+        ),
+        _own_task(
+            "an Example whose messages are a text",
+            "Example.messages = 'hi': expected a list of dicts with a role, or None",
+            train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", messages="hi"),
+        ),
+        _own_task(
+            "a task without held-out examples",
+            "Mine.held_out_examples(1) = []: expected a list with an Example",
+            held_out_examples=lambda self, num: [],
+        ),
+        _own_task(
+            "a task whose reward_functions is one function",
+            "Mine.reward_functions() = <built-in function len>: expected a list of functions",
+            reward_functions=lambda self: len,
+        ),
+        _own_task(
+            "a task whose tools are None",
+            "Mine.tools() = None: expected a list of functions. Return one; [] for none.",
+            tools=lambda self: None,
         ),
     ],
     "Configs and files": wrong_files.ROWS(WrongInput),

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
@@ -45,6 +45,8 @@ def _in_words(declared: Any) -> str:
     """Example: "a whole number or None" for int | None, "SamplingConfig" for that class."""
     if get_origin(declared) in (Union, UnionType):
         return " or ".join(map(_in_words, get_args(declared)))
+    if get_origin(declared) is Literal:
+        return f"one of {get_args(declared)}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
     plain = getattr(declared, "__qualname__", "") if isinstance(declared, type) else ""
     return words.get(declared) or (plain if plain and not get_args(declared) else str(declared).replace("typing.", ""))

@@ -36,7 +36,7 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
     forms = "path/to/file.py:function or package.module:function"
     is_file = place.endswith(".py")
     place = from_caller(place) if is_file else place
-    whole = bool(place and name) and (is_file or not place.startswith("."))
+    whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
     expect(whole, field, reference, forms, "Name the function after a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     module = import_checked(Path(place).resolve() if is_file else place, field)
@@ -65,14 +65,21 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
         return name, _checked(function, reference)
     try:
         call = ast.parse(f"f({found['arguments']})", mode="eval").body
-        keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        made = function(*map(ast.literal_eval, call.args), **keywords)
+        keywords = {word.arg: _literal(word.value) for word in call.keywords}
+        made = function(*map(_literal, call.args), **keywords)
     except Exception as error:
         raise UserError(
             f"{field_name} = {reference!r}: expected a call with literal values that {found['function']} takes, but: {error}. "
             "Correct the arguments."
         ) from error
     return name, _checked(made, reference)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ValueError(f"{ast.unparse(node)} is none; a text needs quotes") from error
 
 
 def _checked(function: Any, reference: str) -> Callable[..., Any]:

@@ -93,7 +93,7 @@ def load_config(name: str) -> "RunConfig":
         ) from error
     if inspect.iscoroutine(config):
         config.close()  # otherwise Python warns about it
-    expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r}.")
+    expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r:.200}.")
     check_types(config)
     if _is_reference(name):
         resolve_from(config_file(name).parent, config)

@@ -88,7 +88,7 @@ def check_complete(folder: Path) -> None:
     """
     field, node = "hf_assets_path", socket.gethostname()
     whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
-    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER."
+    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
     for file in ("config.json", "tokenizer*", "*.safetensors"):
         expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)

@@ -101,7 +101,7 @@ class LogprobGate(Configurable):
         self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
 
     def check(self, diffs: LogprobDiffs) -> None:
-        """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit or NaN."""
+        """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit. NaN is over `max_diff` alone."""
         limit = self.config.max_diff
         if limit is not None and not diffs.largest <= limit:
             raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import string
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
@@ -40,6 +41,7 @@ class RowSet:
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
         )  # fmt: skip
+        self._check_template()
         clash = sorted((RESERVED_COLUMNS - {self.answer_column}) & set(self.columns))
         expect(
             not clash, "columns", clash, "names that the grader does not use itself", f"Rename them in {table.name}."
@@ -90,6 +92,20 @@ class RowSet:
             each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in rows.items()]
             parts += [f"{beginning}: {', '.join(each)}"] * bool(each)
         return "; ".join(parts)
+
+    def _check_template(self) -> None:
+        """Raises UserError unless task.template names columns of the table, at least one."""
+        template, problem = self._config.template, ""
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        except ValueError as error:
+            names, problem = [], str(error)
+        missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
+        problem = problem or (f"{missing} are none" if missing else "it names none" * (not names))
+        expect(
+            not (template and problem), "task.template", template, f"columns of {self.table.name} in braces, but {problem}",
+            f"It has {self.columns}; a brace itself is written twice.",
+        )  # fmt: skip
 
     def _columns(self) -> list[str]:
         """Returns the names of all columns of any row, in order of first appearance."""
@@ -160,7 +176,7 @@ class RowSet:
         if self._config.template:
             try:
                 return self._config.template.format(**row)
-            except (KeyError, IndexError) as error:
+            except KeyError as error:  # a column that other rows have
                 raise RowError(f"no column {error} for task.template") from error
             except (ValueError, AttributeError, TypeError) as error:
                 raise RowError(f"task.template cannot be filled: {error}") from error
@@ -187,7 +203,9 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} is infinite")
         text = self._read_answer(str(answer))
         if text is None:
-            raise RowError(f"no answer found in {self.answer_column!r}")
+            raise RowError(
+                f"no answer found in {self.answer_column!r}, read as task.answer_kind {self._config.answer_kind!r}"
+            )
         return text
 
 

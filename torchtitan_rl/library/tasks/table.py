@@ -82,7 +82,9 @@ class Table:
         except RecursionError as error:
             raise RowError(NESTED) from error
         if not isinstance(row, dict):
-            raise RowError("not a JSON object")
+            raise RowError(
+                "not a JSON object" + "; name a file with one list of all rows .json" * isinstance(row, list)
+            )
         return row
 
 
@@ -103,6 +105,8 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
         a_file,
         "Leave the split out, or name its file.",
     )
+    remedy = "Leave it out, or name its file."
+    expect(not (subset and place.exists()), "task.subset", subset, f"none for the files of {field}", remedy)
     if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
         place = place / split
     if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
@@ -247,6 +251,10 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
             names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
             twice = [name for name in names if names.count(name) > 1]
+            apart = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
+            if apart:
+                yield 1, "", f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {path.suffix} file"
+                return
             for number, row in enumerate(rows, start=1):
                 fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault

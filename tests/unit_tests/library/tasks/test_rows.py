@@ -278,9 +278,9 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
     ):
         build(sums(2), answer_column="label")
-    with pytest.raises(UserError, match="no column 'query' for task.template"):
+    with pytest.raises(UserError, match=r"task.template = .*, but \['query'\] are none"):
         build(sums(2), template="{query}")
-    with pytest.raises(UserError, match="task.template cannot be filled: Single '{' encountered"):
+    with pytest.raises(UserError, match="expected columns of data.jsonl in braces, but Single '{' encountered"):
         build(sums(2), template="{")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
