@@ -1,6 +1,7 @@
 """Plot a run's reward and held-out accuracy over its steps, from its metrics.jsonl.
 
 .venv/bin/python scripts/plot_run.py outputs/debug-20261120-130000 [MORE_RUNS ...] --output curve.png
+.venv/bin/python scripts/plot_run.py outputs/seed_* --over-seeds --output curve.png     one curve for runs that differ only in their seed
 """
 
 import argparse
@@ -11,6 +12,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
+from scipy.special import stdtrit
+
+from torchtitan_rl.report.load import unique_names
+
+OF_ONE_RUN = ("seed", "dump_folder", "command", "folder_of_command")
+"""Settings in which runs of the same config differ."""
 
 
 def series(run: Path, key: str) -> tuple[list[int], list[float]]:
@@ -25,25 +33,62 @@ def is_plot(path: Path) -> bool:
     return path.is_file() and b"matplotlib" in path.read_bytes().lower()
 
 
+def mean_over_runs(runs: list[Path], key: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Returns (steps, means, half widths of the 95 % intervals of the means), at the steps that all runs have.
+
+    The interval is Student's t over runs: seeds are independent, the steps of one run are not.
+    """
+    found = [dict(zip(*series(run, key))) for run in runs]
+    steps = sorted(set.intersection(*map(set, found)))
+    values = np.array([[one[step] for step in steps] for one in found]).reshape(len(runs), len(steps))  # [runs, steps]
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.zeros(len(steps))
+    return steps, values.mean(axis=0), error * (stdtrit(len(runs) - 1, 0.975) if len(runs) > 1 else 0.0)
+
+
+def by_config(runs: list[Path]) -> dict[str, list[Path]]:
+    """The runs that differ only in their seed, under a label for their curve. Example: {"debug_0 and 2 more": [...]}"""
+    groups: dict[str, list[Path]] = {}
+    for run in runs:
+        settings = json.loads((run / "config.json").read_text())
+        same = {name: value for name, value in settings.items() if name not in OF_ONE_RUN}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+    return {f"{one[0].name} and {len(one) - 1} more" if len(one) > 1 else one[0].name: one for one in groups.values()}
+
+
+def draw(axes: plt.Axes, runs: list[Path], key: str, label: str, **style: str) -> None:
+    """Draws the runs as one curve: their mean and, if they are several, its interval."""
+    steps, means, half = mean_over_runs(runs, key)
+    (line,) = axes.plot(steps, means, linewidth=1.5, label=label, **style)
+    if len(runs) > 1:
+        axes.fill_between(steps, means - half, means + half, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run folders; each becomes one line")
+    parser.add_argument(
+        "--over-seeds",
+        action="store_true",
+        help="runs that differ only in their seed become one line: their mean, with its 95 %% interval over runs",
+    )
     parser.add_argument("--output", type=Path, required=True, help="image file to write (.png or .svg)")
     args = parser.parse_args()
-    if missing := [str(run) for run in args.runs if not (run / "metrics.jsonl").is_file()]:
-        parser.error(f"no metrics.jsonl in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")
+    for file in ("metrics.jsonl", "config.json") if args.over_seeds else ("metrics.jsonl",):
+        if missing := [str(run) for run in args.runs if not (run / file).is_file()]:
+            parser.error(f"no {file} in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")
     if args.output.exists() and not is_plot(args.output):
         parser.error(f"--output {args.output} is no plot: expected a new file, or an image by matplotlib")
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for run in args.runs:
-        reward.plot(*series(run, "reward/mean"), linewidth=1.5, label=run.name)
-        accuracy.plot(*series(run, "evaluation/accuracy"), marker="o", linewidth=1.5, label=run.name)
+    each = dict(zip(unique_names(args.runs), [[run] for run in args.runs]))
+    for label, runs in (by_config(args.runs) if args.over_seeds else each).items():
+        draw(reward, runs, "reward/mean", label)
+        draw(accuracy, runs, "evaluation/accuracy", label, marker="o")
     reward.set(title="reward of sampled completions (mean of a step)", xlabel="step", ylabel="reward")
     accuracy.set(title="held-out accuracy (greedy)", xlabel="step", ylabel="accuracy", ylim=(0, 1.03))
     for axes in (reward, accuracy):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    if len(args.runs) > 1:
+    if len(accuracy.lines) > 1:
         accuracy.legend(loc="lower right", frameon=False)
     figure.savefig(args.output, dpi=130)
     print(args.output)

@@ -68,7 +68,8 @@ function curveCard(definition) {
     definition.keys.forEach(([key, label], order) => {
       if (!run.series[key]) return;
       const color = palette(runs.length > 1 ? which : order);
-      const dash = runs.length > 1 ? DASHES[which % DASHES.length] : []; // a run has a colour and a dash, its metrics have widths
+      const dashed = (runs.length > 1 ? which : order) % DASHES.length; // so that equal curves are both seen
+      const dash = DASHES[dashed];
       const raw = run.series[key];
       const edges = order === 0 && edgesOf(definition, run, key);
       if (edges) {
@@ -79,7 +80,7 @@ function curveCard(definition) {
       const values = place(run, smoothed(raw, key));
       const few = values.filter((value) => value !== null).length < 30;
       const index = add(values, { stroke: color, width: runs.length > 1 ? [2, 1.1, 0.6][order] ?? 0.6 : 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
-      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, style: runs.length > 1 ? ` d${which % DASHES.length} w${Math.min(order, 2)}` : '', run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
+      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, style: ` d${dashed}${runs.length > 1 ? ` w${Math.min(order, 2)}` : ''}`, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
     });
   }
   legend.sort((x, y) => x.order - y.order);
