@@ -327,7 +327,7 @@ def build_run(
     in_flight = config.in_flight.build(prompt_at=prompts.at)
     state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
     checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
-    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.adapter))
+    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.state_dict_adapter))
     weight_sync = config.weight_sync.build(proof=proof)
     generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
     if resume is not None:
@@ -366,7 +366,7 @@ def _build_policy_and_engine(
     with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = build_policy(config, algorithm, run_folder)
     engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
-    adapter = EngineAdapter(trainer.lora, **engine) if trainer.lora else None
+    lora = EngineAdapter(trainer.lora, **engine) if trainer.lora else None
     with phase("start the vLLM engine" + engine_start_note()):
         generator = config.generator.build(
             hf_assets_path=config.hf_assets_path,
@@ -375,7 +375,7 @@ def _build_policy_and_engine(
             seed=config.seed,
             environments=environments,
             stats=EngineStats(),
-            adapter=adapter,
+            lora=lora,
         )
     if config.generator.tensor_parallel_degree > 1:
         from vllm.distributed.parallel_state import get_tp_group
@@ -404,7 +404,7 @@ def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) 
         temperature=config.sampling.temperature,
         generator_dtype=config.generator.dtype,
         dump_folder=str(run_folder),
-        adapters=Lora.of(config.trainer.lora),
+        lora=Lora.of(config.trainer.lora),
     )
     _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
     return trainer

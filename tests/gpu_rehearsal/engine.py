@@ -334,7 +334,7 @@ def rehearse_configs(at: str) -> list[str]:
             growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}
             spec, lora = config.model_spec or models.qwen3("1.7B"), config.trainer.lora
             engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": torch.bfloat16}
-            arguments = {"adapter": EngineAdapter(Lora(lora), **engine)} if lora.rank else {}
+            arguments = {"lora": EngineAdapter(Lora(lora), **engine)} if lora.rank else {}
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
             try:
                 with mock.patch.dict(os.environ, growing):

@@ -141,7 +141,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
         assert tensor.device.type == "cuda", name
-    HeldWeights(trainer.model, trainer.adapter).checksums(torch.bfloat16)
+    HeldWeights(trainer.model, trainer.state_dict_adapter).checksums(torch.bfloat16)
     if trainer.lora:
         trainer.lora.held.checksums(torch.bfloat16)
     phase("sync")

@@ -108,7 +108,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         temperature=0.9,
         generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
         dump_folder="",
-        adapters=Lora.of(lora),
+        lora=Lora.of(lora),
     )
     change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}
@@ -119,7 +119,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         with torch.no_grad():
             for p in trained:
                 p.copy_(p.grad)
-            weights = trainer.lora.weights if rank else partial(hf_weights, trainer.model, trainer.adapter)
+            weights = trainer.lora.weights if rank else partial(hf_weights, trainer.model, trainer.state_dict_adapter)
             caught.update({name: t.clone() for name, t in weights(torch.float32)})
             for p, value in zip(trained, values, strict=True):
                 p.copy_(value)

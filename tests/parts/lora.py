@@ -61,7 +61,7 @@ class AdapterPair:
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=8),
             seed=0,
-            adapter=EngineAdapter(lora, tp_size=generator_tp, dtype=TORCH_DTYPE_MAP[dtype]),
+            lora=EngineAdapter(lora, tp_size=generator_tp, dtype=TORCH_DTYPE_MAP[dtype]),
         )
         self.most_diff = 1e-4 if dtype == "float32" else 1.0
         self.begin_anew()

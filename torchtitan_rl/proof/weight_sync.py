@@ -118,7 +118,7 @@ class WeightSync(Configurable):
         self._next_share += shares
         self._sixteenth_s = (time.monotonic() - began) / shares
         faults = [f"{name} {fault}" for name, fault in wrong.items()]
-        faults += generator.adapter.faults(sent) if generator.adapter else []
+        faults += generator.lora.faults(sent) if generator.lora else []
         if cached := generator.num_cached_blocks():
             faults.append(f"the prefix cache kept {cached} blocks of the old weights")
         if not comm.largest(len(faults)):

@@ -25,13 +25,11 @@ from torchtitan_rl.core.generator.rollout import EnvironmentFactory
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.sampling_round import SamplingRound
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
+from torchtitan_rl.core.services import EngineLora, EngineStatistics
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from torchtitan_rl.library.lora.engine import EngineAdapter
-    from torchtitan_rl.observability.engine_stats import EngineStats
 
 T = TypeVar("T")
 
@@ -78,8 +76,8 @@ class Generator(Configurable):
         sampling: SamplingConfig,
         seed: int,
         environments: EnvironmentFactory | None = None,
-        stats: "EngineStats | None" = None,
-        adapter: "EngineAdapter | None" = None,
+        stats: EngineStatistics | None = None,
+        lora: EngineLora | None = None,
     ) -> None:
         """Start the engine with empty weights. `WeightSync.push` must fill them before `generate`.
 
@@ -88,7 +86,7 @@ class Generator(Configurable):
             sampling: used if neither `generate` nor the prompt has a sampling config.
             environments: makes the environments that answer the policy; None if every completion is one turn.
             stats: records the engine's statistics; None records nothing.
-            adapter: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+            lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
         """
         from vllm import LLM
 
@@ -102,8 +100,8 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        self.adapter, self._lora_request = adapter, adapter.request() if adapter else None
-        options = engine_options(config) | (adapter.engine_options() if adapter else {})
+        self.lora, self._lora_request = lora, lora.request() if lora else None
+        options = engine_options(config) | (lora.engine_options() if lora else {})
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
@@ -230,13 +228,13 @@ class Generator(Configurable):
     def sleep(self) -> None:
         """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
         if self._sleeps and not self._asleep:
-            self.llm.sleep(level=1 if self.adapter else 2)
+            self.llm.sleep(level=1 if self.lora else 2)
             self._asleep = True
 
     @property
     def holds_base(self) -> bool:
         """Whether only the adapter needs to be sent."""
-        return self.adapter is not None and self.policy_version >= 0
+        return self.lora is not None and self.policy_version >= 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
@@ -244,12 +242,12 @@ class Generator(Configurable):
         With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks have room.
         """
         self._wake_weights()
-        adapter: dict[str, Tensor] = dict(weights) if self.holds_base else {}
+        adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
         if not self.holds_base:
-            base = (one for one in weights if ".lora_" not in one[0] or adapter.update([one]))  # keeps the others
+            base = self._base_of(weights, adapters)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
-        if self.adapter:
-            self.adapter.load(self.llm, adapter)
+        if self.lora:
+            self.lora.load(self.llm, adapters)
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -258,6 +256,16 @@ class Generator(Configurable):
                 "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
             )
         self.policy_version = policy_version
+
+    def _base_of(
+        self, weights: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights that are not an adapter's, and puts the others into `adapters`."""
+        for name, tensor in weights:
+            if ".lora_" in name:
+                adapters[name] = tensor
+            else:
+                yield name, tensor
 
     def _wake_weights(self) -> None:
         """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second call."""

@@ -18,13 +18,13 @@ from torchtitan_rl.core.trainer.lora import is_adapter
 
 
 @torch.no_grad()
-def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
+def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
     """Load a folder's safetensors into the sharded model. Each rank reads its shards.
 
     Raises UserError, with their names, if tensors are missing or have another shape.
     """
-    state = adapter.to_hf(model.state_dict())
-    reader = adapter.get_hf_storage_reader(hf_assets_path)
+    state = state_dict_adapter.to_hf(model.state_dict())
+    reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
     stored = reader.read_metadata().state_dict_metadata
     missing = sorted(set(state) - set(stored))
     reshaped = [name for name in state.keys() & stored.keys() if tuple(stored[name].size) != tuple(state[name].shape)]
@@ -35,12 +35,12 @@ def load_hf_weights(model: Decoder, adapter: BaseStateDictAdapter, hf_assets_pat
             "Download the checkpoint again, or pass the folder of the configured model."
         )
     dcp.load(state, storage_reader=reader)
-    model.load_state_dict(adapter.from_hf(state), strict=False)
+    model.load_state_dict(state_dict_adapter.from_hf(state), strict=False)
 
 
 @torch.no_grad()
 def hf_weights(
-    model: Decoder, adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both names.
 
@@ -56,7 +56,7 @@ def hf_weights(
         with _unsharded(block) if whole_blocks and prefix.startswith("layers.") else nullcontext():
             base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
             state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
-            yield from to_hf(model, adapter, prefix, block, state)
+            yield from to_hf(model, state_dict_adapter, prefix, block, state)
 
 
 @contextmanager
@@ -69,13 +69,13 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
 
 
 def to_hf(
-    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
     for name, module in block.named_modules():
         if isinstance(module, FusedQKVLinear):  # torchtitan's state_dict hook, which gathers in the master dtype
             FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
-    weights = adapter.to_hf(state)
+    weights = state_dict_adapter.to_hf(state)
     if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     yield from weights.items()

@@ -2,7 +2,6 @@
 
 import dataclasses
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +16,10 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import attention_config, attention_masks, describe_attention
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.lora.adapters import Lora
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -37,7 +34,7 @@ def build_policy(
     activation_checkpoint: str,
     logprob_chunk_tokens: int,
     dump_folder: str,
-    lora: "Lora | None" = None,
+    lora: PolicyLora | None = None,
 ) -> Decoder:
     """Returns the sharded model with random weights.
 

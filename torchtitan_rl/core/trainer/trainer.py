@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, fill_logprob_diff
@@ -47,9 +48,6 @@ from torchtitan_rl.core.types import (
     TrainBatch,
     flat,
 )
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.lora.adapters import Lora
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
@@ -83,7 +81,7 @@ class Trainer(Configurable):
         temperature: float,
         generator_dtype: str,
         dump_folder: str,
-        adapters: "Lora | None" = None,
+        lora: PolicyLora | None = None,
     ) -> None:
         """Build the policy and load `hf_assets_path` into it.
 
@@ -91,10 +89,10 @@ class Trainer(Configurable):
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
             generator_dtype: the dtype in which the engine computes, for the gate.
-            adapters: those of `config.lora`; None for rank 0.
+            lora: the adapters of `config.lora`; None for rank 0.
         """
-        assert (adapters is not None) == (config.lora.rank > 0)
-        self.lora = adapters
+        assert (lora is not None) == (config.lora.rank > 0)
+        self.lora = lora
         self.config = config
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
@@ -103,16 +101,16 @@ class Trainer(Configurable):
         self.pad_multiple = 128 * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
-        self.adapter = model_spec.state_dict_adapter(model_spec.model, None)
+        self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
-        self.model = self._load_policy(adapters)
-        if adapters:
-            adapters.attach(self.model, self.adapter)
+        self.model = self._load_policy(lora)
+        if lora:
+            lora.attach(self.model, self.state_dict_adapter)
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
-            self.reference = self.model if adapters else self._load_policy(None).requires_grad_(False)
+            self.reference = self.model if lora else self._load_policy(None).requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
         self._steps = MeasuredSteps(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
@@ -127,7 +125,7 @@ class Trainer(Configurable):
         self._warned_of_size = False
         self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def _load_policy(self, lora: "Lora | None") -> Decoder:
+    def _load_policy(self, lora: PolicyLora | None) -> Decoder:
         config = self.config
         model = build_policy(
             self._model_spec,
@@ -140,7 +138,7 @@ class Trainer(Configurable):
             dump_folder=self._dump_folder,
             lora=lora,
         )
-        load_hf_weights(model, self.adapter, self._hf_assets_path)
+        load_hf_weights(model, self.state_dict_adapter, self._hf_assets_path)
         return model
 
     def hf_weights(self, dtype: torch.dtype, *, adapters_only: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -149,7 +147,7 @@ class Trainer(Configurable):
         # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         if not adapters_only:
             whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
-            yield from hf_weights(self.model, self.adapter, dtype, whole_blocks=whole_blocks)
+            yield from hf_weights(self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks)
         if self.lora:
             yield from self.lora.weights(dtype)
 

@@ -35,7 +35,7 @@ class RecordingEngine:
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
-    made._sleeps, made._asleep, made.policy_version, made.adapter = sleeps, False, -1, None
+    made._sleeps, made._asleep, made.policy_version, made.lora = sleeps, False, -1, None
     return made
 
 
@@ -74,7 +74,7 @@ class RecordingAdapter:
 
 def test_with_an_adapter_the_base_is_loaded_once_and_kept_on_the_host():
     made = generator()
-    made.adapter = RecordingAdapter()
+    made.lora = RecordingAdapter()
     made.sleep()
     made.load_weights(weights(made, "base", "q.lora_A.weight"), policy_version=0)
     made.sleep()

@@ -69,7 +69,7 @@ def build(folder):
             temperature=1.0,
             generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
             dump_folder="",
-            adapters=Lora.of(made.lora),
+            lora=Lora.of(made.lora),
         )
 
     return trainer
@@ -177,7 +177,10 @@ def test_an_exported_adapter_is_the_change_of_the_exported_weight(build, tmp_pat
 
 def test_every_parameter_of_an_adapter_is_exported(build):
     trainer = build()
-    both = (*exported_rows(trainer.model, trainer.adapter), *adapter_rows(trainer.model, trainer.adapter))
+    both = (
+        *exported_rows(trainer.model, trainer.state_dict_adapter),
+        *adapter_rows(trainer.model, trainer.state_dict_adapter),
+    )
     exported = {id(p) for p, names in both if names}
     assert exported == {id(p) for p in trainer.model.parameters()}
 
