@@ -8,13 +8,11 @@ disagree), with a message. The last checkpoint is kept.
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,7 @@ from torchtitan_rl.core import (
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.library.references import users_frames
-from torchtitan_rl.observability.machine import MemorySampler, bfloat16_warning
+from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.death import has_no_memory, memory_remedy
@@ -42,26 +40,21 @@ from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
 from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
+from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.secrets import masked
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.controller import Controller
-    from torchtitan_rl.core.generator.generator import Generator
-    from torchtitan_rl.core.grading.grader import Scorers
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import Trainer
-    from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
-    from torchtitan_rl.library.task import Task
     from torchtitan_rl.observability.recorder import Recorder
-    from torchtitan_rl.proof.weight_sync import WeightSync
     from torchtitan_rl.resilience.checkpoint_folder import Resume
     from torchtitan_rl.resilience.checkpointer import Checkpointer
+    from torchtitan_rl.setup.build_parts import Parts, Prepared
     from torchtitan_rl.setup.run_config import RunConfig
 
 WRONG_INPUT, STOPPED = 2, 3
@@ -69,9 +62,7 @@ WRONG_INPUT, STOPPED = 2, 3
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
-    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**single, "MASTER_PORT": str(_free_port())}.items():
-        os.environ.setdefault(name, value)
+    be_only_rank()
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -131,12 +122,6 @@ def check_arguments(args: Sequence[str]) -> int:
     return 0
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _message_and_code(error: BaseException) -> tuple[str, int]:
     """What the terminal and end.json say about the error that ends the run, and the exit code."""
     if isinstance(error, UserError):
@@ -181,41 +166,11 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
-        from torchtitan_rl.core import comm
         from torchtitan_rl.resilience.replicated import check_config
-        from torchtitan_rl.setup.build_grader import find_scorers
-        from torchtitan_rl.setup.build_prompts import build_prompts
-        from torchtitan_rl.setup.build_task import build_task
-        from torchtitan_rl.setup.installation import check_environment
-        from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
+        from torchtitan_rl.setup.build_parts import prepare
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.setup.run_folder import RunFolder
-        from torchtitan_rl.setup.second_opinion import compare_start
-        from torchtitan_rl.setup.start_checkpoint import missing_start, prepare_start
-        from torchtitan_rl.setup.trial import try_objective
-        from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
-    check_environment()
-    world_size = int(os.environ["WORLD_SIZE"])
-    validate(config, world_size=world_size)
-    task = build_task(config.task)
-    scorers = find_scorers(config.grader, task)
-    check_task(config, task)
-    missing = missing_start(config)
-    check_model(config, world_size=world_size)
-    if missing is not None:
-        # Their errors, before the minute it takes.
-        _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
-        try_objective(config, held_out[0], [reward.name for one in scorers.values() for reward in one.rewards])
-        prepare_start(config)
-    with events.heartbeat("compare the policy with transformers"):
-        compared = compare_start(config)
-    for estimate in (choose_by_memory, memory_warning):
-        if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
-            events.progress(said)
-    for said in filter(None, (compared, bfloat16_warning(config.dtypes), schedule_warning(config))):
-        events.progress(said)
-    with events.heartbeat("start"), events.timed("wait for the other ranks"):
-        comm.init_process_group(config.comm)
+    prepared = prepare(config)
     starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
     digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}
     check_config(config_fields(config) | digests)
@@ -227,7 +182,7 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
     try:
         with folder.kept_if_refused():
             folder.describe(name, config, resume)
-            controller = build_run(config, folder.path, task=task, scorers=scorers, resume=resume)
+            controller = build_run(config, folder.path, prepared=prepared, resume=resume)
         stopped = _carry_out(controller)
     except BaseException as error:
         if folder.is_refused:
@@ -289,131 +244,41 @@ def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
 
 
 def build_run(
-    config: "RunConfig",
-    run_folder: Path,
-    *,
-    task: "Task",
-    scorers: "dict[str, Scorers] | None" = None,
-    resume: "Resume | None" = None,
+    config: "RunConfig", run_folder: Path, *, prepared: "Prepared | None" = None, resume: "Resume | None" = None
 ) -> "Controller":
     """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
 
     Args:
-        config: validated, with its start prepared.
-        task: built from `config.task`.
-        scorers: see `build_grader`.
+        prepared: from `build_parts.prepare`; None: prepared here.
     """
-    from torchtitan.distributed.utils import set_spmd_backend
-
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.core.state import RunState
-    from torchtitan_rl.proof.held_weights import HeldWeights
-    from torchtitan_rl.proof.weight_proof import WeightProof
-    from torchtitan_rl.setup.build_grader import build_grader
-    from torchtitan_rl.setup.build_prompts import build_prompts
-    from torchtitan_rl.setup.start_checkpoint import load_tokenizer
-    from torchtitan_rl.setup.trial import try_objective
+    from torchtitan_rl.setup.build_parts import build_parts
 
-    set_spmd_backend(config.trainer.parallelism.spmd_backend)
-    tokenizer = load_tokenizer(config.hf_assets_path)
-    grader = build_grader(config.grader, task, scorers)
-    prompts, held_out, environments = build_prompts(config, task, tokenizer)
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     evaluation = config.evaluation.build()
-    try_objective(config, held_out[0], grader.reward_names)
-    trainer, generator = _build_policy_and_engine(config, algorithm, tokenizer, environments, run_folder)
-    recorder = _build_recorder(config, tokenizer, run_folder)
-    in_flight = config.in_flight.build(prompt_at=prompts.at)
-    state = RunState(algorithm=algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
-    checkpointer = _build_checkpointer(config, trainer, prompts, state, run_folder)
-    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.state_dict_adapter))
-    weight_sync = config.weight_sync.build(proof=proof)
-    generator.sleep()  # until the first sync: loading the optimizer's state needs the engine's memory
+    parts = build_parts(config, prepared, folder=run_folder)
+    recorder = _build_recorder(config, parts.tokenizer, run_folder)
+    in_flight = config.in_flight.build(prompt_at=parts.prompts.at)
+    state = RunState(algorithm=parts.algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
+    checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
             checkpointer.load(resume.checkpoint)
     checkpointer.check_room()
-    trainer.check_loaded()
+    parts.trainer.check_loaded()
     return Controller(
         config,
-        trainer=trainer,
-        generator=generator,
+        trainer=parts.trainer,
+        generator=parts.generator,
         in_flight=in_flight,
-        grader=grader,
-        algorithm=algorithm,
+        grader=parts.grader,
+        algorithm=parts.algorithm,
         evaluation=evaluation,
         state=state,
-        held_out=held_out,
-        services=_build_services(config, trainer, prompts, recorder, weight_sync, checkpointer, run_folder),
+        held_out=parts.held_out,
+        services=_build_services(config, parts, recorder, checkpointer, run_folder),
     )
-
-
-def _build_policy_and_engine(
-    config: "RunConfig",
-    algorithm: "Algorithm",
-    tokenizer: "PreTrainedTokenizerBase",
-    environments: "Conversations",
-    run_folder: Path,
-) -> "tuple[Trainer, Generator]":
-    from torchtitan.config import TORCH_DTYPE_MAP
-
-    from torchtitan_rl.core.events import phase
-    from torchtitan_rl.library.lora.engine import EngineAdapter
-    from torchtitan_rl.observability.engine_stats import EngineStats
-    from torchtitan_rl.setup.node import engine_start_note
-
-    with phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
-        trainer = build_policy(config, algorithm, run_folder)
-    engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
-    lora = EngineAdapter(trainer.lora, **engine) if trainer.lora else None
-    with phase("start the vLLM engine" + engine_start_note()):
-        generator = config.generator.build(
-            hf_assets_path=config.hf_assets_path,
-            tokenizer=tokenizer,
-            sampling=config.sampling,
-            seed=config.seed,
-            environments=environments,
-            stats=EngineStats(),
-            lora=lora,
-        )
-    if config.generator.tensor_parallel_degree > 1:
-        from vllm.distributed.parallel_state import get_tp_group
-
-        _set_timeouts(config, [get_tp_group().device_group, get_tp_group().cpu_group])
-    return trainer, generator
-
-
-def build_policy(config: "RunConfig", algorithm: "Algorithm", run_folder: Path) -> "Trainer":
-    """Build the trainer and give its process groups the run's timeout. Collective."""
-    import torch.distributed as dist
-    from torchtitan.distributed import ParallelDims
-
-    from torchtitan_rl.core.trainer.trainer import Trainer
-    from torchtitan_rl.library.lora.adapters import Lora
-
-    dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
-    trainer = Trainer(
-        config.trainer,
-        model_spec=config.model_spec,
-        hf_assets_path=config.hf_assets_path,
-        parallel_dims=dims,
-        algorithm=algorithm,
-        num_steps=config.num_steps,
-        max_model_len=config.generator.max_model_len,
-        temperature=config.sampling.temperature,
-        generator_dtype=config.generator.dtype,
-        dump_folder=str(run_folder),
-        lora=Lora.of(config.trainer.lora),
-    )
-    _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
-    return trainer
-
-
-def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None:
-    """Set comm.init_timeout_seconds, which otherwise rules the default group alone: NCCL's own is 10 minutes."""
-    for group in groups:
-        group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))
 
 
 def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
@@ -463,13 +328,7 @@ def _build_checkpointer(
 
 
 def _build_services(
-    config: "RunConfig",
-    trainer: "Trainer",
-    prompts: "PromptStream",
-    recorder: "Recorder",
-    weight_sync: "WeightSync",
-    checkpointer: "Checkpointer",
-    run_folder: Path,
+    config: "RunConfig", parts: "Parts", recorder: "Recorder", checkpointer: "Checkpointer", run_folder: Path
 ) -> "Services":
     """The controller's services. From here on a signal lets the step finish."""
     import torch.distributed as dist
@@ -481,18 +340,18 @@ def _build_services(
     from torchtitan_rl.resilience.stop_signal import StopSignal
     from torchtitan_rl.setup.memory import footprint_of
 
-    footprint = footprint_of(config, model=trainer.model, world_size=dist.get_world_size())
+    footprint = footprint_of(config, model=parts.trainer.model, world_size=dist.get_world_size())
     return Services(
-        prompts=prompts,
+        prompts=parts.prompts,
         observer=RunObserver(
             recorder,
-            algorithm=trainer.algorithm,
-            prompts=prompts,
+            algorithm=parts.algorithm,
+            prompts=parts.prompts,
             footprint=footprint,
             run_folder=run_folder,
             mask=masked,
         ),
-        weight_sync=weight_sync,
+        weight_sync=parts.weight_sync,
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
         check_replicated=check_replicated,

@@ -16,13 +16,10 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 import torch  # noqa: E402
 
 from configs.debug import debug  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.controller import Controller  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
-from torchtitan_rl.setup.start_checkpoint import prepare_start  # noqa: E402
-from torchtitan_rl.setup.validation import check_model, validate  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
 
 
@@ -49,15 +46,7 @@ def config_of(job: dict) -> RunConfig:
 
 def start(config: RunConfig) -> Controller:
     """As train.py does it: in this process alone, or as one of torchrun's ranks."""
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", "29517")
-    world_size = int(os.environ["WORLD_SIZE"])
-    validate(config, world_size=world_size)
-    prepare_start(config)
-    check_model(config, world_size=world_size)
-    comm.init_process_group(config.comm)
-    controller = build_run(config, Path(config.dump_folder), task=config.task.build())
+    controller = build_run(config, Path(config.dump_folder))
     controller.sync_weights()
     return controller
 

@@ -32,10 +32,10 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.proof.held_weights import HeldWeights
 from torchtitan_rl.resilience.checkpointer import PolicyState
+from torchtitan_rl.setup.build_parts import build_trainer
 from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
-from torchtitan_rl.train import build_policy
 
 DTensor._op_dispatcher._random_ops.clear()  # the device has no random generator
 
@@ -120,7 +120,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    trainer = build_policy(config, algorithm, Path(""))
+    trainer = build_trainer(config, algorithm, Path(""))
     phase("build")
     for _ in trainer.hf_weights(torch.bfloat16):
         pass

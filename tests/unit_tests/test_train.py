@@ -158,9 +158,10 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     def stop(*_):
         raise UserError("stopped")
 
-    monkeypatch.setattr("torchtitan_rl.setup.memory.gpu_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("torchtitan_rl.setup.build_parts.gpu_memory_bytes", lambda: 2**30)
     monkeypatch.setattr("torchtitan_rl.core.comm.init_process_group", stop)
-    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.prepare_start", lambda config: None)  # no warm start
+    start = str(start_checkpoint.START_CHECKPOINTS / "none")  # neither made nor compared
+    monkeypatch.setattr(start_checkpoint, "prepare_start", lambda config: setattr(config, "hf_assets_path", start))
     code, said = run(train._train, ["--config", "debug_bf16"])
     assert code == 2
     assert "GiB are computed for each GPU of 1 GiB: engine awake" in said

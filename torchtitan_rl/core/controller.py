@@ -21,7 +21,7 @@ from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
-from torchtitan_rl.core.services import GroupsInFlight, Services
+from torchtitan_rl.core.services import GroupsInFlight, Services, Sync
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
@@ -220,14 +220,12 @@ class Controller(Configurable):
 
     def sync_weights(self) -> int:
         """Push the policy into the engine and verify the weights there. Returns the number of bytes sent."""
-        ids, reach = self.held_out[0].token_ids, getattr(self.trainer.model.config, "reach", 0)
-        ids = ids.repeat(1 + reach // len(ids))[: self.config.generator.max_model_len - 1]  # longer than every window
-        return self.services.weight_sync.push(
-            self.trainer.hf_weights(self.generator.dtype, adapters_only=self.generator.holds_base),
+        return push_policy(
+            self.services.weight_sync,
+            self.trainer,
             self.generator,
+            self.held_out[0],
             policy_version=self.state.step,
-            probe=ids,
-            trainer_logprobs=self.trainer.token_logprobs,
         )
 
     def _evaluate_when_due(self) -> bool:
@@ -256,3 +254,22 @@ class Controller(Configurable):
         self.grader.close()
         self.generator.close()
         comm.close_process_group()
+
+
+def push_policy(
+    weight_sync: Sync, trainer: "Trainer", generator: Generator, probe: Prompt, *, policy_version: int
+) -> int:
+    """Push the policy into the engine and verify the weights there. Returns the bytes sent. Collective.
+
+    Args:
+        probe: both sides score its tokens, repeated to be longer than every sliding window.
+    """
+    ids, reach = probe.token_ids, getattr(trainer.model.config, "reach", 0)
+    ids = ids.repeat(1 + reach // len(ids))[: generator.config.max_model_len - 1]
+    return weight_sync.push(
+        trainer.hf_weights(generator.dtype, adapters_only=generator.holds_base),
+        generator,
+        policy_version=policy_version,
+        probe=ids,
+        trainer_logprobs=trainer.token_logprobs,
+    )

@@ -1,0 +1,209 @@
+"""Builds what a training loop calls, in the order in which the parts need each other.
+
+    with closing(build_parts(config)) as parts:
+        parts.push(step=0)
+        for group in parts.generator.generate(parts.prompts.next_batch(16), step=1): ...
+
+`train.py` builds a run on these parts; `examples/grpo_minimal.py` is a loop of one's own.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch.distributed as dist
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from torchtitan_rl.core import comm, events
+from torchtitan_rl.core.controller import push_policy
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.observability.engine_stats import EngineStats
+from torchtitan_rl.observability.machine import bfloat16_warning
+from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.weight_proof import WeightProof
+from torchtitan_rl.setup.build_grader import build_grader, find_scorers
+from torchtitan_rl.setup.build_prompts import build_prompts
+from torchtitan_rl.setup.build_task import build_task
+from torchtitan_rl.setup.installation import check_environment
+from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
+from torchtitan_rl.setup.node import engine_start_note
+from torchtitan_rl.setup.rank_variables import be_only_rank
+from torchtitan_rl.setup.second_opinion import compare_start
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start
+from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.core.algorithm import Algorithm
+    from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.grading.grader import Grader, Scorers
+    from torchtitan_rl.core.types import Prompt
+    from torchtitan_rl.library.environments.factory import Conversations
+    from torchtitan_rl.library.prompts.stream import PromptStream
+    from torchtitan_rl.library.task import Task
+    from torchtitan_rl.proof.weight_sync import WeightSync
+    from torchtitan_rl.setup.run_config import RunConfig
+
+
+class Prepared(NamedTuple):
+    """What the checks of a config have built."""
+
+    task: "Task"
+    scorers: "dict[str, Scorers]"
+    """See `build_grader.find_scorers`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """What a training loop calls. Every rank has its own, and calls them in the same order."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    prompts: "PromptStream"
+    held_out: "list[Prompt]"
+    """The prompts of evaluations, at least one."""
+    grader: "Grader"
+    algorithm: "Algorithm"
+    trainer: Trainer
+    generator: "Generator"
+    weight_sync: "WeightSync"
+
+    def push(self, *, step: int) -> int:
+        """Push the policy after `step` into the engine, and verify it there. Returns the bytes sent. Collective.
+
+        `generator` needs it before it samples: with step 0 for the start, then after each update.
+        """
+        return push_policy(self.weight_sync, self.trainer, self.generator, self.held_out[0], policy_version=step)
+
+    def close(self) -> None:
+        """Stop the reward functions' workers and the engine, then the process group that it uses."""
+        self.grader.close()
+        self.generator.close()
+        comm.close_process_group()
+
+
+def prepare(config: "RunConfig") -> Prepared:
+    """Check the config and this machine, make or download the policy's start, and join the other ranks.
+
+    Sets `hf_assets_path` and `model_spec`, and what depends on the GPU's memory.
+
+    Raises:
+        UserError: naming the field, the value, what was expected and the remedy.
+    """
+    check_environment()
+    world_size = int(os.environ["WORLD_SIZE"])
+    validate(config, world_size=world_size)
+    task = build_task(config.task)
+    scorers = find_scorers(config.grader, task)
+    check_task(config, task)
+    missing = missing_start(config)
+    check_model(config, world_size=world_size)
+    if missing is not None:
+        # Their errors, before the minute it takes.
+        _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
+        try_objective(config, held_out[0], [reward.name for one in scorers.values() for reward in one.rewards])
+        prepare_start(config)
+    with events.heartbeat("compare the policy with transformers"):
+        compared = compare_start(config)
+    for estimate in (choose_by_memory, memory_warning):
+        if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
+            events.progress(said)
+    for said in filter(None, (compared, bfloat16_warning(config.dtypes), schedule_warning(config))):
+        events.progress(said)
+    with events.heartbeat("start"), events.timed("wait for the other ranks"):
+        comm.init_process_group(config.comm)
+    return Prepared(task, scorers)
+
+
+def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()) -> Parts:
+    """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
+
+    Args:
+        prepared: from `prepare`; None: prepared here.
+        folder: where the trainer writes what torchtitan dumps for debugging.
+
+    Raises:
+        UserError: as `prepare`, and if parts do not fit each other.
+    """
+    if prepared is None:
+        be_only_rank()
+        prepared = prepare(config)
+    task, scorers = prepared
+    set_spmd_backend(config.trainer.parallelism.spmd_backend)
+    tokenizer = load_tokenizer(config.hf_assets_path)
+    grader = build_grader(config.grader, task, scorers)  # first of all: it forks, and the others start threads
+    prompts, held_out, environments = build_prompts(config, task, tokenizer)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    try_objective(config, held_out[0], grader.reward_names)
+    with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+        trainer = build_trainer(config, algorithm, folder)
+    with events.phase("start the vLLM engine" + engine_start_note()):
+        generator = _build_generator(config, tokenizer, environments, trainer.lora)
+    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.state_dict_adapter))
+    generator.sleep()  # loading the optimizer's state needs the engine's memory
+    return Parts(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        held_out=held_out,
+        grader=grader,
+        algorithm=algorithm,
+        trainer=trainer,
+        generator=generator,
+        weight_sync=config.weight_sync.build(proof=proof),
+    )
+
+
+def build_trainer(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> Trainer:
+    """Build the trainer and give its process groups the run's timeout. Collective."""
+    dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
+    trainer = Trainer(
+        config.trainer,
+        model_spec=config.model_spec,
+        hf_assets_path=config.hf_assets_path,
+        parallel_dims=dims,
+        algorithm=algorithm,
+        num_steps=config.num_steps,
+        max_model_len=config.generator.max_model_len,
+        temperature=config.sampling.temperature,
+        generator_dtype=config.generator.dtype,
+        dump_folder=str(folder),
+        lora=Lora.of(config.trainer.lora),
+    )
+    _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
+    return trainer
+
+
+def _build_generator(
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations", lora: Lora | None
+) -> "Generator":
+    tp_size = config.generator.tensor_parallel_degree
+    engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
+    generator = config.generator.build(
+        hf_assets_path=config.hf_assets_path,
+        tokenizer=tokenizer,
+        sampling=config.sampling,
+        seed=config.seed,
+        environments=environments,
+        stats=EngineStats(),
+        lora=EngineAdapter(lora, **engine) if lora else None,
+    )
+    if tp_size > 1:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        _set_timeouts(config, [get_tp_group().device_group, get_tp_group().cpu_group])
+    return generator
+
+
+def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None:
+    """Set comm.init_timeout_seconds, which otherwise rules the default group alone: NCCL's own is 10 minutes."""
+    for group in groups:
+        group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))
