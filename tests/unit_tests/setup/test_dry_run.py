@@ -57,6 +57,7 @@ def test_a_dry_run_shows_config_layout_memory_prompts_and_rewards(start, capsys,
     assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
     assert "engine awake" in shown
+    assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
