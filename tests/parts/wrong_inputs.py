@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.integration.sabotage import SAYS
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
+from torchtitan_rl.core.generator.sampling import end_token_ids
 from torchtitan_rl.library.tasks import Example, SumDigits
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.registry import parse_args
@@ -309,6 +310,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "a task whose tools are None",
             "Mine.tools() = None: expected a list of functions. Return one; [] for none.",
             tools=lambda self: None,
+        ),
+    ],
+    "Model folders": [
+        WrongInput(
+            "a generation_config.json that is a list",
+            "expected a generation_config.json with entries. Use the checkpoint's own.",
+            lambda folder: (folder / "generation_config.json").write_text("[]") and end_token_ids(folder, None),
         ),
     ],
     "Configs and files": wrong_files.ROWS(WrongInput),

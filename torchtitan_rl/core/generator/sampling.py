@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.errors import expect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,7 +18,15 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
     Instruct models often have several. Example: [128001, 128008, 128009] for Llama 3.
     """
     file = Path(folder) / "generation_config.json"
-    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    entries = json.loads(file.read_text()) if file.is_file() else {}
+    expect(
+        isinstance(entries, dict),
+        "hf_assets_path",
+        str(folder),
+        f"a {file.name} with entries",
+        "Use the checkpoint's own.",
+    )
+    found = entries.get("eos_token_id")
     listed = found if isinstance(found, list) else [found]
     return sorted({token for token in (tokenizer.eos_token_id, *listed) if token is not None})
 

@@ -131,7 +131,7 @@ class Rows(Task):
         """Returns `correct` if the rows have answers, else nothing."""
         return (self.correct,) if self.has_answers else ()
 
-    def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
+    def correct(self, /, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
         """1 for the right answer, else 0."""
         answers = [self.extract_answer(completion_text(completion)) for completion in completions]
         return [float(self.is_correct(a, expected)) for a, expected in zip(answers, expected_answer, strict=True)]

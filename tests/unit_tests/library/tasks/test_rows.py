@@ -256,6 +256,15 @@ def test_spaces_around_the_names_of_a_csv_header_do_not_count(build, header):
     assert all(task.is_correct(e.expected_answer.strip(), e.expected_answer) for e in task.held_out_examples(1))
 
 
+def test_a_column_may_be_called_self(build):
+    task = build(sums(20, self="x"))
+    [prompt] = task.held_out_examples(1)
+    columns = {name: [value] for name, value in prompt.columns.items()}
+    assert task.correct(completions=[prompt.expected_answer], expected_answer=[prompt.expected_answer], **columns) == [
+        1.0
+    ]
+
+
 def test_wrong_csv_rows_are_errors_with_their_numbers(build):
     with pytest.raises(UserError, match="row 2: more fields than the header"):
         build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
