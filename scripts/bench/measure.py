@@ -128,7 +128,7 @@ def build_trainer(spec: ModelSpec, *, dtype: str, max_len: int, folder: str = ""
         temperature=1.0,
         generator_dtype="bfloat16",
         dump_folder="",
-        lora=Lora.of(config.lora),
+        policy_lora=Lora.of(config.lora),
     )
 
 

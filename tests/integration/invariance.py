@@ -108,7 +108,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         temperature=0.9,
         generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
         dump_folder="",
-        lora=Lora.of(lora),
+        policy_lora=Lora.of(lora),
     )
     change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}

@@ -176,7 +176,7 @@ def build_trainer(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> 
         temperature=config.sampling.temperature,
         generator_dtype=config.generator.dtype,
         dump_folder=str(folder),
-        lora=Lora.of(config.trainer.lora),
+        policy_lora=Lora.of(config.trainer.lora),
     )
     _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
     return trainer

@@ -81,7 +81,7 @@ class Trainer(Configurable):
         temperature: float,
         generator_dtype: str,
         dump_folder: str,
-        lora: PolicyLora | None = None,
+        policy_lora: PolicyLora | None = None,
     ) -> None:
         """Build the policy and load `hf_assets_path` into it.
 
@@ -89,10 +89,10 @@ class Trainer(Configurable):
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
             generator_dtype: the dtype in which the engine computes, for the gate.
-            lora: the adapters of `config.lora`; None for rank 0.
+            policy_lora: the adapters of `config.lora`; None for rank 0.
         """
-        assert (lora is not None) == (config.lora.rank > 0)
-        self.lora = lora
+        assert (policy_lora is not None) == (config.lora.rank > 0)
+        self.lora = policy_lora
         self.config = config
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
@@ -103,14 +103,14 @@ class Trainer(Configurable):
         self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
-        self.model = self._load_policy(lora)
-        if lora:
-            lora.attach(self.model, self.state_dict_adapter)
+        self.model = self._load_policy(policy_lora)
+        if policy_lora:
+            policy_lora.attach(self.model, self.state_dict_adapter)
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.reference: Decoder | None = None
         if algorithm.needs_reference:
-            self.reference = self.model if lora else self._load_policy(None).requires_grad_(False)
+            self.reference = self.model if policy_lora else self._load_policy(None).requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
         self._steps = MeasuredSteps(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)

@@ -69,7 +69,7 @@ def build(folder):
             temperature=1.0,
             generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
             dump_folder="",
-            lora=Lora.of(made.lora),
+            policy_lora=Lora.of(made.lora),
         )
 
     return trainer
