@@ -326,6 +326,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             "no_bfloat16", 1, [steps_are(1)], "tests.integration.no_bfloat16", quick=True,
         ),
         OverrideDefinitions(
+            [["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8", "--output", "{dir}/trained"]],
+            "a loop of one's own over the parts, on 2 ranks", "own_loop", 2, [files_exist("trained/model.safetensors")],
+            "examples.grpo_minimal",
+            expect_output=["step   2  reward", "held-out sums that are right"], quick=True,
+        ),
+        OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
             exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"], quick=True,
         ),

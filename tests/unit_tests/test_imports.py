@@ -18,6 +18,7 @@ def public_modules() -> list[str]:
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "configs").glob("*.py"),
         *(ROOT / "scripts").glob("*.py"),
+        *(ROOT / "examples").glob("*.py"),
     ]
     named = {
         name

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = re.compile(r"(?:\./)?((?:scripts|tests)/[\w/]+\.(?:py|sh|slurm))")
+SCRIPT = re.compile(r"(?:\./)?((?:scripts|tests|examples)/[\w/]+\.(?:py|sh|slurm))")
 OF_A_RUN = ("torchtitan_rl.train", "torchtitan_rl.resilience.launch", "scripts/multinode_train.slurm")
 
 

@@ -45,7 +45,7 @@ def hf_weights(
     """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both names.
 
     Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors are held
-    at a time.
+    at a time: FSDP frees them when the next one is asked for, so copy what you keep.
 
     Args:
         whole_blocks: let FSDP gather a layer in one collective, as for a forward. Allowed only for the forward's dtype.
