@@ -333,11 +333,19 @@ def test_only_the_dtypes_of_the_run_are_measured():
         assert set(measured_speeds("float32", "float32").flops_per_s) == {"float32"}
 
 
-def test_a_cpu_without_bfloat16_instructions_is_named_with_the_flags_for_float32():
-    said = bfloat16_warning({"generator.dtype": "bfloat16", "trainer.mixed_precision_param": "float32"})
-    slow = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert ("times as long" in said and said.endswith("Pass --generator.dtype float32")) == slow
+@pytest.mark.parametrize(("slowdown", "said"), [(80, "80 times as long"), (4, "4 times as long"), (1, "")])
+def test_a_cpu_that_is_slow_in_bfloat16_is_named_with_the_flags_for_float32(monkeypatch, slowdown, said):
+    speeds = {torch.float32: 1e11, torch.bfloat16: 1e11 / slowdown}
+    monkeypatch.setattr("torchtitan_rl.observability.machine._product_flops_per_s", speeds.get)
+    warning = bfloat16_warning({"generator.dtype": "bfloat16", "trainer.mixed_precision_param": "float32"})
+    assert said in warning
+    assert warning.endswith("Pass --generator.dtype float32" if said else "")
     assert bfloat16_warning({"generator.dtype": "float32"}) == ""
+
+
+def test_a_cpu_without_bfloat16_instructions_is_measured_as_slow():
+    slow = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert not slow or bfloat16_warning({"generator.dtype": "bfloat16"})
 
 
 def test_perf_leaves_out_what_is_not_known():
