@@ -37,6 +37,8 @@ WATCH_EVERY_S = 1.0
 FIRST_WAIT_NOTICE_S = 10.0
 GRACE_S = 8.0
 """Seconds that a node's other ranks have to end by themselves after one has died."""
+PROFILED_S = 2.0
+"""Seconds for which a process may look stopped: a profiler stops it many times a second, for a moment."""
 
 
 class Launcher:
@@ -56,7 +58,8 @@ class Launcher:
         """The first rank that held up the others then."""
         self._hung_at = ""
         """Its stack, for end.json."""
-        self._agent_is_stopped = self._ended_agent = self._ended_late = False
+        self._agent_stopped_at: float | None = None
+        self._said_stopped = self._ended_agent = self._ended_late = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
         self._args = args
         self._next_wait_notice_s = FIRST_WAIT_NOTICE_S
@@ -157,10 +160,14 @@ class Launcher:
     def _check_agent(self, now: float) -> None:
         """Say that a signal has stopped torchrun's agent. End it after all ranks have ended: it would never notice."""
         if not job_processes.is_stopped(self.agent.pid):
-            self._agent_is_stopped = False
+            self._agent_stopped_at, self._said_stopped = None, False
             return
-        if not self._agent_is_stopped:
-            self._agent_is_stopped = True
+        if self._agent_stopped_at is None:
+            self._agent_stopped_at = now
+        if now - self._agent_stopped_at < PROFILED_S:
+            return
+        if not self._said_stopped:
+            self._said_stopped = True
             lets_go_on = f"kill -CONT {self.agent.pid} lets it go on"
             say(
                 f"watchdog: torchrun's agent is stopped by a signal: {lets_go_on}. It is ended when all ranks have ended"
