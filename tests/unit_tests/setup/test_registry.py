@@ -87,7 +87,8 @@ def test_a_function_in_a_file_with_a_task_of_its_own_and_a_module_beside_it(tmp_
         f"{file}:nothing": "expected a function that returns a RunConfig. It returned None",
         f"{tmp_path}/other.py:mine": "There is no file",
         str(file): "expected path/to/file.py:function",
-        f"{tmp_path}/mine.txt:mine": "No module named",
+        f"{tmp_path}/mine.txt:mine": "expected path/to/file.py:function or package.module:function",
+        "no_such_package.module:mine": "No module named",
     }.items():
         with pytest.raises(UserError, match=f"--config = .*{message}"):
             load_config(reference)

@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import heartbeat, progress
 from torchtitan_rl.library.answers import KINDS
+from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.library.task import (
     Example,
     Faults,
@@ -79,6 +81,17 @@ class Rows(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        of_task = next(
+            one.default for one in fields(config) if one.name == "subset"
+        )  # for the task's own data set on the hub
+        is_file = bool(config.path) and Path(from_caller(str(Path(config.path).expanduser()))).exists()
+        expect(
+            not is_file or config.subset in ("", of_task),
+            "task.subset",
+            config.subset,
+            "none for the files of task.path",
+            "Leave it out, or name its file.",
+        )
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
         self._held_out = self._held_out_parts()

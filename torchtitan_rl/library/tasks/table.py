@@ -105,8 +105,6 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
         a_file,
         "Leave the split out, or name its file.",
     )
-    remedy = "Leave it out, or name its file."
-    expect(not (subset and place.exists()), "task.subset", subset, f"none for the files of {field}", remedy)
     if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
         place = place / split
     if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
