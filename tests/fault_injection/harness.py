@@ -112,6 +112,13 @@ class Run:
         marked = processes_with(f"{MARK}={id_of(self.log)}")
         return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in marked}
 
+    def left(self) -> dict[int, str]:
+        """What still lives of a run that has ended, after 5 s for its guard, which ends last."""
+        give_up = time.monotonic() + 5
+        while (found := self.everything()) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        return found
+
     def signal(self, number: int, rank: int | None = None) -> None:
         """Send a signal to one rank, or (None) to the launcher."""
         os.kill(self.process.pid if rank is None else self.pids()[rank], number)

@@ -74,7 +74,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_l
         r"Lower what the reward functions keep, .*--dump-folder .* goes on after step-1\.",
     )
     ended.never_says("Traceback", "gloo")
-    assert run.everything() == {}
+    assert run.left() == {}
 
 
 WORKER = """

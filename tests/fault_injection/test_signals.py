@@ -61,7 +61,7 @@ def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
     assert ended.code == code
     assert ended.seconds < 3
     ended.says("stopped at once; earlier checkpoints are whole")
-    assert run.everything() == {}
+    assert run.left() == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -86,7 +86,7 @@ def test_a_request_while_the_report_is_written_lets_the_run_end(tmp_path, ranks)
     assert ended.code == 0, ended.output
     assert (tmp_path / "run" / "report.html").exists()
     assert steps_of(tmp_path / "run") == [2]
-    assert run.everything() == {}
+    assert run.left() == {}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -100,7 +100,7 @@ def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(
     ended.says("SIGINT before the first step: nothing new is saved")
     ended.never_says("Traceback")
     assert list((tmp_path / "starts").glob("sums-*/")) == []
-    assert run.everything() == {}
+    assert run.left() == {}
 
 
 @pytest.mark.quick
@@ -116,4 +116,4 @@ def test_ctrl_c_during_the_imports_ends_at_once_with_one_sentence(tmp_path, proc
     assert ended.seconds < 5
     ended.says("SIGINT before the first step: nothing new is saved")
     ended.never_says("Traceback")
-    assert run.everything() == {}
+    assert run.left() == {}
