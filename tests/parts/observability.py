@@ -79,4 +79,4 @@ def record_run(run, n=4, calls=1):
         record_metric("evaluation/accuracy", 0.5)
         run.flush(step)
     run.close()
-    assert not any(guard.disabled for guard in run._guards.values())
+    assert not any(sink_thread.disabled for sink_thread in run.sinks.values())

@@ -225,7 +225,7 @@ class Recording(Listener):
     def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
         """See Listener. Without an active collector the value is dropped, with one warning."""
         if _active is None:
-            _warn_inactive()
+            warn_inactive()
         else:
             _active.record(key, value, reduction, weight)
 
@@ -263,5 +263,5 @@ def elapsed(name: str) -> float:
 
 
 @functools.cache
-def _warn_inactive() -> None:
+def warn_inactive() -> None:
     logger.warning("metrics recorded from now on are dropped: no Recorder is running, or metrics are off")

@@ -19,9 +19,9 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
-from torchtitan_rl.observability.guard import Guard
 from torchtitan_rl.observability.sample_rows import Schema
 from torchtitan_rl.observability.select import Selection
+from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Points, Slim
 from torchtitan_rl.observability.tokens import Decode
@@ -144,15 +144,16 @@ class Recorder(Configurable):
         chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
-        self._collector = Collector(self._selection, config.leave_out_columns, mask)
-        self._schema = Schema(self._collector.warn)
+        self.collector = Collector(self._selection, config.leave_out_columns, mask)
+        self._schema = Schema(self.collector.warn)
         self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
-        self._guards: dict[str, Guard] = {}
-        self._charting: list[Guard] = []
+        self.sinks: dict[str, SinkThread] = {}
+        """This rank's sinks by name."""
+        self._charting: list[SinkThread] = []
         self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
         if self._enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
-        collecting.activate(self._collector if self._enabled else None)
+        collecting.activate(self.collector if self._enabled else None)
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
@@ -161,25 +162,25 @@ class Recorder(Configurable):
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
         started = time.perf_counter()
-        collection, seconds = self._guarded("collecting", self._collector.drain, (Collection(), 0.0))
+        collection, seconds = self._or_after_error("collecting", self.collector.drain, (Collection(), 0.0))
         started -= seconds
-        if any(guard.mode == "per_rank_reduce" for guard in self._guards.values()):
-            self._guarded("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
+        if any(sink_thread.mode == "per_rank_reduce" for sink_thread in self.sinks.values()):
+            self._or_after_error("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
         waiting = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
-            gathered = self._guarded("gathering", lambda: self._gather(collection), [collection])
+            gathered = self._or_after_error("gathering", lambda: self._gather(collection), [collection])
         started += time.perf_counter() - waiting
         values: dict[str, float] = {}
         if self._enabled and gathered is not None and self._rank == 0:
-            values = self._guarded("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
+            values = self._or_after_error("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
         self._next_step = step + 1
         return values
 
     def state_dict(self) -> dict[str, Any]:
         """The recorder's state for the checkpoint. First waits, at most 5 s a file, until all steps are written."""
         for name in ("jsonl", "local"):
-            if name in self._guards and not self._guards[name].drain(CHECKPOINT_SECONDS):
+            if name in self.sinks and not self.sinks[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
         return {"next_step": self._next_step, **self._slim["global_reduce"].state_dict()}
 
@@ -200,18 +201,18 @@ class Recorder(Configurable):
             return
         self._closed = True
         atexit.unregister(self.close)
-        if collecting.active() is self._collector:
+        if collecting.active() is self.collector:
             collecting.activate(None)
         deadline = time.monotonic() + CLOSE_SECONDS
         for mode, slim in self._slim.items():
             self._backfill(mode, slim.rest())
-        for guard in self._guards.values():
-            guard.finish()
-        for guard in self._guards.values():
-            guard.join(max(0.0, deadline - time.monotonic()))
+        for sink_thread in self.sinks.values():
+            sink_thread.finish()
+        for sink_thread in self.sinks.values():
+            sink_thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
-        """Builds this rank's sinks, each with its Guard."""
+        """Builds this rank's sinks, each in its own thread."""
         mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
         run_id = _run_id(run_folder) if mine else ""
         for name, (sink, mode) in mine.items():
@@ -221,12 +222,12 @@ class Recorder(Configurable):
             )  # fmt: skip
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
-            guard = self._guards[name] = Guard(name, functools.partial(sink, context), most, mode)
+            sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
             if sink.backfill is not Sink.backfill:
-                self._charting.append(guard)
+                self._charting.append(sink_thread)
             if streams:
-                self._collector.listeners.append(
-                    lambda key, value, guard=guard: guard.stream(key, value, self._next_step)
+                self.collector.listeners.append(
+                    lambda key, value, sink_thread=sink_thread: sink_thread.stream(key, value, self._next_step)
                 )
 
     def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
@@ -236,13 +237,13 @@ class Recorder(Configurable):
         """
         collection, *others = collections
         for other in others:
-            collection.merge(other, self._collector.warn)
-        guards = self._guards.values()
+            collection.merge(other, self.collector.warn)
+        sinks = self.sinks.values()
         selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
         values = collection.values()
-        values["obs/dropped_rows"] = float(sum(guard.dropped_rows for guard in guards))
-        values["obs/sink_errors"] = float(sum(guard.disabled for guard in guards))
-        values["obs/rejected_values"] = float(self._collector.rejected)
+        values["obs/dropped_rows"] = float(sum(sink_thread.dropped_rows for sink_thread in sinks))
+        values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
+        values["obs/rejected_values"] = float(self.collector.rejected)
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
         points = self._slim[mode](step, values) if self.config.slim else {step: values}
         record = StepRecord(
@@ -255,26 +256,26 @@ class Recorder(Configurable):
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),
         )
-        for guard in guards:
-            if guard.mode == mode:
-                guard.begin(step)
+        for sink_thread in sinks:
+            if sink_thread.mode == mode:
+                sink_thread.begin(step)
         self._backfill(mode, points)
-        for guard in guards:
-            if guard.mode == mode:
-                guard.submit(record)
+        for sink_thread in sinks:
+            if sink_thread.mode == mode:
+                sink_thread.submit(record)
         return dict(values)
 
     def _backfill(self, mode: Mode, points: Points) -> None:
-        for guard in self._charting:
-            if points and guard.mode == mode:
-                guard.backfill(points)
+        for sink_thread in self._charting:
+            if points and sink_thread.mode == mode:
+                sink_thread.backfill(points)
 
-    def _guarded(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
+    def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""
         try:
             return call()
         except Exception:
-            self._collector.rejected += 1
+            self.collector.rejected += 1
             if f"flush {doing}" not in self._failed:
                 self._failed.add(f"flush {doing}")
                 logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete; training continues")

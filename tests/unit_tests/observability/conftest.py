@@ -12,7 +12,7 @@ from torchtitan_rl.observability import Recorder, collector, record_metric
 def fresh_collector():
     """No recorder, and every one-time warning still to come."""
     collector.activate(None)
-    collector._warn_inactive.cache_clear()
+    collector.warn_inactive.cache_clear()
     logging.getLogger("torchtitan_rl").propagate = True
     yield
     collector.activate(None)
@@ -62,7 +62,7 @@ class Ranks:
 
     def record(self, rank, *args, **kwargs):
         """record_metric as called on `rank`."""
-        collector.activate(self.recorders[rank]._collector)
+        collector.activate(self.recorders[rank].collector)
         record_metric(*args, **kwargs)
 
     def flush(self, step):

@@ -186,7 +186,7 @@ def test_waiting_values_are_folded_before_they_pile_up(recorder):
     run = recorder()
     for _ in range(20_000):
         record_metric("n", 1, Reduce.SUM)
-    assert len(run._collector._waiting) < 10_000
+    assert len(run.collector._waiting) < 10_000
     assert run.flush(1)["n"] == 20_000
 
 

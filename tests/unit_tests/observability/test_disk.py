@@ -32,8 +32,8 @@ def no_space_over(size: int):
 
 def settle(run) -> None:
     """Wait until the sinks have done what they can."""
-    for guard in run._guards.values():
-        guard._queue.join()
+    for sink_thread in run.sinks.values():
+        sink_thread._queue.join()
 
 
 def step(run, number: int) -> None:
@@ -53,7 +53,7 @@ def test_steps_wait_for_space_and_are_written_in_order_when_it_is_back(recorder,
         with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
             for number in (2, 3, 4):
                 step(run, number)
-            assert not run._guards["jsonl"].drain(0.01)  # a checkpoint says that steps are not written
+            assert not run.sinks["jsonl"].drain(0.01)  # a checkpoint says that steps are not written
         step(run, 5)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
     said = [r for r in caplog.records if "sink jsonl" in r.getMessage()]
@@ -70,7 +70,7 @@ def test_what_no_longer_fits_the_queue_is_lost_and_counted(recorder, tmp_path):
             step(run, number)
     step(run, 6)
     assert steps_of(tmp_path) == [1, 4, 5, 6]
-    assert run._guards["jsonl"].dropped_writes == 2
+    assert run.sinks["jsonl"].dropped_writes == 2
 
 
 def test_a_disk_that_stays_full_costs_these_steps_alone(recorder, tmp_path, caplog):

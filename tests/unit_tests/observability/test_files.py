@@ -189,7 +189,7 @@ def test_the_byte_budget_stops_the_store_and_says_so(recorder, tmp_path, caplog)
     for step in range(1, 8):
         record_metric("t", {"score": 1, "response": "x" * 500}, Reduce.TABLE)
         run.flush(step)
-        run._guards["local"].drain(5)
+        run.sinks["local"].drain(5)
     values = run.flush(8)
     assert caplog.text.count("has reached its budget of 2,000 bytes") == 1
     kept = [row["step"] for row in read_rows(tmp_path)]

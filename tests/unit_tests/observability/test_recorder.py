@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.parts.observability import FORK, group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric, timed
-from torchtitan_rl.observability.guard import Job
+from torchtitan_rl.observability.sink_thread import Job
 from torchtitan_rl.observability.sinks import SINKS, Sink
 
 
@@ -33,7 +33,7 @@ def test_global_reduce_writes_one_value_a_step_from_rank_0(ranks, tmp_path):
     assert world.flush(1)["x"] == 2.0
     world.recorders[0].close()
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2.0]
-    assert world.recorders[1]._guards == {}
+    assert world.recorders[1].sinks == {}
 
 
 def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
@@ -72,7 +72,7 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
     world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
     for value in range(5):
         world.record(1, "x", value)
-    world.recorders[1]._guards["jsonl"].drain(5)
+    world.recorders[1].sinks["jsonl"].drain(5)
     assert [line["value"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [0, 1, 2, 3, 4]
     world.flush(0)
     world.record(1, "x", 9.0)
@@ -86,7 +86,7 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
 def test_a_burst_of_streamed_values_as_in_one_step_loses_none_and_holds_its_times(recorder, tmp_path):
     run = recorder(sinks=["jsonl:per_rank_no_reduce"])
     with timed("generate"):
-        run._guards["jsonl"]._put(Job(lambda sink: time.sleep(0.2)))
+        run.sinks["jsonl"].put(Job(lambda sink: time.sleep(0.2)))
         for value in range(1000):
             record_metric("x", value)
     run.flush(3)
@@ -306,7 +306,7 @@ def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ran
     slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
     for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):
         for phase, seconds in {"step": 10.0, **phases}.items():
-            recorder._collector.add_seconds(phase, seconds)
+            recorder.collector.add_seconds(phase, seconds)
     values = world.flush(1)
     assert (values["time/generate"], values["time/train"]) == (6.0, 7.5)
     assert values["time/unaccounted"] == pytest.approx(1.0), "after the merge it would be 10 - 13.5"

@@ -83,7 +83,7 @@ def test_the_value_of_a_table_is_always_a_list_inside(recorder):
     run = recorder(keep_all_rows=True)
     record_metric("t", {"score": 1}, Reduce.TABLE)
     record_metric("t", [{"score": 2}, {"score": 3}], Reduce.TABLE)
-    assert len(run._collector.drain()[0].tables["t"]) == 3
+    assert len(run.collector.drain()[0].tables["t"]) == 3
 
 
 def test_rows_without_a_score_come_last_with_one_warning(recorder, caplog):

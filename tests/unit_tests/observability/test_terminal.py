@@ -75,7 +75,7 @@ def test_only_rank_0_prints(capsys, monkeypatch):
 def test_timed_sums_a_rank_s_calls_and_keeps_the_slowest_rank(ranks):
     world = ranks(2)
     for rank, seconds in ((0, (0.01,)), (1, (0.05, 0.05))):
-        collector.activate(world.recorders[rank]._collector)
+        collector.activate(world.recorders[rank].collector)
         for each in seconds:
             with timed("generate"):
                 time.sleep(each)

@@ -1,6 +1,6 @@
 """The base class of sinks. A sink is a class of about 60 lines that writes the steps passed to it.
 
-A Guard runs it on its own thread. It may block or raise without affecting training.
+A SinkThread runs it. It may block or raise without affecting training.
 """
 
 from abc import ABC, abstractmethod

@@ -9,7 +9,7 @@ import torch
 
 from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.observability import Reduce, record_metric
-from torchtitan_rl.observability.guard import Guard, Job
+from torchtitan_rl.observability.sink_thread import Job, SinkThread
 from torchtitan_rl.observability.sinks import SINKS, Sink, StepRecord
 
 STEPS = 12
@@ -100,7 +100,7 @@ def test_an_exception_disables_that_sink_after_one_clear_error_and_no_other(reco
     for step in range(1, 6):
         record_metric("loss", 1.0)
         run.flush(step)
-        run._guards["jsonl"].drain(5)
+        run.sinks["jsonl"].drain(5)
     assert caplog.text.count("sink raising is disabled") == 1
     assert "this sink is broken" in caplog.text
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -112,7 +112,7 @@ def test_the_rows_of_a_step_that_a_sink_failed_to_write_count_as_dropped(recorde
     run = recorder(sinks=["raising"])
     record_metric("t", [{"score": s} for s in (1, 2)], Reduce.TABLE)
     run.flush(1)
-    run._guards["raising"]._thread.join(5)
+    run.sinks["raising"].join(5)
     assert run.flush(2)["obs/dropped_rows"] == 2
 
 
@@ -131,7 +131,7 @@ def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, c
         rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
         record_metric("t", rows, Reduce.TABLE)
         values = run.flush(step)
-    dropped = run._guards["blocked"].dropped_writes
+    dropped = run.sinks["blocked"].dropped_writes
     assert dropped >= 5
     assert values["obs/dropped_rows"] >= 2 * (dropped - 1)
     assert caplog.text.count("sink blocked: too slow") == 1
@@ -140,11 +140,11 @@ def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, c
 
 def test_a_stuck_sink_is_left_behind_at_the_end_with_a_message(faulty, caplog, recorder):
     context_sink = BlockedSink.__new__(BlockedSink)
-    guard = Guard("blocked", lambda: context_sink, 4)
-    guard.submit(StepRecord(step=1, time_s=0.0))
+    sink_thread = SinkThread("blocked", lambda: context_sink, 4)
+    sink_thread.submit(StepRecord(step=1, time_s=0.0))
     started = time.monotonic()
-    guard.finish()
-    guard.join(0.3)
+    sink_thread.finish()
+    sink_thread.join(0.3)
     assert time.monotonic() - started < 10
     assert "still busy" in caplog.text
 
@@ -196,7 +196,7 @@ def test_a_gather_that_fails_costs_the_metrics_of_other_ranks_but_never_raises(r
 def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder, monkeypatch):
     calls = []
     run = recorder(gather=lambda collection: calls.append(collection) or [collection])
-    monkeypatch.setattr(run._collector, "drain", lambda: 1 / 0)
+    monkeypatch.setattr(run.collector, "drain", lambda: 1 / 0)
     run.flush(1)
     assert len(calls) == 1
 
@@ -205,7 +205,7 @@ def test_state_dict_does_not_wait_for_ever_for_a_blocked_file(recorder, monkeypa
     run = recorder()
     monkeypatch.setattr("torchtitan_rl.observability.recorder.CHECKPOINT_SECONDS", 0.2)
     release = threading.Event()
-    run._guards["jsonl"]._put(Job(lambda sink: release.wait(30) and None))
+    run.sinks["jsonl"].put(Job(lambda sink: release.wait(30) and None))
     run.flush(1)
     started = time.monotonic()
     assert run.state_dict()["next_step"] == 2

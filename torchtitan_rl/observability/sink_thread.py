@@ -1,4 +1,4 @@
-"""Isolates a sink from training: its own thread, a bounded queue, and no further writes after a permanent error."""
+"""Runs a sink apart from training: its own thread, a bounded queue, and no further writes after a permanent error."""
 
 import logging
 import queue
@@ -22,7 +22,7 @@ class Job(NamedTuple):
     rows: int = 0
 
 
-class Guard:
+class SinkThread:
     """Builds a sink and writes to it on a background thread.
 
     The training thread only puts jobs on a bounded queue. When `most` jobs are waiting, the next one is dropped and its
@@ -48,16 +48,16 @@ class Guard:
 
     def submit(self, record: StepRecord) -> None:
         """Queues one step for the sink. Returns immediately; never raises."""
-        self._put(Job(lambda sink: sink.write(record), record.num_rows))
+        self.put(Job(lambda sink: sink.write(record), record.num_rows))
 
     def backfill(self, points: Points) -> None:
         """Queues points of earlier steps for the sink's charts. Returns immediately; never raises."""
-        self._put(Job(lambda sink: sink.backfill(points)))
+        self.put(Job(lambda sink: sink.backfill(points)))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""
         self.begin(step)
-        self._put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
+        self.put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
     def begin(self, step: int) -> None:
         """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""
@@ -85,7 +85,8 @@ class Guard:
             waiting = self._queue.unfinished_tasks - 1
             logger.error(f"sink {self.name}: still busy at the end of the run; {waiting} waiting writes are lost")
 
-    def _put(self, job: Job) -> None:
+    def put(self, job: Job) -> None:
+        """Queues one operation, or drops it if the queue is full or the sink disabled. Returns immediately; never raises."""
         if not self.disabled and self._queue.qsize() < self._most:
             self._queue.put(job)
             return
