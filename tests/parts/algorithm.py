@@ -144,11 +144,14 @@ def pack(
         advantages=real["advantage"],
         sequence_ids=whole["sequence"],
         group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
-        mass=torch.tensor([step[i].credit.mass or 0.0 for i in order], dtype=dtype),
         members=[step.members[i] for i in order],
         normalizers=normalizers,
         old_logprobs=real["old"] if old else None,
         reference_logprobs=real["ref"] if reference else None,
+        columns={
+            name: torch.tensor([step[i].credit.columns[name] for i in order], dtype=dtype)
+            for name in (step[0].credit.columns if step else ())
+        },
     )
 
 
@@ -232,11 +235,11 @@ def loss_inputs(
         correction=torch.ones_like(mask),
         sequences=Sequences(ids, mask, num),
         group_ids=torch.tensor(group_ids or [0] * num),
-        mass=torch.tensor(mass or [1.0] * num, dtype=logprobs.dtype),
         normalizers=Normalizers(
             num_tokens=len(advantages),
             num_sequences=num,
             num_groups=len(set(group_ids or [0])),
             max_completion_tokens=MAX_TOKENS,
         ),
+        columns={"mass": torch.tensor(mass or [1.0] * num, dtype=logprobs.dtype)},
     )

@@ -7,12 +7,12 @@ from torchtitan_rl.core.algorithm import (
     Aggregation,
     Algorithm,
     Correction,
-    ListwiseLoss,
     Mismatch,
     PolicyLoss,
 )
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.maxent import ListwiseLoss
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.trial import try_objective
 
@@ -53,7 +53,7 @@ class LogLoss(PolicyLoss):
 class TokenListwise(ListwiseLoss):
     def weigh(self, members):
         for episode in members:
-            episode.credit.mass = 1 / len(members)
+            episode.credit.columns["mass"] = 1 / len(members)
 
     def __call__(self, inputs):
         return -inputs.logprobs
@@ -62,10 +62,10 @@ class TokenListwise(ListwiseLoss):
 class UnscaledListwise(TokenListwise):
     def weigh(self, members):
         for episode in members:
-            episode.credit.mass = episode.reward
+            episode.credit.columns["mass"] = episode.reward
 
     def __call__(self, inputs):
-        return -inputs.mass * inputs.sequences.sum(inputs.logprobs)
+        return -inputs.columns["mass"] * inputs.sequences.sum(inputs.logprobs)
 
 
 class KeepsTokens(Aggregation):

@@ -189,10 +189,15 @@ class Credit:
     advantage: float = 0.0
     turn_advantages: tuple[float, ...] | None = None
     """With credit by turns: one for each turn. `advantage` is then their mean over tokens."""
-    mass: float | None = None
-    """With a listwise loss: the episode's share of the group's mass, which sums to 1. Otherwise None."""
-    q_mass: float | None = None
-    """With a listwise loss: the episode's share of the target distribution given by the rewards alone."""
+    columns: dict[str, float] = field(default_factory=dict)
+    """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample tables."""
+    token_columns: dict[str, FloatArray] = field(default_factory=dict)
+    """float32 [L] each: further numbers of each token, by name, set by a source or by the loss's `assign_credit`."""
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any token's advantage is not 0. Turns may cancel out in the mean."""
+        return any(self.turn_advantages or [self.advantage])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -359,8 +364,6 @@ class TrainBatch:
     """[T] int64 in [0, S); S on padding."""
     group_ids: Tensor
     """[S] int64, the prompt_idx of each sequence."""
-    mass: Tensor
-    """[S] float32, `Credit.mass`; 0 without a listwise loss."""
     members: list[Member]
     """[S] the source of each sequence."""
     normalizers: Normalizers
@@ -370,6 +373,10 @@ class TrainBatch:
     """[T] float32, the policy's before the first update of this batch; None: this is the first update."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None without a reference."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[S] float32 each, those of `Credit.columns` that the loss asks for."""
+    token_columns: dict[str, Tensor] = field(default_factory=dict)
+    """[T] float32 each, those of `Credit.token_columns` that the loss asks for."""
 
 
 class Metric(NamedTuple):

@@ -11,6 +11,7 @@ from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, safe_exp
 from torchtitan_rl.core.algorithm.losses import Clip, PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.types import Episode
 
 
 class BatchStd(Grpo):
@@ -39,14 +40,15 @@ class Gspo(Clip):
     much narrower clip range than a token ratio needs.
     """
 
-    silent_without_advantage = True
-
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
         eps_low: float = number(3e-4, above=0, most=1)
         """Sequence ratios below 1 - eps_low get no gradient where A < 0."""
         eps_high: float = number(4e-4, above=0, most=math.inf)
         """Sequence ratios above 1 + eps_high get no gradient where A > 0."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Gspo and not episode.credit.has_advantage
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
         """[S] log s_i."""
@@ -65,14 +67,15 @@ class Cispo(PolicyLoss):
     Only the weight is clipped, so every token keeps its gradient. Both bounds are absolute, not 1 +- eps.
     """
 
-    silent_without_advantage = True
-
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
         cap: float = number(5.0, above=0, most=math.inf)
         """Largest importance weight (absolute)."""
         floor: float | None = number(None, least=0, most="cap")
         """Smallest importance weight (absolute); None for no bound, as in the paper's experiments."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Cispo and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weight = self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)  # [T]
@@ -86,8 +89,10 @@ class Cispo(PolicyLoss):
 class Reinforce(PolicyLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
 
-    silent_without_advantage = True
     uses_ratio = False
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Reinforce and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.advantages * inputs.logprobs  # [T]

@@ -149,8 +149,7 @@ def _row(
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
-    masses = {"mass": episode.credit.mass, "q_mass": episode.credit.q_mass}
-    row.update({name: mass for name, mass in masses.items() if mass is not None})
+    row.update(episode.credit.columns)
     if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
     if observed := len(completion.token_ids) - num_sampled:

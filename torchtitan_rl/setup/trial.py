@@ -46,7 +46,13 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
         episode.reference_logprobs = episode.completion.logprobs - np.float32(0.1)  # [L]
     algorithm.assign_credit(groups)
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
-    batch = pack(members, normalizers=algorithm.normalizers(groups), multiple=8)
+    batch = pack(
+        members,
+        normalizers=algorithm.normalizers(groups),
+        multiple=8,
+        sequence_columns=algorithm.policy_loss.sequence_columns,
+        token_columns=algorithm.policy_loss.token_columns,
+    )
     logprobs = (batch.sampler_logprobs - 0.01).requires_grad_()  # [T]
     loss = algorithm.loss(batch, logprobs, -logprobs).loss
     loss.backward()

@@ -44,7 +44,9 @@ def test_an_episode_row_s_values():
 
 
 def test_mass_and_the_reference_are_shown_where_there_are_some():
-    [row] = rows_of(group(0, sample(mass=0.25, q_mass=0.5, reference_logprobs=np.float32([-1, -2, -3]))))
+    [row] = rows_of(
+        group(0, sample(columns={"mass": 0.25, "q_mass": 0.5}, reference_logprobs=np.float32([-1, -2, -3])))
+    )
     assert (row["mass"], row["q_mass"], row["reference_logprob_mean"]) == (0.25, 0.5, -2.0)
     assert not {"mass", "q_mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
 

@@ -9,7 +9,7 @@ from torchtitan_rl.core.algorithm.aggregations import Aggregation, SeqMeanTokenM
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
-from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, PolicyLoss
+from torchtitan_rl.core.algorithm.losses import Clip, Loss, PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import (
     Correction,
     Mismatch,

@@ -20,13 +20,13 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
     record_ratio,
     record_sampler,
 )
-from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss, Loss
+from torchtitan_rl.core.algorithm.losses import Clip, Loss
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, raise_for_token
 from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
-from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
 
@@ -109,8 +109,6 @@ class Algorithm(OwnConfig):
         )  # fmt: skip
         self.max_completion_tokens = max_completion_tokens
         self.policy_loss = config.loss.build()
-        self.listwise = self.policy_loss if isinstance(self.policy_loss, ListwiseLoss) else None
-        self.token_loss = self.listwise.token_loss if self.listwise else self.policy_loss
         self.advantage = config.advantage.build()
         self.aggregation = config.aggregation.build()
         self.mismatch = config.mismatch.build()
@@ -120,8 +118,6 @@ class Algorithm(OwnConfig):
         self.raises = config.nonfinite == "raise"
         self.needs_reference = config.kl.coef > 0 or self.policy_loss.needs_reference
         """Whether a frozen reference model must be loaded and score every episode."""
-        self.requires_whole_groups = self.listwise is not None
-        """Whether the packer must keep each group in one micro-batch."""
         self.refill_rounds = config.refill_rounds if config.zero_variance == "refill" else 0
         """The largest number of rounds of new prompts per step, to replace groups without a preference."""
         self.controller_inputs = self.policy_loss.controller_inputs
@@ -129,18 +125,17 @@ class Algorithm(OwnConfig):
 
     def validate_sampling(self, n: int) -> None:
         """Raise UserError if the objective does not work with n completions per prompt or with the longest completion."""
-        expect(
-            n >= 2, "sampling.n", n, "at least 2 completions per prompt, because the group is its own baseline",
-            "Use 4 or more; 8 and 16 are common.",
-        )  # fmt: skip
+        if self.policy_loss.uses_rewards:
+            baseline = "at least 2 completions per prompt, because the group is its own baseline"
+            expect(n >= 2, "sampling.n", n, baseline, "Use 4 or more; 8 and 16 are common.")
         self.truncation.validate_length(self.max_completion_tokens)
         self.policy_loss.validate_group_size(n)
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
-        """Set `shaped_reward`, `advantage`, `mass` and `left_out` of the step's episodes.
+        """Set the credit of the step's episodes.
 
-        The order is: non-finite values, truncation, zero variance, KL in the reward, advantages (or a listwise loss's
-        weights), semantic-entropy scale.
+        The order is: non-finite values, truncation, KL in the reward, zero variance, advantages with the semantic-entropy
+        scale, and what the loss adds.
 
         Args:
             groups: all groups of the step, because advantages may depend on all of them. With `needs_reference` each
@@ -154,10 +149,9 @@ class Algorithm(OwnConfig):
             for episode in group.samples:
                 self._shape(Member(group.prompt, episode))
             self._treat_zero_variance(group)
-        if self.listwise is not None:
-            self._weigh(groups)
-        else:
+        if self.policy_loss.uses_advantages:
             self._set_advantages(groups)
+        self.policy_loss.assign_credit(groups)
         for group in groups:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
@@ -173,21 +167,25 @@ class Algorithm(OwnConfig):
             )
         if (fault := episode_fault(episode)) is not None:
             return leave_out(member, fault, raises=self.raises)
-        if episode.reward is None:
+        if episode.reward is None and self.policy_loss.uses_rewards:
             episode.credit.left_out = "no reward"
             return None
-        own = member.prompt.sampling  # of a mixture's member
-        longest = self.max_completion_tokens if own is None else own.max_tokens
-        penalty = self.truncation.penalty(completion.num_sampled, longest)
-        penalty += self.truncation.cut_reward(completion)
-        episode.credit.shaped_reward = episode.reward + penalty
-        if self.kl.in_reward:
-            episode.credit.shaped_reward -= self.kl.penalty(episode)
+        if episode.reward is not None:
+            episode.credit.shaped_reward = self._shaped_reward(member)
         if completion.num_sampled == 0:
             episode.credit.left_out = "no tokens"
         elif self.truncation.masks(completion):
             episode.credit.left_out = "truncated"
         return None
+
+    def _shaped_reward(self, member: Member) -> float:
+        """The reward with the penalties of truncation and of the KL in the reward."""
+        own = member.prompt.sampling  # of a mixture's member
+        longest = self.max_completion_tokens if own is None else own.max_tokens
+        penalty = self.truncation.penalty(member.episode.completion.num_sampled, longest)
+        penalty += self.truncation.cut_reward(member.episode.completion)
+        shaped = member.episode.reward + penalty
+        return shaped - self.kl.penalty(member.episode) if self.kl.in_reward else shaped
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
         # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
@@ -208,14 +206,6 @@ class Algorithm(OwnConfig):
     def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
         return turn_returns(scored, total) if self.config.credit == "turn" else [total]
 
-    def _weigh(self, groups: list[Group[Episode]]) -> None:
-        for group in groups:
-            for episode in group.samples:
-                episode.credit.mass = episode.credit.q_mass = 0.0
-            if members := [episode for episode in group.samples if episode.in_loss]:
-                self.listwise.weigh(members)
-                check_masses(self.listwise, members)
-
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
         returns = [[self._returns(e.scored, e.credit.shaped_reward) for e in group.samples] for group in groups]
         advantages = numbers_from(self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns)
@@ -225,13 +215,11 @@ class Algorithm(OwnConfig):
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
-    def is_silent(self, episode: Episode) -> bool:
+    def zero_gradient(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
-        # A subclass may add a term to its parent's loss, so what the parent says does not hold for it.
-        says_so = vars(type(self.policy_loss)).get("silent_without_advantage", False)
-        if not says_so or self.config.entropy_coef > 0 or self.kl.in_loss:
+        if self.config.entropy_coef > 0 or self.kl.in_loss:
             return False
-        return not any(episode.credit.turn_advantages or [episode.credit.advantage])  # turns may cancel out in the mean
+        return self.policy_loss.zero_gradient(episode)
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:
         """The counts that the losses of one update over `groups` divide by. Only sampled tokens in the loss count."""
@@ -262,10 +250,12 @@ class Algorithm(OwnConfig):
 
         Raises:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
-            ValueError: a KL term without `batch.reference_logprobs`, or a listwise loss over a part of a group.
+            ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
         """
         self._check(batch)
-        raw = TokenValues.of(batch, logprobs, entropy if self.config.entropy_coef > 0 else entropy.detach())
+        if self.config.entropy_coef == 0:
+            entropy = entropy.detach()  # [T]
+        raw = TokenValues.of(batch, logprobs, entropy, sampled=self.policy_loss.sampled)
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         values = raw.where(finite)
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
@@ -279,8 +269,9 @@ class Algorithm(OwnConfig):
             correction=correction.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
-            mass=batch.mass,
             normalizers=batch.normalizers,
+            columns=batch.columns,
+            token_columns=values.columns,
         )
         terms = self._terms(inputs, values)
         with torch.no_grad():
@@ -289,7 +280,8 @@ class Algorithm(OwnConfig):
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, values)
             fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
-            record_sampler(tally, log_weight, correction, inputs, fresh)
+            if self.policy_loss.sampled:
+                record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
         if self.raises and metrics["nonfinite/tokens"].value > 0:
             raise_for_token(batch, raw.named())
@@ -302,8 +294,7 @@ class Algorithm(OwnConfig):
                 f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
                 "coefficient to 0."
             )
-        if self.requires_whole_groups:
-            check_whole_groups(batch)
+        self.policy_loss.check_batch(batch)
 
     def _terms(self, inputs: LossInputs, values: TokenValues) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
@@ -328,7 +319,7 @@ class Algorithm(OwnConfig):
         record_divergence(tally, "policy", values.old - values.policy, inputs)
         if values.reference is not None:
             record_divergence(tally, "reference", values.policy - values.reference, inputs)
-        record_ratio(tally, self.token_loss, inputs)
+        record_ratio(tally, self.policy_loss.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)
 
@@ -343,32 +334,3 @@ class Algorithm(OwnConfig):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.policy_loss.load_state_dict(state["loss"])
-
-
-def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
-    """Raise UserError if `weigh` has not given the group's episodes that are left in the loss masses that sum to 1."""
-    masses = [episode.credit.mass for episode in members if episode.in_loss]
-    total = sum(numbers_from(loss, "algorithm.loss", masses, [0.0] * len(masses)))
-    if masses and abs(total - 1) > 1e-3:  # NaN is named by its completion
-        raise UserError(
-            f"algorithm.loss: {type(loss).__qualname__}.weigh set masses that sum to {total:.4g}: expected 1 over the group's "
-            "completions in the loss. Divide them by their sum."
-        )
-
-
-def check_whole_groups(batch: TrainBatch) -> None:
-    """Raise ValueError if a group is split over micro-batches, which would silently change a listwise loss.
-
-    The masses of a whole group's sequences with loss tokens add up to 1.
-    """
-    present = Sequences(batch.sequence_ids, batch.loss_mask, len(batch.group_ids)).present  # [S]
-    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
-    mass = (same_group * (batch.mass * present)[None, :]).sum(dim=1)  # [S]
-    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
-    if broken.any():
-        first = int(broken.nonzero()[0])
-        raise ValueError(
-            f"prompt {int(batch.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
-            "expected 1. A listwise loss needs whole groups: the packer must keep a prompt's completions together "
-            "(Algorithm.requires_whole_groups)."
-        )

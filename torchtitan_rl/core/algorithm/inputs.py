@@ -1,6 +1,6 @@
 """The inputs of losses, aggregations and mismatch corrections: one packed micro-batch without non-finite values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -57,17 +57,25 @@ class TokenValues:
     entropy: Tensor
     """H(pi) in nats, with gradient if the objective has an entropy bonus."""
     advantage: Tensor
+    columns: dict[str, Tensor]
+    """What the loss asks for beside these: `Loss.token_columns`."""
 
     @classmethod
-    def of(cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> "TokenValues":
-        """The values of a micro-batch, from log pi and H(pi) of its labels, [T] each."""
+    def of(cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, *, sampled: bool) -> "TokenValues":
+        """The values of a micro-batch, from log pi and H(pi) of its labels, [T] each.
+
+        Args:
+            sampled: whether the engine has sampled the labels. If not, log mu is log pi_old.
+        """
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
         return cls(
             policy=logprobs,
-            old=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
-            sampler=batch.sampler_logprobs,
+            old=old,
+            sampler=batch.sampler_logprobs if sampled else old,
             reference=batch.reference_logprobs,
             entropy=entropy,
             advantage=batch.advantages,
+            columns=batch.token_columns,
         )
 
     def named(self) -> dict[str, Tensor]:
@@ -79,6 +87,7 @@ class TokenValues:
             "entropy": self.entropy,
             "advantage": self.advantage,
             "reference_logprob": self.reference,
+            **self.columns,
         }
         return {name: values for name, values in named.items() if values is not None}
 
@@ -95,6 +104,7 @@ class TokenValues:
             reference=None if self.reference is None else zeroed(self.reference),
             entropy=zeroed(self.entropy),
             advantage=zeroed(self.advantage),
+            columns={name: zeroed(values) for name, values in self.columns.items()},
         )
 
 
@@ -115,9 +125,11 @@ class LossInputs:
     sequences: Sequences
     group_ids: Tensor
     """[S] int64"""
-    mass: Tensor
-    """[S] `Credit.mass`; 0 without a listwise loss."""
     normalizers: Normalizers
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[S] each, by name: `Loss.sequence_columns`."""
+    token_columns: dict[str, Tensor] = field(default_factory=dict)
+    """[T] each, by name: `Loss.token_columns`."""
 
     @property
     def log_ratio(self) -> Tensor:

@@ -1,43 +1,80 @@
-"""Policy losses over packed one-dimensional tensors: token losses, and the interface of losses that span groups."""
+"""Policy losses over packed one-dimensional tensors: the interface of every loss, and the clip loss."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
-from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.types import Episode, Group, Metric
+from torchtitan_rl.core.types import Episode, Group, Metric, TrainBatch
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 
 class Loss(OwnConfig, ABC):
-    """The base of `algorithm.loss`: a `PolicyLoss` of tokens or a `ListwiseLoss` of groups. Both may have controllers."""
+    """The base of `algorithm.loss`, and the seam for objectives of every kind. In the order of a step a loss says
+
+    1. what it learns from: `uses_rewards`, `uses_advantages`, `sampled`, `needs_reference`;
+    2. what it adds to the credit of the episodes: `assign_credit`;
+    3. what it needs of the packed batch: `sequence_columns`, `token_columns`, `whole_groups`;
+    4. the loss: `terms`; and after the update its controllers: `after_update`.
+
+    A `PolicyLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its own credit
+    and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `sampled` False, and their loss is
+    -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the `token_columns`.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         def check_objective(self, objective: "Algorithm.Config") -> None:
             """Raise UserError if a setting of the objective has no effect with this loss."""
 
+    uses_rewards: bool = True
+    """Whether it learns from rewards. If not, an episode without a reward is in the loss, and a group may have one sample."""
+    uses_advantages: bool = True
+    """Whether `algorithm.advantage` sets the advantages. If not, it is not called."""
+    sampled: bool = True
+    """Whether the engine has sampled the tokens. If not, there are no log mu and no ratio: pi_old is pi, and trainer and sampler
+    are not compared."""
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
+    whole_groups: bool = False
+    """Whether all sequences of a group must be in one micro-batch."""
+    sequence_columns: tuple[str, ...] = ()
+    """Names in `Credit.columns` that it reads from `LossInputs.columns`, [S] each."""
+    token_columns: tuple[str, ...] = ()
+    """Names in `Credit.token_columns` that it reads from `LossInputs.token_columns`, [T] each."""
     controller_inputs: tuple[str, ...] = ()
     """Keys of the step's merged metrics that `after_update` reads."""
 
+    @property
+    def token_loss(self) -> "PolicyLoss | None":
+        """The loss whose ratio and clipping are reported; None if there is none."""
+        return None
+
     def validate_group_size(self, n: int) -> None:
         """Raise UserError if the loss does not work with groups of n completions."""
+
+    def assign_credit(self, groups: list[Group[Episode]]) -> None:
+        """Add to the credit of the step's episodes, which have shaped rewards and, with `uses_advantages`, advantages."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        """Whether the loss has zero gradient for this credited episode, so that it needs no backward pass.
+
+        A class that says so speaks for itself alone: a subclass may add a term.
+        """
+        return False
+
+    def check_batch(self, batch: TrainBatch) -> None:
+        """Raise ValueError if the micro-batch is not packed as the loss asks."""
 
     @abstractmethod
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
@@ -68,9 +105,10 @@ class PolicyLoss(Loss):
 
     uses_ratio: ClassVar[bool] = True
     """Whether the loss uses the ratio; otherwise nothing is clamped or clipped."""
-    silent_without_advantage: ClassVar[bool] = False
-    """Whether tokens with advantage 0 have zero gradient, so that such completions need no backward pass. Not inherited: each
-    class says it for itself."""
+
+    @property
+    def token_loss(self) -> "PolicyLoss | None":
+        return self if self.sampled else None
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -94,58 +132,11 @@ class PolicyLoss(Loss):
         return {}
 
 
-class ListwiseLoss(Loss):
-    """A loss that weighs a group's completions against each other. A group must be in one micro-batch.
-
-    The loss sets masses and advantages itself; `algorithm.advantage` is not used.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Loss.Config):
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            """Raise UserError for settings of token losses, which have no effect here."""
-            corrects = not isinstance(objective.mismatch, NoCorrection.Config)
-            weighs_tokens = corrects and not getattr(self, "clip_coef", 0)
-            for name, wrong, expected, remedy in (
-                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
-                ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
-                ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
-                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Leave the field out."),
-                ("mismatch", weighs_tokens, "no correction", "It weighs tokens: add the clip loss with clip_coef > 0."),
-            ):
-                value = attrgetter(name)(objective)
-                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
-
-    token_loss: PolicyLoss | None = None
-    """An additional token loss, whose ratio and clipping are reported; None: there is none."""
-
-    @abstractmethod
-    def weigh(self, members: list[Episode]) -> None:
-        """Set `mass` and `advantage` of a group's completions in the loss. The masses sum to 1.
-
-        If the group teaches nothing, the loss leaves it out and sets the reason in `left_out`.
-
-        Args:
-            members: at least one completion.
-        """
-
-    @abstractmethod
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        """[S] the loss of each sequence, 0 outside the loss. Their sum is divided by the number of groups."""
-
-    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        what = "[S], a loss for each sequence, 0 outside the loss. Their sum is taken for you."
-        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.mass.shape, what)  # [S]
-        return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
-
-
 class Clip(PolicyLoss):
     """l_t = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with dual_clip c, for A < 0, min(l_t, -c A).
 
     PPO arXiv 1707.06347, GRPO arXiv 2402.03300, DAPO (eps_high 0.28) arXiv 2503.14476, dual clip arXiv 1912.09729.
     """
-
-    silent_without_advantage = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(PolicyLoss.Config):
@@ -155,6 +146,9 @@ class Clip(PolicyLoss):
         """Ratios above 1 + eps_high get no gradient where A > 0; DAPO's clip-higher is 0.28."""
         dual_clip: float | None = number(None, above=1, remedy="Use 3, the paper's value.")
         """Bound on the loss where A < 0, as a multiple of |A|; None for no bound."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Clip and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         advantages = inputs.advantages  # [T]

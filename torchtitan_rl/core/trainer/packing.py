@@ -107,7 +107,13 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Memb
 
 
 def pack(
-    members: Sequence[Member], *, normalizers: Normalizers, multiple: int, share_prompts: bool = False
+    members: Sequence[Member],
+    *,
+    normalizers: Normalizers,
+    multiple: int,
+    share_prompts: bool = False,
+    sequence_columns: Sequence[str] = (),
+    token_columns: Sequence[str] = (),
 ) -> TrainBatch:
     """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
@@ -117,6 +123,7 @@ def pack(
     Args:
         share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start with the
             prompt's last token, at its position in the prompt (see SequenceLayout).
+        sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
     laid_out = _laid_out(members, share_prompts)
     members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
@@ -150,10 +157,14 @@ def pack(
         advantages=at_labels([e.token_advantages for e in episodes]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
         group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
-        mass=_on_device(np.array([e.credit.mass or 0.0 for e in episodes], dtype=np.float32)),  # [S]
         members=members,
         normalizers=normalizers,
         reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,
+        columns={
+            name: _on_device(np.array([e.credit.columns[name] for e in episodes], dtype=np.float32))  # [S]
+            for name in sequence_columns
+        },
+        token_columns={name: at_labels([e.credit.token_columns[name] for e in episodes]) for name in token_columns},
     )
 
 

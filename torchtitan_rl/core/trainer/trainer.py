@@ -159,10 +159,15 @@ class Trainer(Configurable):
         config = self.config
         works = [self._work(minibatch) for minibatch in split_groups(groups, config.num_minibatches)]
         one_step = config.num_epochs * len(works) == 1
-        if not one_step:
+        sampled = self.algorithm.policy_loss.sampled
+        if sampled and not one_step:
             self._keep_old_logprobs(works)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
-        steps = [self._optimizer_step(work, metrics, gate=one_step) for _ in range(config.num_epochs) for work in works]
+        steps = [
+            self._optimizer_step(work, metrics, gate=sampled and one_step)
+            for _ in range(config.num_epochs)
+            for work in works
+        ]
         norms, applied = [norm for norm, _ in steps], sum(applied for _, applied in steps)
         update_norm, weight_norm = self._steps.update_and_weight_norm() if steps else (0.0, 0.0)
         self.finite.check_weights(weight_norm)
@@ -255,7 +260,7 @@ class Trainer(Configurable):
 
     def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
-        atoms = atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups)
+        atoms = atoms_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         for batch in self._pack(self._plan(atoms), groups):
             with self.lora.off(self.model) if self.lora else nullcontext():
                 logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
@@ -293,11 +298,13 @@ class Trainer(Configurable):
         """Plan and pack one mini-batch."""
         learning: list[Atom] = []
         silent: list[Atom] = []
-        for atom in atoms_of(groups, whole_groups=self.algorithm.requires_whole_groups):
-            (silent if all(self.algorithm.is_silent(member.episode) for member in atom) else learning).append(atom)
+        for atom in atoms_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups):
+            (silent if all(self.algorithm.zero_gradient(member.episode) for member in atom) else learning).append(atom)
         pairs = list(zip(self._plan(silent), self._plan(learning), strict=True))  # of each rank
         plan = [first + (then or [[]]) for first, then in pairs]
-        return _Work(plan, silent=len(pairs[0][0]), batches=self._pack(plan, groups))
+        loss = self.algorithm.policy_loss
+        columns = {"sequence_columns": loss.sequence_columns, "token_columns": loss.token_columns}
+        return _Work(plan, silent=len(pairs[0][0]), batches=self._pack(plan, groups, **columns))
 
     def _plan(self, atoms: list[Atom]) -> Plan:
         """Divide atoms over ranks and micro-batches. Warns once of an atom that is over the token budget."""
@@ -313,11 +320,27 @@ class Trainer(Configurable):
         cost = with_one / alone - 1
         return plan_microbatches(atoms, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
 
-    def _pack(self, plan: Plan, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
-        """Returns this rank's micro-batches."""
+    def _pack(
+        self,
+        plan: Plan,
+        groups: Sequence[Group[Episode]],
+        *,
+        sequence_columns: Sequence[str] = (),
+        token_columns: Sequence[str] = (),
+    ) -> list[TrainBatch]:
+        """Returns this rank's micro-batches, with these columns of the credit."""
         normalizers = self.algorithm.normalizers(groups)
-        layout = {"normalizers": normalizers, "multiple": self.pad_multiple, "share_prompts": self._shares_prompts}
-        return [pack(members, **layout) for members in plan[self.dp_rank]]
+        return [
+            pack(
+                members,
+                normalizers=normalizers,
+                multiple=self.pad_multiple,
+                share_prompts=self._shares_prompts,
+                sequence_columns=sequence_columns,
+                token_columns=token_columns,
+            )
+            for members in plan[self.dp_rank]
+        ]
 
     def _count_work(self, works: list[_Work]) -> tuple[list[int], int, FloatArray]:
         """Returns the tokens of each data-parallel rank in one pass, the silent tokens, and `UpdateReport.work` [2, 3]."""

@@ -11,14 +11,17 @@ from torch import Tensor
 from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.algorithm.aggregations import Aggregation
 from torchtitan_rl.core.algorithm.inputs import LossInputs
-from torchtitan_rl.core.algorithm.losses import Clip, ListwiseLoss
+from torchtitan_rl.core.algorithm.losses import Clip, PolicyLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.types import Episode, Group, Metric
+from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
+from torchtitan_rl.library.maxent.listwise import MASS, ListwiseLoss
 from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
 from torchtitan_rl.library.objectives import Gspo
 
+Q_MASS = "q_mass"
+"""In `Credit.columns`: q_i, the episode's share of the distribution given by the rewards alone; 0 outside the loss."""
 NO_PREFERENCE = "no preference"
 """`left_out` of the completions of a neutral group. They have weights, but no loss."""
 
@@ -68,11 +71,16 @@ class MaxEnt(ListwiseLoss):
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
 
+        def has_token_loss(self) -> bool:
+            """Whether the clip loss is added."""
+            return self.clip_coef > 0
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self._clip = None
         if config.clip_coef > 0:
             by_token = config.clip_ratio == "token"
-            self.token_loss = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
+            self._clip = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
         alone = [config.tau_controller, config.beta_controller]
         self.controllers = Controllers(
             config.tau, config.beta, [config.meta_controller] if config.meta_controller else alone
@@ -80,26 +88,32 @@ class MaxEnt(ListwiseLoss):
         self.controller_inputs = tuple(self.controllers.steered.values())
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
 
+    @property
+    def token_loss(self) -> PolicyLoss | None:
+        return self._clip
+
     def validate_group_size(self, n: int) -> None:
         """Raises UserError if q_floor takes all of the mass of n completions."""
         floor = self.config.q_floor
         expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
 
     def weigh(self, members: list[Episode]) -> None:
-        """Sets q_mass, mass w_i and advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
+        """Sets the columns q_mass and mass, w_i, and the advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
         reference = [self._reference(episode) for episode in members] if beta > 0 else None
         weights = listwise_weights(q, reference, self.controllers.state.tau, beta)
         for episode, q_mass, weight in zip(members, q, weights, strict=True):
-            episode.credit.q_mass, episode.credit.mass, episode.credit.advantage = (
-                q_mass,
-                weight,
-                weight - 1 / len(members),
-            )
+            episode.credit.columns |= {MASS: weight, Q_MASS: q_mass}
+            episode.credit.advantage = weight - 1 / len(members)
             if is_neutral(q) and self.config.neutral == "skip":
                 episode.credit.left_out = NO_PREFERENCE
+
+    def assign_credit(self, groups: list[Group[Episode]]) -> None:
+        for episode in flat(groups):
+            episode.credit.columns |= {MASS: 0.0, Q_MASS: 0.0}
+        super().assign_credit(groups)
 
     def _reference(self, episode: Episode) -> float:
         of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
@@ -117,14 +131,14 @@ class MaxEnt(ListwiseLoss):
         )
         rows = log_prob[None, :].expand(sequences.num, -1).masked_fill(~spans, float("-inf"))  # [S, S]
         log_share = log_prob - rows.logsumexp(dim=1)  # [S]
-        return -(inputs.mass * sequences.present).to(log_prob.dtype) * log_share  # [S]
+        return -(inputs.columns[MASS] * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         """Returns "policy", and its parts "listwise" and "clip" if there is a clip loss; 0-d each."""
         listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
-        if self.token_loss is None:
+        if self._clip is None:
             return {"policy": listwise}
-        losses = self.token_loss(inputs) * inputs.correction  # [T]
+        losses = self._clip(inputs) * inputs.correction  # [T]
         if self.config.clip_ratio == "token":
             clip = self.config.clip_coef * aggregation.share(losses, inputs)  # 0-d
         else:
@@ -144,9 +158,11 @@ class MaxEnt(ListwiseLoss):
         members = [group for group in members if group]
         if not members:
             return metrics
-        targets = [[episode.credit.q_mass for episode in group] for group in members]
-        entropies = [entropy([episode.credit.mass for episode in group]) for group in members]
-        incorrect = [math.fsum(episode.credit.mass for episode in group if is_wrong(episode)) for group in members]
+        targets = [[episode.credit.columns[Q_MASS] for episode in group] for group in members]
+        entropies = [entropy([episode.credit.columns[MASS] for episode in group]) for group in members]
+        incorrect = [
+            math.fsum(episode.credit.columns[MASS] for episode in group if is_wrong(episode)) for group in members
+        ]
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
         metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))

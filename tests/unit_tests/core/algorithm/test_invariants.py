@@ -99,7 +99,7 @@ def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy)
         ],
         "an idle micro-batch": [{"order": [0, 1, 2, 6, 7, 8]}, {"order": [3, 4, 5]}, {"order": [], "padding": 4}],
     }
-    if not algorithm.requires_whole_groups:
+    if not algorithm.policy_loss.whole_groups:
         layouts["one sequence each"] = [{"order": [index]} for index in (4, 0, 8, 2, 6, 1, 3, 7, 5)]
     for layout in layouts.values():
         assert_same(reference, gradients(algorithm, episodes, layout, on_policy=on_policy))

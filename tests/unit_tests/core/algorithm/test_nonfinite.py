@@ -57,7 +57,7 @@ def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
     assert [episodes[0].credit.advantage, episodes[2].credit.advantage] == [
         episode.credit.advantage for episode in clean
     ]
-    assert (episodes[1].credit.advantage, bool(episodes[1].credit.mass)) == (0.0, False)
+    assert (episodes[1].credit.advantage, bool(episodes[1].credit.columns.get("mass"))) == (0.0, False)
     assert episodes[1].credit.left_out == "not finite: reward function 'correct' returned nan"
     assert math.isnan(episodes[1].reward)
 

@@ -1,5 +1,6 @@
 """`Algorithm` as the controller and the trainer call it."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,10 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, PolicyLoss, SeqMeanTokenMean, SeqSumConst
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer import packing
+from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 
 
@@ -132,11 +135,43 @@ class Bonus(Clip):
         return super().__call__(inputs) - inputs.logprobs
 
 
-def test_only_a_class_that_says_so_itself_is_silent_without_an_advantage():
+def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage():
     episode = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 1.0]))[0]
-    for loss, silent in (
+    for loss, zero in (
         (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
-        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Bonus,), {"silent_without_advantage": True}), True),
+        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Bonus,), {"zero_gradient": lambda self, episode: True}), True),
     ):  # fmt: skip
         algorithm = Algorithm.Config(loss=loss.Config()).build(max_completion_tokens=MAX_TOKENS)
-        assert algorithm.is_silent(episode) is silent, loss
+        assert algorithm.zero_gradient(episode) is zero, loss
+
+
+class Demonstrations(PolicyLoss):
+    """-log pi of tokens that nobody sampled, weighed by a column of the credit."""
+
+    uses_rewards = uses_advantages = sampled = False
+    token_columns = ("weight",)
+
+    def assign_credit(self, groups):
+        for episode in flat(groups):
+            length = len(episode.completion.token_ids)
+            episode.credit.token_columns["weight"] = np.arange(1, 1 + length, dtype=np.float32)  # [L]
+
+    def __call__(self, inputs):
+        return -inputs.token_columns["weight"] * inputs.logprobs  # [T]
+
+
+def test_a_loss_of_given_tokens_needs_no_reward_no_sampler_and_no_second_sample():
+    algorithm = Algorithm.Config(loss=Demonstrations.Config()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm.validate_sampling(1)
+    groups = [group(0, [None], logprobs=[(0.0, 0.0)]), group(1, [None], logprobs=[(0.0, 0.0, 0.0)])]
+    episodes = episodes_of(algorithm, *groups)
+    assert all(episode.in_loss for episode in episodes)
+    batch = packing.pack(
+        episodes.members, normalizers=normalizers_of(algorithm, episodes), multiple=16, token_columns=("weight",)
+    )
+    values = [torch.tensor(row, requires_grad=True) for row in ([-1.0, -2.0], [-1.0, -1.0, -3.0])]
+    loss, metrics = run_loss(algorithm, episodes, values, batch)
+    loss.backward()
+    assert loss.item() == pytest.approx((1 + 2 * 2 + 1 + 2 + 3 * 3) / 5)
+    assert values[1].grad.tolist() == pytest.approx([-1 / 5, -2 / 5, -3 / 5])
+    assert not [key for key in metrics if key.startswith("sampler/")]

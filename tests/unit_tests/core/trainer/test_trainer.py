@@ -116,7 +116,7 @@ def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
 def test_completions_without_an_advantage_are_scored_but_need_no_backward(build, monkeypatch, epochs):
     """The same update, metrics and differences as with a backward over all of them."""
     split, whole = build(num_epochs=epochs), build(num_epochs=epochs)
-    monkeypatch.setattr(whole.algorithm, "is_silent", lambda episode: False)
+    monkeypatch.setattr(whole.algorithm, "zero_gradient", lambda episode: False)
     steps = [credited(trainer) for trainer in (split, whole)]
     reports = [trainer.update(groups) for trainer, groups in zip((split, whole), steps, strict=True)]
     assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
@@ -142,9 +142,9 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
 )
 def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
     episode = draft_episodes(scored_step())[0].samples[0]
-    assert algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode) is silent
+    assert algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode) is silent
     episode.credit.advantage = 0.1
-    assert not algorithm.build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
+    assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
 def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, capsys):
@@ -256,9 +256,9 @@ def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
 def test_turns_whose_advantages_cancel_out_are_not_silent():
     episode = draft_episodes(scored_step())[0].samples[0]
     episode.credit.advantage, episode.credit.turn_advantages = 0.0, (0.7, -0.7)
-    assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
+    assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
     episode.credit.turn_advantages = (0.0, 0.0)
-    assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).is_silent(episode)
+    assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
 @pytest.mark.parametrize("shares_prompts", [True, False])
@@ -284,5 +284,5 @@ def work_of(trainer: Trainer, group) -> float:
         length = len(group.prompt.token_ids) + len(episode.completion.token_ids)
         work = 6 * sum(p.numel() for p in layers) * length + pair * length * (length + 1) / 2
         work += 6 * trainer.model.lm_head.weight.numel() * episode.completion.num_sampled
-        total += work / 3 if trainer.algorithm.is_silent(episode) else work
+        total += work / 3 if trainer.algorithm.zero_gradient(episode) else work
     return total

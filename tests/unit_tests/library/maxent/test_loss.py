@@ -36,7 +36,9 @@ def packed(algorithm, episodes, **kwargs):
 
 def test_weights_and_advantages_of_a_group():
     episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
-    assert [episode.credit.mass for episode in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1], abs=1e-12)
+    assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
+        [SIGMOID_1, 1 - SIGMOID_1], abs=1e-12
+    )
     assert [episode.credit.advantage for episode in episodes] == pytest.approx(
         [SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12
     )
@@ -105,9 +107,9 @@ def test_the_reference_enters_by_its_log_probability_per_token():
     scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
     reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
     by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
-    assert by_length[0].credit.mass == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
+    assert by_length[0].credit.columns["mass"] == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
     in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
-    assert in_sum[0].credit.mass == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
+    assert in_sum[0].credit.columns["mass"] == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
     assert maxent(beta=1.0).needs_reference
     assert not maxent().needs_reference
     with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
@@ -117,7 +119,7 @@ def test_the_reference_enters_by_its_log_probability_per_token():
 def test_equal_rewards_have_no_gradient_unless_asked_for():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
-    assert [episode.credit.mass for episode in episodes[:3]] == [1 / 3] * 3
+    assert [episode.credit.columns["mass"] for episode in episodes[:3]] == [1 / 3] * 3
     assert [episode.credit.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
     values = policy_like(episodes, 0.5)
     run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
@@ -133,7 +135,7 @@ def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one()
     episodes = episodes_of(
         maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
     )
-    assert [episode.credit.mass for episode in episodes] == pytest.approx(
+    assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
         [SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12
     )
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
@@ -161,7 +163,7 @@ def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
     ]
     assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-12)
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
-    assert algorithm.requires_whole_groups
+    assert algorithm.policy_loss.whole_groups
     with pytest.raises(ValueError, match=r"prompt 1: its masses sum to 0\.\d+ in this micro-batch, expected 1"):
         run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=[0, 1, 2]))
 
@@ -228,7 +230,7 @@ def test_metrics_of_the_weights():
 def test_a_weight_that_underflows_is_still_a_weight():
     algorithm = Algorithm.Config(loss=MaxEnt.Config(tau=0.001)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group_of(0, *(scored(i, r) for i, r in enumerate([1.0, 1.0, 0.0, 0.0, None]))))
-    assert [episode.credit.mass for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
+    assert [episode.credit.columns["mass"] for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
     metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
     right = math.e / (2 * math.e + 2)  # of each of the two
     expected = {
@@ -280,8 +282,10 @@ def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
     episodes = episodes_of(
         maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
     )
-    assert [e.credit.q_mass for e in episodes] == pytest.approx([SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12)
-    assert episodes[0].credit.mass > episodes[0].credit.q_mass
+    assert [e.credit.columns["q_mass"] for e in episodes] == pytest.approx(
+        [SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12
+    )
+    assert episodes[0].credit.columns["mass"] > episodes[0].credit.columns["q_mass"]
 
 
 def test_the_tasks_own_judgement_says_what_is_incorrect():
@@ -295,4 +299,4 @@ def test_only_sampled_tokens_weigh_in_the_reference():
     columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
     reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
     episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)
-    assert episodes[0].credit.mass == pytest.approx(0.5, abs=1e-12)
+    assert episodes[0].credit.columns["mass"] == pytest.approx(0.5, abs=1e-12)

@@ -1,0 +1,116 @@
+"""Losses that weigh a group's completions against each other. The weights are the masses of a group: they sum to 1."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from torch import Tensor
+
+from torchtitan_rl.core.algorithm.advantages import Grpo
+from torchtitan_rl.core.algorithm.aggregations import Aggregation
+from torchtitan_rl.core.algorithm.algorithm import Algorithm
+from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
+from torchtitan_rl.core.algorithm.losses import Loss
+from torchtitan_rl.core.algorithm.mismatch import NoCorrection
+from torchtitan_rl.core.algorithm.returned import numbers_from, tensor_from
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.types import Episode, Group, TrainBatch
+
+MASS = "mass"
+"""In `Credit.columns`: the episode's share of its group's mass; 0 outside the loss."""
+
+
+class ListwiseLoss(Loss):
+    """A loss of groups: a subclass sets masses in `weigh` and returns the loss of each sequence.
+
+    The loss sets advantages itself; `algorithm.advantage` is not used.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Loss.Config):
+        def check_objective(self, objective: Algorithm.Config) -> None:
+            """Raise UserError for settings of token losses, which have no effect here."""
+            corrects = not isinstance(objective.mismatch, NoCorrection.Config)
+            for name, wrong, expected, remedy in (
+                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
+                ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
+                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Leave the field out."),
+                (
+                    "mismatch",
+                    corrects and not self.has_token_loss(),
+                    "no correction",
+                    "It weighs tokens: add the clip loss with clip_coef > 0.",
+                ),
+            ):
+                value = attrgetter(name)(objective)
+                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
+
+        def has_token_loss(self) -> bool:
+            """Whether tokens have an additional loss of their own, which a mismatch correction weighs."""
+            return False
+
+    uses_advantages = False
+    whole_groups = True
+    sequence_columns = (MASS,)
+
+    @abstractmethod
+    def weigh(self, members: list[Episode]) -> None:
+        """Set `credit.columns["mass"]` and `credit.advantage` of a group's completions in the loss. The masses sum to 1.
+
+        If the group teaches nothing, the loss leaves it out and sets the reason in `left_out`.
+
+        Args:
+            members: at least one completion.
+        """
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """[S] the loss of each sequence, 0 outside the loss. Their sum is divided by the number of groups."""
+
+    def assign_credit(self, groups: list[Group[Episode]]) -> None:
+        for group in groups:
+            for episode in group.samples:
+                episode.credit.columns[MASS] = 0.0
+            members = [episode for episode in group.samples if episode.in_loss]
+            if members:
+                self.weigh(members)
+                check_masses(self, members)
+
+    def check_batch(self, batch: TrainBatch) -> None:
+        check_whole_groups(batch)
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        what = "[S], a loss for each sequence, 0 outside the loss. Their sum is taken for you."
+        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.columns[MASS].shape, what)  # [S]
+        return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
+
+
+def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
+    """Raise UserError if `weigh` has not given the group's episodes that are left in the loss masses that sum to 1."""
+    masses = [episode.credit.columns[MASS] for episode in members if episode.in_loss]
+    total = sum(numbers_from(loss, "algorithm.loss", masses, [0.0] * len(masses)))
+    if masses and abs(total - 1) > 1e-3:  # NaN is named by its completion
+        raise UserError(
+            f"algorithm.loss: {type(loss).__qualname__}.weigh set masses that sum to {total:.4g}: expected 1 over the group's "
+            "completions in the loss. Divide them by their sum."
+        )
+
+
+def check_whole_groups(batch: TrainBatch) -> None:
+    """Raise ValueError if a group is split over micro-batches, which would silently change a listwise loss.
+
+    The masses of a whole group's sequences with loss tokens add up to 1.
+    """
+    present = Sequences(batch.sequence_ids, batch.loss_mask, len(batch.group_ids)).present  # [S]
+    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
+    mass = (same_group * (batch.columns[MASS] * present)[None, :]).sum(dim=1)  # [S]
+    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
+    if broken.any():
+        first = int(broken.nonzero()[0])
+        raise ValueError(
+            f"prompt {int(batch.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
+            "expected 1. A listwise loss needs whole groups: the packer must keep a prompt's completions together "
+            "(Loss.whole_groups)."
+        )
