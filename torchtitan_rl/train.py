@@ -273,6 +273,7 @@ def build_run(
         generator=parts.generator,
         in_flight=in_flight,
         grader=parts.grader,
+        sources=parts.sources,
         algorithm=parts.algorithm,
         evaluation=evaluation,
         state=state,

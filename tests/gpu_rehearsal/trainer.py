@@ -28,6 +28,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing, policy
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
+from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.proof.held_weights import HeldWeights
@@ -121,13 +122,14 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     trainer = build_trainer(config, algorithm, Path(""))
+    reference = Reference(trainer) if algorithm.needs_reference else None
     phase("build")
     for _ in trainer.hf_weights(torch.bfloat16):
         pass
     trainer.token_logprobs(np.arange(5, 60))
     phase("start")
-    if trainer.algorithm.needs_reference:
-        trainer.score_reference(groups)
+    if reference:
+        reference.score(groups)
     trainer.algorithm.assign_credit(groups)
     record.differing = _differing(trainer, groups, device)
     phase("reference")

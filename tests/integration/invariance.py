@@ -31,6 +31,7 @@ from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, 
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
+from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
@@ -127,7 +128,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
     groups = draft_episodes(scored_step())
     if algorithm.needs_reference:
-        trainer.score_reference(groups)
+        Reference(trainer).score(groups)
     algorithm.assign_credit(groups)
     if algorithm.needs_reference:  # so that the divergence is not zero everywhere
         for episode in flat(groups):

@@ -4,7 +4,7 @@ Every rank runs this program. Small values (prompts, completions, rewards, episo
 (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader, TrainerState
-from torchtitan_rl.core.services import GroupsInFlight, Services, Sync
+from torchtitan_rl.core.services import GroupsInFlight, Services, Source, Sync
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
@@ -67,6 +67,7 @@ class Controller(Configurable):
         generator: Generator,
         in_flight: GroupsInFlight,
         grader: Grader,
+        sources: Sequence[Source],
         algorithm: Algorithm,
         evaluation: Evaluation,
         state: RunState,
@@ -76,6 +77,7 @@ class Controller(Configurable):
         """
         Args:
             in_flight: the groups that an earlier step has begun, new or from a checkpoint.
+            sources: the frozen models that the algorithm asks for.
             state: the progress of the run, new or from a checkpoint.
             held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
         """
@@ -84,6 +86,7 @@ class Controller(Configurable):
         self.generator = generator
         self.in_flight = in_flight
         self.grader = grader
+        self.sources = sources
         self.algorithm = algorithm
         self.evaluation = evaluation
         self.state = state
@@ -180,9 +183,9 @@ class Controller(Configurable):
                 break
         self.generator.sleep()
         groups = draft_episodes(scored)
-        if self.algorithm.needs_reference:
-            with timed("reference"):
-                self.trainer.score_reference(groups)
+        for source in self.sources:
+            with timed(source.name):
+                source.score(groups)
         self.algorithm.assign_credit(groups)
         return groups
 

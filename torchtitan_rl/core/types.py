@@ -222,7 +222,7 @@ class Episode:
     scored: ScoredCompletion
     credit: Credit = field(default_factory=Credit)
     reference_logprobs: FloatArray | None = None
-    """float32 [L] the frozen reference's log-probability of each token, set by `Trainer.score_reference`."""
+    """float32 [L] the frozen reference's log-probability of each token, set by `trainer.reference.Reference`."""
     logprob_diff: LogprobDiff | None = None
     """Set by `Trainer.update` on every rank; None for an episode that was not trained on."""
 

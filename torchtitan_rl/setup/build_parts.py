@@ -21,6 +21,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
+from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.grading.grader import Grader, Scorers
+    from torchtitan_rl.core.services import Source
     from torchtitan_rl.core.types import Prompt
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
@@ -74,6 +76,8 @@ class Parts:
     grader: "Grader"
     algorithm: "Algorithm"
     trainer: Trainer
+    sources: "list[Source]"
+    """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it."""
     generator: "Generator"
     weight_sync: "WeightSync"
 
@@ -146,6 +150,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     try_objective(config, held_out[0], grader.reward_names)
     with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = build_trainer(config, algorithm, folder)
+        sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
     with events.phase("start the vLLM engine" + engine_start_note()):
         generator = _build_generator(config, tokenizer, environments, trainer.lora)
     proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.state_dict_adapter))
@@ -157,6 +162,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         grader=grader,
         algorithm=algorithm,
         trainer=trainer,
+        sources=sources,
         generator=generator,
         weight_sync=config.weight_sync.build(proof=proof),
     )

@@ -163,7 +163,7 @@ class Algorithm(OwnConfig):
         if self.needs_reference and episode.reference_logprobs is None:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
-                "or the loss uses the reference (Algorithm.needs_reference). Call Trainer.score_reference first."
+                "or the loss uses the reference (Algorithm.needs_reference). Score the groups with trainer.reference.Reference first."
             )
         if (fault := episode_fault(episode)) is not None:
             return leave_out(member, fault, raises=self.raises)

@@ -1,7 +1,6 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,14 +102,11 @@ class Trainer(Configurable):
         self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
-        self.model = self._load_policy(policy_lora)
+        self.model = self.load_policy(policy_lora)
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
         self._shares_prompts = shares_prompts(self.model)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
-        self.reference: Decoder | None = None
-        if algorithm.needs_reference:
-            self.reference = self.model if policy_lora else self._load_policy(None).requires_grad_(False)
         self.optimizer = config.optimizer.build(model=self.model)
         self._steps = MeasuredSteps(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
@@ -125,7 +121,8 @@ class Trainer(Configurable):
         self._warned_of_size = False
         self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def _load_policy(self, lora: PolicyLora | None) -> Decoder:
+    def load_policy(self, lora: PolicyLora | None) -> Decoder:
+        """Returns a sharded model with the start's weights. Collective."""
         config = self.config
         model = build_policy(
             self._model_spec,
@@ -258,23 +255,24 @@ class Trainer(Configurable):
                 merged[key] = total / weight
         return merged
 
-    def score_reference(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
+    def score_tokens(self, model: Decoder, groups: Sequence[Group[Episode]]) -> list[FloatArray]:
+        """Returns the log-probability that `model` gives each token of each episode's completion, [L]. Collective.
+
+        Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
+        """
         atoms = atoms_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
+        place = {id(episode): i for i, episode in enumerate(flat(groups))}
+        mine: list[tuple[int, FloatArray]] = []
         for batch in self._pack(self._plan(atoms), groups):
-            with self.lora.off(self.model) if self.lora else nullcontext():
-                logprobs = self._score(self.reference, batch).cpu().numpy()  # [T]
+            logprobs = self._score(model, batch).cpu().numpy()  # [T]
             ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
             for member, end in zip(batch.members, ends, strict=False):
                 first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
-                member.episode.reference_logprobs = logprobs[first : end - 1].copy()  # [L]
-        episodes = flat(groups)
-        mine = [(i, e.reference_logprobs) for i, e in enumerate(episodes) if e.reference_logprobs is not None]
+                mine.append((place[id(member.episode)], logprobs[first : end - 1].copy()))  # [L]
+        scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]  # [L] each
         for i, logprobs in comm.all_gather_lists(mine if self._reports else []):
-            episodes[i].reference_logprobs = logprobs
-        for episode in episodes:
-            if episode.reference_logprobs is None:  # without sampled tokens, so in no micro-batch
-                episode.reference_logprobs = np.zeros_like(episode.completion.logprobs)  # [L]
+            scored[i] = logprobs
+        return scored
 
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Returns log π of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""

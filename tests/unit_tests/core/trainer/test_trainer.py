@@ -21,6 +21,7 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt, TauController
@@ -62,8 +63,8 @@ def build(folder):
 
 def credited(trainer: Trainer, **step):
     groups = draft_episodes(scored_step(**step))
-    if trainer.reference is not None:
-        trainer.score_reference(groups)
+    if trainer.algorithm.needs_reference:
+        Reference(trainer).score(groups)
     trainer.algorithm.assign_credit(groups)
     return groups
 
@@ -93,7 +94,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
         )  # fmt: skip
         samples[place] = ScoredCompletion(completion=completion, reward=1.0)
     episodes = draft_episodes([Group(prompt=prompt, samples=samples), groups[1]])
-    trainer.score_reference(episodes)
+    Reference(trainer).score(episodes)
     assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
     trainer.algorithm.assign_credit(episodes)
     assert [e.credit.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]

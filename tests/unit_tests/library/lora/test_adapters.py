@@ -25,6 +25,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
@@ -77,8 +78,8 @@ def build(folder):
 
 def updated(trainer: Trainer):
     groups = draft_episodes(scored_step())
-    if trainer.reference is not None:
-        trainer.score_reference(groups)
+    if trainer.algorithm.needs_reference:
+        Reference(trainer).score(groups)
     trainer.algorithm.assign_credit(groups)
     return trainer.update(groups)
 
@@ -136,10 +137,10 @@ def test_the_reference_is_the_base_and_takes_no_second_copy(build):
     kl = Algorithm.Config(kl=KL.Config(coef=0.1))
     lora, full = build(8, kl), build(0, kl)
     updated(lora)
-    assert lora.reference is lora.model
+    assert Reference(lora).model is lora.model
     groups = [draft_episodes(scored_step()) for _ in range(2)]
     for trainer, step in zip((lora, full), groups, strict=True):
-        trainer.score_reference(step)
+        Reference(trainer).score(step)
     for ours, theirs in zip(*map(flat, groups), strict=True):
         np.testing.assert_allclose(ours.reference_logprobs, theirs.reference_logprobs, atol=1e-6)
 
