@@ -211,14 +211,11 @@ function later(call, ms) {
   return (...args) => { clearTimeout(timer); timer = setTimeout(() => call(...args), ms); };
 }
 
-function option(value, text, chosen) {
-  return h('option', { value, selected: String(value) === String(chosen) }, text);
-}
 /** A labelled select element that writes to the state. */
 function choice(label, name, options, changed) {
   return h('label', { class: 'field' }, h('span', {}, label),
     h('select', { 'data-field': name, onchange: (event) => { state[name] = event.target.value; changed(); } },
-      options.map(([value, text]) => option(value, text, state[name]))));
+      options.map(([value, text]) => h('option', { value, selected: String(value) === String(state[name]) }, text))));
 }
 /** A labelled input that writes to the state. */
 function input(label, name, type, changed, extra) {

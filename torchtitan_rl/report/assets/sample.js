@@ -135,10 +135,17 @@ function responseBlock(row) {
   const tokens = spreadTokens(cell(row, 'tokens'));
   const known = tokens && Array.isArray(tokens.text) ? Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])) : [];
   if (!known.length) return textBlock(cell(row, 'response'));
-  const holder = h('div', {});
-  const paint = () => replace(holder, h('div', { class: 'paints' }, ['', ...known].map((name) => h('button', {
-    class: 'chip', 'aria-pressed': String(state.paint === name), 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); },
-  }, PAINTS[name] || 'no colours'))), known.includes(state.paint) ? paintedTokens(row, tokens, state.paint) : textBlock(cell(row, 'response')));
+  const plain = textBlock(cell(row, 'response'));
+  const chips = ['', ...known].map((name) => h('button', { class: 'chip', 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); } }, PAINTS[name] || 'no colours'));
+  const holder = h('div', {}, h('div', { class: 'paints' }, chips), plain);
+  let painted;
+  const paint = () => {
+    for (const chip of chips) chip.setAttribute('aria-pressed', String(chip.dataset.paint === (state.paint || 'none')));
+    plain.hidden = known.includes(state.paint);
+    if (plain.hidden) (painted ??= tokenBlock(row, tokens)).paint(state.paint);
+    if (painted) painted.hidden = !plain.hidden;
+    if (painted && !painted.parentNode) holder.append(painted);
+  };
   paint();
   return holder;
 }
@@ -147,25 +154,15 @@ function spreadTokens(tokens) {
   if (!tokens || typeof tokens.advantage !== 'number') return tokens;
   return { ...tokens, advantage: (tokens.logprob || []).map((value) => (value === null ? null : tokens.advantage)) };
 }
+const LEVELS = 64; // shades of a colour
+const shades = h('style', {});
+document.head.append(shades);
 const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; its text stays readable
-/** The tokens in colours, the colours' scale, and the values of the token that the reader chooses by click, touch or arrow keys. */
-function paintedTokens(row, tokens, name) {
-  const own = tokens[name].reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 1e-12);
-  const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : name === 'logprob' ? Math.min(own, 5) : own; // colours mean the same in all samples
-  const [bad, good, heat] = ['--bad', '--good', '--heat'].map(cssColor);
-  const hue = (value) => (name === 'advantage' ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
-  const strongest = STRONGEST[isDark() ? 'dark' : 'light'] / 100;
-  const shade = (value) => faint(hue(value), strongest * Math.min(1, Math.abs(value) / most));
+/** The tokens, the colours' scale, and the values of the token that the reader chooses by click, touch or arrow keys. `paint(name)` colours them. */
+function tokenBlock(row, tokens) {
   const none = (value) => value === null || value === undefined;
-  const spans = tokens.text.map((text, i) => {
-    const span = document.createElement('span');
-    span.className = none(tokens[name][i]) ? 'token observed' : 'token';
-    if (!none(tokens[name][i])) span.style.backgroundColor = shade(tokens[name][i]);
-    span.textContent = visible(text);
-    return span;
-  });
+  const spans = tokens.text.map((text) => { const span = document.createElement('span'); span.textContent = visible(text); return span; });
   const parting = partingToken(row, tokens);
-  spans[parting]?.classList.add('parting');
   const values = h('div', { class: 'token-values', 'aria-live': 'polite' }, h('p', { class: 'note' }, 'Click a token, or use the arrow keys, for its values.'));
   let chosen = -1;
   const choose = (place) => {
@@ -180,11 +177,28 @@ function paintedTokens(row, tokens, name) {
   const block = h('pre', { class: 'text tokens', tabindex: 0, role: 'group', 'aria-label': 'tokens of the response: arrow keys choose one', onclick: (event) => choose(spans.indexOf(event.target)),
     onkeydown: (event) => { if (goes[event.key]) { event.preventDefault(); choose(goes[event.key]()); } } }, spans);
   block.dir = 'auto'; // after its children: else each of them is searched for a direction again
-  const scale = h('i', {});
-  scale.style.background = `linear-gradient(90deg, ${name === 'advantage' ? shade(-most) + ', ' : ''}transparent, ${shade(most)})`;
-  const [low, high] = SCALES[name](most);
-  return h('div', {}, h('p', { class: 'note scale' }, low, scale, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
-    parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part')), block, values);
+  const scale = h('p', { class: 'note scale' });
+  const paint = (name) => {
+    const own = tokens[name].reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 1e-12);
+    const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : name === 'logprob' ? Math.min(own, 5) : own; // colours mean the same in all samples
+    const [bad, good, heat] = ['--bad', '--good', '--heat'].map(cssColor);
+    const hue = (value) => (name === 'advantage' ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
+    const shade = (part) => faint(hue(part), (STRONGEST[isDark() ? 'dark' : 'light'] / 100) * Math.abs(part));
+    // A class for each shade: the styles of 20,000 tokens would take longer than all else together.
+    shades.textContent = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => `.shade${i - LEVELS} { background: ${shade(i / LEVELS - 1)} }`).join('\n');
+    spans.forEach((span, i) => {
+      const value = tokens[name][i];
+      span.className = none(value) ? 'token observed' : `token shade${Math.round(LEVELS * Math.max(-1, Math.min(1, value / most)))}`;
+    });
+    spans[parting]?.classList.add('parting');
+    spans[chosen]?.classList.add('chosen');
+    const bar = h('i', {});
+    bar.style.background = `linear-gradient(90deg, ${name === 'advantage' ? shade(-1) + ', ' : ''}transparent, ${shade(1)})`;
+    const [low, high] = SCALES[name](most);
+    replace(scale, low, bar, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
+      parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part'));
+  };
+  return Object.assign(h('div', {}, scale, block, values), { paint });
 }
 const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
 /** The place of the first token that not all stored siblings have; null if there is none, and in conversations. */

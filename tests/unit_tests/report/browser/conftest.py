@@ -8,13 +8,20 @@ from torchtitan_rl.report import write_report
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+def started_browser(tmp_path_factory):
     """One browser for all tests here."""
     if CHROMIUM is None:
         pytest.skip(MISSING)
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def browser(started_browser):
+    """The browser, which leaves the test's page at its end."""
+    yield started_browser
+    started_browser.rest()
 
 
 @pytest.fixture(scope="session")
