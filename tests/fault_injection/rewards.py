@@ -69,3 +69,10 @@ def eats(completions, trainer_state, **_):
         kept.append(b"x" * 2**26)
         time.sleep(0.1)
     return _ordinary(completions)
+
+
+def raises(completions, trainer_state, **_):
+    """Fails like a reward function with a bug."""
+    if _bad(trainer_state):
+        raise KeyError("no such unit: furlong")
+    return _ordinary(completions)

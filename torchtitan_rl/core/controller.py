@@ -187,9 +187,12 @@ class Controller(Configurable):
             with timed(source.name):
                 source.score(groups)
         self.algorithm.assign_credit(groups)
+        self.services.observer.keep(groups, step=step, split="train")
         return groups
 
-    def _score(self, groups: Iterator[Group[Completion]], prefix: str = "") -> list[Group[ScoredCompletion]]:
+    def _score(
+        self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
+    ) -> list[Group[ScoredCompletion]]:
         """Sample this replica's groups and grade each as soon as it is whole.
 
         Returns the groups of all replicas, in the prompts' order, on every rank.
@@ -197,6 +200,7 @@ class Controller(Configurable):
         grading = self.grader.round(self._trainer_state())
         with timed(f"{prefix}generate"), closing(groups):
             for group in groups:
+                self.services.observer.keep([group], step=self.state.step, split=split)
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)
         with timed(f"{prefix}grade"):
@@ -205,6 +209,7 @@ class Controller(Configurable):
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
+        self.services.observer.keep(scored, step=self.state.step, split=split)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
     def _trainer_state(self) -> TrainerState:
@@ -248,7 +253,7 @@ class Controller(Configurable):
             with timed("evaluate"):
                 # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
                 groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
-                scored = self._score(groups, f"{one.prefix}/")
+                scored = self._score(groups, f"{one.prefix}/", one.split)
             sampled[one] = draft_episodes(scored)
         return self.services.observer.evaluation(sampled, self.state)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchtitan_rl.core.types import Completion, Episode, FloatArray, Group, IntArray, Metric, Prompt
+from torchtitan_rl.core.types import Completion, Episode, FloatArray, Group, IntArray, Metric, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +74,11 @@ class Source(Protocol):
 
 class Observer(Protocol):
     """Turns the facts of a step into metrics, tables and files. No method can change training."""
+
+    def keep(
+        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+    ) -> None:
+        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never whole."""
 
     def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
         """Called after each step; `state` already counts it."""

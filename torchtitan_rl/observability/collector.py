@@ -91,7 +91,7 @@ class Collector:
             first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
-            value = self._rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
+            value = self.plain_rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
             with self._lock:
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
@@ -162,7 +162,7 @@ class Collector:
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
 
-    def _rows(self, value: Any) -> list[Row]:
+    def plain_rows(self, value: Any) -> list[Row]:
         """The rows with plain copies of their cells, without known secrets, so that what changes later does not change them."""
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:

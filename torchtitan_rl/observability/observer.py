@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
 from torchtitan_rl.observability.evaluation_results import results_of, write_results
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
 from torchtitan_rl.observability.recorder import Mask, Recorder
+from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT
+from torchtitan_rl.observability.unfinished import UnfinishedStep
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
@@ -43,12 +45,20 @@ class RunObserver:
         self._footprint = footprint
         self._folder = run_folder / "evaluation"
         self._idle_notice = IdleNotice()
+        self._unfinished = UnfinishedStep()
+
+    def keep(
+        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+    ) -> None:
+        """See Observer."""
+        self._unfinished.keep(groups, step=step, split=split)
 
     def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
         """See Observer."""
         data = self._prompts.metrics(state.prompts_seen)
         record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
         self._idle_notice.see(groups)
+        self._unfinished.forget(TRAINED_SPLIT)
 
     def check_rewarded(self) -> None:
         """Raise TrainingStopped if no completion of this process's steps had a reward. Call it after the last step."""
@@ -60,6 +70,7 @@ class RunObserver:
         """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
         for one, groups in passes.items():
             record_evaluation(groups, one, step=state.step)
+            self._unfinished.forget(one.split)
         results = results_of({one.prefix: groups for one, groups in passes.items()})
         if comm.is_rank_0():
             self._write_results(state.step, self._mask(results))
@@ -78,4 +89,5 @@ class RunObserver:
 
     def close(self) -> None:
         """See Observer."""
+        self.recorder.write_unfinished(self._unfinished)
         self.recorder.close()

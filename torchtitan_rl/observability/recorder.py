@@ -10,6 +10,7 @@ import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,15 +20,20 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
-from torchtitan_rl.observability.sample_rows import Schema
+from torchtitan_rl.observability.line_file import LineFile
+from torchtitan_rl.observability.sample_rows import Row, Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.slim import Points, Slim
-from torchtitan_rl.observability.tokens import Decode
+from torchtitan_rl.observability.store import END_OF_BATCH, UNFINISHED_FILE
+from torchtitan_rl.observability.tokens import Decode, with_written_tokens
+from torchtitan_rl.observability.unfinished import UnfinishedStep
 
 logger = logging.getLogger(__name__)
 
+UNFINISHED_BYTES = 64 * 1024**2
+"""Size limit of the samples of a step that failed."""
 CLOSE_SECONDS = 30.0
 """Time limit of `close` for the last writes of all sinks together."""
 CHECKPOINT_SECONDS = 5.0
@@ -138,6 +144,7 @@ class Recorder(Configurable):
         self._rank = rank
         self._decode = decode
         self._gather = gather
+        self._run_folder = run_folder
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
@@ -191,6 +198,28 @@ class Recorder(Configurable):
             return
         self._next_step = state["next_step"]
         self._slim["global_reduce"].load_state_dict(state)
+
+    def write_unfinished(self, step: UnfinishedStep) -> None:
+        """Writes the samples of a step that is never flushed, because the run fails. Never raises.
+
+        Of several failing ranks, the first one writes: it has the samples that made it fail.
+        """
+        if self._enabled:
+            self._guarded("writing the samples of the step that failed", lambda: self._write_first(step.rows()), None)
+
+    def _write_first(self, rows: list[Row]) -> None:
+        target = self._run_folder / UNFINISHED_FILE
+        if not rows or target.exists():
+            return
+        path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
+        file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
+        for row in self._collector.plain_rows(rows):
+            if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
+                file.append(row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}])
+        file.close()
+        with suppress(FileExistsError):
+            os.link(path, target)  # fails if another rank was first
+        path.unlink()
 
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.

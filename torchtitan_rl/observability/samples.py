@@ -108,10 +108,11 @@ def _stored_steps(run: str) -> str:
 
 def _print_panels(rows: Sequence[Row], console: Console) -> None:
     for table in dict.fromkeys(row["table"] for row in rows):
-        console.print(Text(f"step {rows[0]['step']} · {table}", style="bold"))
-        for row in rows:
-            if row["table"] == table:
-                console.print(sample_panel(row, console))
+        members = [row for row in rows if row["table"] == table]
+        failed = " · this step failed: its samples as far as they came" if members[0].get("unfinished") else ""
+        console.print(Text(f"step {rows[0]['step']} · {table}{failed}", style="bold"))
+        for row in members:
+            console.print(sample_panel(row, console))
 
 
 def _print_ranked(rows: list[Row], options: argparse.Namespace, console: Console) -> None:

@@ -1,5 +1,6 @@
-"""Reads a run's stored samples, `samples.jsonl` in the run folder."""
+"""Reads a run's stored samples: `samples.jsonl` in the run folder, and those of a step that failed."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 STORE_FILE = "samples.jsonl"
+UNFINISHED_FILE = "samples.unfinished.jsonl"
+"""The samples of the step in which the run failed. A resumed run removes it: it takes that step again."""
 END_OF_BATCH = b" \n"
 """A step's last row ends with a space, which JSON ignores. A step without it is incomplete."""
 
@@ -19,12 +22,13 @@ END_OF_BATCH = b" \n"
 def read_rows(run_folder: Path | str) -> Iterator[Row]:
     """Yields every stored row of the run, ordered by step, with the columns "table" and "run_id" added.
 
-    Safe during the run. Raises FileNotFoundError if the folder is not a run or has no stored samples.
+    Rows of a step that failed come last and have the column "unfinished". Safe during the run. Raises FileNotFoundError if the folder is not a run or has no stored samples.
     """
-    path = Path(run_folder) / STORE_FILE
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: expected the folder of a run that has recorded sample tables")
-    return read_lines(path, END_OF_BATCH)
+    paths = [Path(run_folder) / name for name in (STORE_FILE, UNFINISHED_FILE)]
+    if not any(path.exists() for path in paths):
+        expected = "expected the folder of a run that has recorded sample tables"
+        raise FileNotFoundError(f"{paths[0]} does not exist: {expected}")
+    return itertools.chain.from_iterable(read_lines(path, END_OF_BATCH) for path in paths)
 
 
 def read_samples(run_folder: Path | str, table: str | None = None) -> "pyarrow.Table":

@@ -58,6 +58,16 @@ class TokenPayload:
         return found
 
 
+def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """The row with its tokens as plain values, or without tokens if there are none to store."""
+    payload = row.get(TOKENS)
+    if not isinstance(payload, TokenPayload):
+        return row
+    tokens = payload.written(decode) if decode else None
+    rest = {column: cell for column, cell in row.items() if column != TOKENS}
+    return rest if tokens is None else {**rest, TOKENS: tokens}
+
+
 def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float | None]:
     """Spreads values of the sampled tokens [num_sampled] over all tokens [L], with None for the others."""
     values = iter(sampled.tolist())

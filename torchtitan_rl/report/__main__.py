@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchtitan_rl.report.load import FILES
 from torchtitan_rl.report.page import SIZE_MB, write_report
 
 
@@ -78,8 +79,8 @@ def _watch(options: argparse.Namespace, output: Path) -> int:
 
 
 def _changed(folder: Path) -> list[tuple[int, int]]:
-    """Sizes and modification times of the files that a run appends to."""
-    files = [folder / name for name in ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl")]
+    """Sizes and modification times of the files that a run writes."""
+    files = [folder / name for name in FILES]
     return [(s.st_size, s.st_mtime_ns) for s in (file.stat() for file in files if file.is_file())]
 
 

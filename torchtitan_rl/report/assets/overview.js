@@ -48,11 +48,13 @@ const ranked = () => [...FIRST].map((one) => ({ ...one, dull: saysNothing(one) }
 const isDull = (element) => Number(element?.classList.contains('dull') ?? false);
 
 /** How the run ended, as the first thing to read. */
-function endingOf(run) {
-  const { level, text, error, details } = run.ending;
+function endingOf(run, place) {
+  const { level, text, error, details, failed } = run.ending;
+  const see = () => { leave(); Object.assign(state, { split: '', from: String(failed.step), to: String(failed.step), run: runs.length > 1 ? String(place) : '' }); show('samples'); };
   return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
     h('strong', {}, visible(text)),
     error && h('pre', { class: 'text' }, visible(error)),
+    failed && h('p', {}, h('button', { class: 'link', 'data-failed': '', onclick: see }, `${plural(failed.count, 'sample')} of step ${failed.step}, as far as they came`), ' (in no metric)'),
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
 
@@ -86,7 +88,7 @@ function verdictCard(run, place) {
   return h('section', { class: 'verdicts', 'data-run': place },
     h('h2', {}, runs.length > 1 && h('span', { class: 'dot', color: palette(place) }), run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
-    endingOf(run),
+    endingOf(run, place),
     h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
       line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
 }

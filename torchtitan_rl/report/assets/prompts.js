@@ -8,7 +8,7 @@ function promptRates(run, split) {
   const found = [];
   for (const rows of prompts().values()) {
     if (cell(rows[0], 'run') !== run || cell(rows[0], 'split') !== split) continue;
-    const judged = rows.filter((row) => typeof cell(row, 'correct') === 'boolean');
+    const judged = rows.filter((row) => typeof cell(row, 'correct') === 'boolean' && !cell(row, 'unfinished'));
     const steps = [...new Set(judged.map((row) => cell(row, 'step')))].sort((a, b) => a - b);
     if (steps.length < 2) continue;
     const at = (step) => mean(judged.filter((row) => cell(row, 'step') === step), 'correct');

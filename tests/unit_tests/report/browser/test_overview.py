@@ -1,13 +1,17 @@
 """The overview in a browser: verdicts, charts, and how a run ended."""
 
 import json
+import random
 import re
 
 import pytest
 
 from tests.parts.report_page import at, clean
-from tests.parts.report_runs import write_run
-from torchtitan_rl.report import write_report
+from tests.parts.report_runs import row_of, write_run
+from torchtitan_rl.report import load_run, write_report
+from torchtitan_rl.report.health import health
+from torchtitan_rl.report.load import unbiased_rows
+from torchtitan_rl.report.verdicts import verdicts
 from torchtitan_rl.resilience.run_end import write_end
 
 
@@ -74,3 +78,48 @@ def test_a_run_of_conversations_has_a_chart_of_its_tool_calls(browser, tmp_path)
     chart = browser.run("document.querySelector('[data-chart=Conversations]').innerText")
     assert all(word in chart for word in ("turns", "tool calls", "tool errors"))
     assert clean(browser), browser.errors
+
+
+def unfinished_rows(folder, step, prompts=3, siblings=4):
+    """Writes the samples of a step that failed while it was graded."""
+    rows = [
+        row_of(step, p, i, siblings, random.Random(0), "as far as it came")
+        for p in range(prompts)
+        for i in range(siblings)
+    ]
+    for row in rows:
+        row |= {
+            "unfinished": True,
+            "reward": None,
+            "correct": None,
+            "advantage": None,
+            "in_loss": False,
+            "left_out": "its step failed",
+        }
+    (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
+
+
+def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    unfinished_rows(folder, step=6)
+    write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
+    write_report([folder], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    assert "12 samples of step 6, as far as they came" in browser.run("document.querySelector('.ending').innerText")
+    browser.run("document.querySelector('[data-failed]').click()")
+    assert browser.run("document.querySelectorAll('tr[data-row]').length") == 12
+    assert "not in the loss: its step failed" in browser.run("document.querySelector('.detail').innerText")
+    browser.run("history.back()")
+    browser.wait("document.querySelector('main').dataset.view === 'overview'")
+    assert clean(browser), browser.errors
+
+
+def test_samples_of_a_failed_step_change_no_verdict_and_no_comparison(tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    before = load_run(folder)
+    verdicts_before, health_before = verdicts(before), health(before)
+    unfinished_rows(folder, step=6)
+    after = load_run(folder)
+    assert len(after.rows) == len(before.rows) + 12
+    assert (verdicts(after), unbiased_rows(after)) == (verdicts_before, unbiased_rows(before))
+    assert health(after) == health_before

@@ -1,0 +1,69 @@
+"""The samples of a step that fails: they are written for people to read, and are in no metric."""
+
+from collections.abc import Sequence
+
+from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, Row, episode_rows
+from torchtitan_rl.observability.select import Selection
+from torchtitan_rl.observability.tokens import TOKENS
+
+REASON = "its step failed"
+"""Why these samples are not in the loss, unless the algorithm has left them out already."""
+SHOWN = ("top:1", "bottom:1", "random:1", "unscored:2")
+"""Selectors of the rows that are written with their tokens, which take the most time to write."""
+
+
+class UnfinishedStep:
+    """The newest state of the groups of a step that is not whole yet: sampled, then graded, then with credit."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], Group] = {}
+        self._step = 0
+
+    def keep(
+        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+    ) -> None:
+        """Keep the groups instead of what is kept of the same prompts."""
+        self._step = step
+        self._groups.update({(split, group.prompt.prompt_idx): group for group in groups})
+
+    def forget(self, split: str) -> None:
+        """The split's samples are recorded like those of every step."""
+        self._groups = {key: group for key, group in self._groups.items() if key[0] != split}
+
+    def rows(self) -> list[Row]:
+        """A row for each kept sample, marked as "unfinished". Selected rows, and the one on whose log-probabilities trainer and sampler
+        differ most, have their tokens."""
+        rows = []
+        for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
+            trained = split == TRAINED_SPLIT
+            policy_step = self._step - 1 if trained else self._step
+            members = episode_rows([_drafted(group)], step=self._step, split=split, policy_step=policy_step)
+            for row, sample in zip(members, group.samples, strict=True):
+                credited = trained and isinstance(sample, Episode)
+                row |= {
+                    "table": "rollout/samples" if trained else "evaluation/samples",
+                    "unfinished": True,
+                    "advantage": row["advantage"] if credited else None,
+                    "in_loss": False,
+                    "left_out": row["left_out"] or REASON,
+                }
+            rows += members
+        kept = Selection(SHOWN, keep_all=True).select(rows, self._step).kept
+        if worst := max((row for row in rows if row["logprob_diff_max"] is not None), key=_difference, default=None):
+            row = next(row for row in kept if row["episode_id"] == worst["episode_id"])
+            row |= {TOKENS: worst[TOKENS], "select_reason": f"{row['select_reason']}, log-prob diff".removeprefix(", ")}
+        return kept
+
+
+def _drafted(group: Group) -> Group[Episode]:
+    """The group with an episode for each sample, whatever it has already."""
+    samples = [ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s for s in group.samples]
+    episodes = [Episode(scored=s) if isinstance(s, ScoredCompletion) else s for s in samples]
+    return Group(prompt=group.prompt, samples=episodes)
+
+
+def _difference(row: Row) -> float:
+    """The largest difference of a sample's log-probabilities; NaN counts as the largest of all."""
+    most = row["logprob_diff_max"]
+    return most if most == most else float("inf")
