@@ -205,7 +205,7 @@ class Recorder(Configurable):
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
         if self._enabled:
-            self._guarded("writing the samples of the step that failed", lambda: self._write_first(step.rows()), None)
+            self._or_after_error("writing a failed step's samples", lambda: self._write_first(step.rows()), None)
 
     def _write_first(self, rows: list[Row]) -> None:
         target = self._run_folder / UNFINISHED_FILE
@@ -213,7 +213,7 @@ class Recorder(Configurable):
             return
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
-        for row in self._collector.plain_rows(rows):
+        for row in self.collector.plain_rows(rows):
             if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
                 file.append(row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}])
         file.close()
