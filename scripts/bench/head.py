@@ -17,7 +17,7 @@ from scripts.bench.measure import alternate, extra_peak_bytes, machine_line  # n
 import torch  # noqa: E402
 
 from torchtitan_rl.core.device import DEVICE_TYPE  # noqa: E402
-from torchtitan_rl.core.trainer.logprobs import _product, _wide, chunked_logprobs  # noqa: E402
+from torchtitan_rl.core.trainer.logprobs import chunked_logprobs, product, wide  # noqa: E402
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     def products() -> None:
         """Of the same size in all, in pieces small enough for any machine."""
         for rows in weight.split(8192):  # [R, D]
-            z = _product(_wide(hidden), _wide(rows).T).to(dtype)  # [T, R]
+            z = product(wide(hidden), wide(rows).T).to(dtype)  # [T, R]
             z @ rows, z.T @ hidden
 
     risen = extra_peak_bytes(head)

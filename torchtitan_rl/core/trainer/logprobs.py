@@ -31,18 +31,18 @@ CPU_ROWS = 1024
 """Vocabulary rows of a tile that stays in a CPU's cache."""
 
 
-def _all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     if group is not None:
         dist.all_reduce(t, op=op, group=group)
     return t
 
 
-def _wide(t: Tensor) -> Tensor:
-    """Returns a factor for `_product`. On a CPU bfloat16 becomes float32: it has no product with a wider result."""
+def wide(t: Tensor) -> Tensor:
+    """Returns a factor for `product`. On a CPU bfloat16 becomes float32: it has no product with a wider result."""
     return t if t.is_cuda or t.dtype != torch.bfloat16 else t.float()
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor) -> Tensor:
     """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 operands).
 
     A plain product of bfloat16 operands rounds its result to bfloat16: steps of 0.125 for logits from 16 to 32.
@@ -97,7 +97,7 @@ class _Constants(NamedTuple):
     compile: bool
 
 
-def _blocks(size: int, step: int) -> list[slice]:
+def slices(size: int, step: int) -> list[slice]:
     return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
@@ -106,7 +106,7 @@ def _tiles(labels: Tensor, rows: slice, constants: _Constants) -> Iterator[tuple
 
     mine: [C] bool, whether the label is one of these rows. row: [C, 1], the label's index among them, or 0.
     """
-    for tokens in _blocks(len(labels), constants.tokens):
+    for tokens in slices(len(labels), constants.tokens):
         row = labels[tokens] - (constants.first + rows.start)  # [C]
         mine = (row >= 0) & (row < rows.stop - rows.start)  # [C]
         yield tokens, mine, torch.where(mine, row, 0)[:, None]
@@ -130,20 +130,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         statistics = _compiled_statistics if constants.compile else _statistics
         sharpness = LOG2_E / constants.temperature
-        operand, blocks = _wide(hidden), _blocks(len(weight), constants.rows)
+        operand, blocks = wide(hidden), slices(len(weight), constants.rows)
         own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)  # peak, rest, weighted of each block
         chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T] the label's logit if this rank has it
         has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
-            block = _wide(weight[rows])  # [R, D]
+            block = wide(weight[rows])  # [R, D]
             for tokens, mine, row in _tiles(labels, rows, constants):
-                z = _product(operand[tokens], block.T)  # [C, R]
+                z = product(operand[tokens], block.T)  # [C, R]
                 chosen[tokens] += torch.where(mine, z.gather(-1, row)[:, 0], 0)
                 has_label[tokens] |= mine
                 for kind, values in zip(own, statistics(z, sharpness), strict=True):
                     kind[i, tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
-        below_peak = _all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
+        below_peak = all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
         logprobs, entropy = (below_peak / constants.temperature - log_total).to(dtype), entropy.to(dtype)
         ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
         ctx.constants = constants
@@ -160,29 +160,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if g_entropy is not None:
             gradient = _compiled_gradient if constants.compile else _gradient
             per_token += [t[:, None] for t in (entropy, g_entropy)]
-        sharpness, operand = LOG2_E / constants.temperature, _wide(hidden)  # [T, D]
+        sharpness, operand = LOG2_E / constants.temperature, wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
         learns = ctx.needs_input_grad[1]  # a frozen head's weight has no gradient
         grad_weight = torch.empty_like(weight) if learns else None  # [Vs, D]
-        for rows in _blocks(len(weight), constants.rows):
-            block = _wide(weight[rows])  # [R, D]
+        for rows in slices(len(weight), constants.rows):
+            block = wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tokens, mine, row in _tiles(labels, rows, constants):
-                z = _product(operand[tokens], block.T)  # [C, R]
+                z = product(operand[tokens], block.T)  # [C, R]
                 dz = gradient(z, *(t[tokens] for t in per_token), sharpness)  # [C, R]
                 dz.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
                 dz = dz.to(hidden.dtype)
-                grad_hidden[tokens] += _partial(dz, weight[rows])  # [C, D]
+                grad_hidden[tokens] += partial_product(dz, weight[rows])  # [C, D]
                 if learns:
-                    grad_block += _partial(dz.T, hidden[tokens])  # [R, D]
+                    grad_block += partial_product(dz.T, hidden[tokens])  # [R, D]
             if learns:
                 grad_weight[rows] = grad_block.div_(constants.temperature)
         return grad_hidden.div_(constants.temperature).to(hidden.dtype), grad_weight, None, None
 
 
-def _partial(a: Tensor, b: Tensor) -> Tensor:
+def partial_product(a: Tensor, b: Tensor) -> Tensor:
     """One tile's term of a gradient, summed in float32. On a CPU bfloat16 factors give a sum rounded to bfloat16."""
-    return _product(a, b) if a.is_cuda else a @ b
+    return product(a, b) if a.is_cuda else a @ b
 
 
 def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +192,7 @@ def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor
     the same on every rank. The entropy is log Σe - Σ u e / Σe. Neither term is negative.
     """
     own_peak, rest, weighted = own  # [blocks, T] each
-    peak = _all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
+    peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
     drop = (own_peak - peak) / constants.temperature  # [blocks, T], at most 0
     scale, at_peak = drop.exp(), drop == 0  # [blocks, T] each
     sums = torch.stack(
@@ -202,7 +202,7 @@ def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor
             (scale * (weighted + (1 + rest) * drop)).sum(0),
         ]
     )  # [3, T]
-    rest, ties, weighted = _all_reduce(sums, constants.group)  # [T] each
+    rest, ties, weighted = all_reduce(sums, constants.group)  # [T] each
     rest = rest + (ties - 1)  # [T], Σe - 1
     log_total = rest.log1p()  # [T]
     return peak, log_total, log_total - weighted / (1 + rest)

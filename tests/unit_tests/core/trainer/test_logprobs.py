@@ -69,8 +69,8 @@ def test_only_the_wanted_places_are_scored_and_get_a_gradient(wanted, monkeypatc
     head = LogprobHead.Config(in_features=D, out_features=V).build()
     hidden, labels = torch.randn(1, T, D, requires_grad=True), torch.randint(0, V, (T,))
     expected = dense(hidden[0], head.weight, labels, 1.0)
-    seen, product = [], logprobs._product
-    monkeypatch.setattr(logprobs, "_product", lambda a, b: seen.append(len(a)) or product(a, b))
+    seen, product = [], logprobs.product
+    monkeypatch.setattr(logprobs, "product", lambda a, b: seen.append(len(a)) or product(a, b))
     with head.scoring(labels, 1.0, torch.tensor(wanted, dtype=torch.long)):
         found = head(hidden)
     assert seen == ([len(wanted)] if wanted else [])
@@ -168,7 +168,7 @@ def test_a_wider_product_is_asked_of_the_gpu(monkeypatch):
 
     asked = []
     monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: asked.append(out_dtype))
-    logprobs._product(OnGpu(), OnGpu())
+    logprobs.product(OnGpu(), OnGpu())
     assert asked == [torch.float32]
 
 
@@ -187,7 +187,7 @@ def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
         barrier.wait()
         return together.amax(0) if op == dist.ReduceOp.MAX else together.sum(0)
 
-    monkeypatch.setattr(logprobs, "_all_reduce", all_reduce)
+    monkeypatch.setattr(logprobs, "all_reduce", all_reduce)
 
     def rank(index):
         part = weight[cuts[index] : cuts[index + 1]].clone().requires_grad_()

@@ -1,0 +1,169 @@
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
+
+T, D, DT, V = 13, 8, 5, 37
+BETAS = [1.0, 0.0, 0.5, 0.1]
+"""Reverse KL, forward KL and two generalised Jensen-Shannon divergences."""
+
+
+def inputs(seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    hidden, weight = torch.randn(T, D, dtype=dtype).requires_grad_(), torch.randn(V, D, dtype=dtype).requires_grad_()
+    return hidden, weight, TeacherOutput(torch.randn(T, DT, dtype=dtype), torch.randn(V, DT, dtype=dtype))
+
+
+def kl(a, b):
+    """KL(a || b) of probabilities [T, V], by its definition."""
+    return (a * (a / b).log()).sum(-1)
+
+
+def dense(hidden, weight, teacher, beta, temperature=1.0):
+    """The divergences by their definitions, with both [T, V] in memory."""
+    p, q = ((h @ w.T / temperature).softmax(-1) for h, w in ((hidden, weight), teacher))  # [T, V] each
+    if beta == 1:
+        return kl(p, q)
+    if beta == 0:
+        return kl(q, p)
+    m = (1 - beta) * p + beta * q
+    return beta * kl(q, m) + (1 - beta) * kl(p, m)
+
+
+def with_gradients(divergence, hidden, weight):
+    """The divergence and its gradients to hidden and weight, each token with a coefficient of its own."""
+    coefficients = torch.linspace(-1, 2, T, dtype=divergence.dtype)
+    return divergence, *torch.autograd.grad((divergence * coefficients).sum(), (hidden, weight))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("chunk", [1, 5, T, 100])
+@pytest.mark.parametrize("rows", [5, V, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_every_tile_size_equals_dense_forward_and_backward(beta, chunk, rows, temperature):
+    hidden, weight, teacher = inputs()
+    found = chunked_divergence(
+        hidden, weight, teacher, beta=beta, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows
+    )
+    expected = dense(hidden, weight, teacher, beta, temperature)
+    torch.testing.assert_close(
+        with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_gradcheck(beta):
+    hidden, weight, teacher = inputs(1)
+    assert torch.autograd.gradcheck(
+        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7), (hidden, weight)
+    )
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_equals_trl(beta):
+    """TRL 1.16 works in float32 whatever the operands are, so the logits are kept small."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+    hidden, weight, teacher = inputs(2, torch.float32)
+    hidden, teacher = (hidden.detach() / 4).requires_grad_(), TeacherOutput(teacher.hidden / 4, teacher.weight)
+    theirs, _ = ChunkedDivergenceFunction.apply(hidden, weight, None, teacher.hidden, teacher.weight, None, beta, 0.7)
+    ours = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7)
+    torch.testing.assert_close(
+        with_gradients(ours, hidden, weight), with_gradients(theirs, hidden, weight), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_a_teacher_equal_to_the_student_gives_zero_to_rounding(beta):
+    hidden, weight, _ = inputs(3, torch.float32)
+    found = chunked_divergence(hidden, weight, TeacherOutput(hidden.detach(), weight.detach()), beta=beta)
+    assert found.abs().max() < 1e-8
+    assert torch.autograd.grad(found.sum(), hidden)[0].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.0])
+def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
+    """The divergence is below 1e-7, far below the rounding of each term that adds up to it."""
+    logits = torch.zeros(1000)
+    logits[3] = 20.0
+    other = logits.clone()
+    other[3] = 20.25
+    one = torch.ones(1, 1)
+    found = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta)
+    exact = dense(one.double(), logits[:, None].double(), TeacherOutput(one.double(), other[:, None].double()), beta)
+    assert 0 < exact.item() < 1e-6
+    assert found.item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_large_logits_stay_finite_and_no_divergence_is_below_its_rounding(beta):
+    hidden, weight, teacher = inputs(4, torch.float32)
+    big = (1e3 * hidden.detach()).requires_grad_()
+    found = chunked_divergence(big, weight, TeacherOutput(1e3 * teacher.hidden, teacher.weight), beta=beta)
+    assert found.min() > -1e-6
+    for values in (found, *torch.autograd.grad(found.sum(), (big, weight))):
+        assert torch.isfinite(values).all()
+
+
+def test_bfloat16_logits_are_not_rounded():
+    torch.manual_seed(0)
+    student, teacher = ((torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()) for _ in range(2))
+    found = chunked_divergence(*student, TeacherOutput(*teacher))
+    exact = dense(*(t.double() for t in student), [t.double() for t in teacher], 1.0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden, weight, teacher = inputs()
+    weight.requires_grad_(False)
+    chunked_divergence(hidden, weight, teacher).sum().backward()
+    assert weight.grad is None
+    assert hidden.grad is not None
+
+
+def _rank(rank, store, cut, results):
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    hidden, weight, teacher = inputs(5)
+    rows = slice(0, cut) if rank == 0 else slice(cut, V)
+    weight = weight.detach()[rows].clone().requires_grad_()
+    mine = TeacherOutput(teacher.hidden, teacher.weight[rows])
+    for beta in BETAS:
+        found = chunked_divergence(
+            hidden, weight, mine, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=dist.group.WORLD
+        )
+        torch.save([t.detach() for t in with_gradients(found, hidden, weight)], f"{results}/{beta}-{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("cut", [19, V])
+def test_a_vocabulary_sharded_over_two_ranks_equals_dense(tmp_path, cut):
+    """The second time the last rank holds no row."""
+    mp.spawn(_rank, args=(str(tmp_path / "store"), cut, str(tmp_path)), nprocs=2)
+    hidden, weight, teacher = inputs(5)
+    for beta in BETAS:
+        ranks = [torch.load(tmp_path / f"{beta}-{rank}") for rank in range(2)]
+        values, hidden_parts, weight_parts = zip(*ranks, strict=True)
+        expected = with_gradients(dense(hidden, weight, teacher, beta, 0.7), hidden, weight)
+        torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
+        found = values[0], sum(hidden_parts), torch.cat(weight_parts)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
+    """All V tokens enumerated with their probabilities. A = -(log μ - log ν), the sampler being the policy, without gradient."""
+    torch.manual_seed(6)
+    vocabulary = 64
+    hidden = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocabulary, D, dtype=torch.float64, requires_grad=True)
+    teacher = TeacherOutput(torch.randn(3, DT, dtype=torch.float64), torch.randn(vocabulary, DT, dtype=torch.float64))
+    log_policy = (hidden @ weight.T).log_softmax(-1)  # [T, V]
+    sampler = log_policy.detach()  # [T, V] log μ
+    advantages = -(sampler - (teacher.hidden @ teacher.weight.T).log_softmax(-1))  # [T, V]
+    ratio = (log_policy - sampler).exp()  # [T, V]
+    sampled = torch.autograd.grad(-(sampler.exp() * ratio * advantages).sum(), (hidden, weight))
+    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher).sum(), (hidden, weight))
+    torch.testing.assert_close(sampled, exact, rtol=0, atol=1e-12)
+    assert exact[0].norm() > 1
