@@ -61,17 +61,15 @@ TRL = {
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
-GOES_ON = same_step(4, "straight", "resumed", above={"conversations/turns/max": 1})
 IN_FLIGHT = [
     "--config", "debug", "--in-flight.prompts", "24", "--algorithm.old-logprobs", "sampler", "--evaluation.every", "0",
     "--trainer.lr-scheduler.warmup-steps", "0", "--trainer.lr-scheduler.decay-ratio", "0",
 ]  # fmt: skip
 """Groups in flight; the ratio's denominator is the sampler's, which corrects the tokens of older weights."""
-STRAIGHT_AND_RESUMED = [
-    [*IN_FLIGHT, "--num-steps", steps, "--dump-folder", f"{{dir}}/{name}"]
-    for name, steps in (("straight", "6"), ("resumed", "3"), ("resumed", "6"))
-]
-CARRIED_ON = same_step(6, "straight", "resumed", above={"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7})
+CARRIED = {"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}
+TURNS = {"conversations/turns/max": 1}
+"""Metrics that show that a run did what is tested, and what they exceed."""
+GOES_ON = same_step(4, "straight", "resumed", above=TURNS)
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -293,9 +291,10 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
-             ["--config", "tests/parts/talk.py:talk", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
-             ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
-            "conversations go on after a resume to the last bit", "conversations", 1, [GOES_ON],
+             ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/fork",
+              "--resume", "{dir}/straight/checkpoint/step-2"]],
+            "a fork's conversations go on as the run's, to the last bit", "conversations", 1,
+            [same_step(4, "straight", "fork", above=TURNS)],
             quick=True,
         ),
         OverrideDefinitions(
@@ -312,14 +311,16 @@ def build_test_list() -> list[OverrideDefinitions]:
             [GOES_ON],
         ),
         OverrideDefinitions(
-            STRAIGHT_AND_RESUMED,
+            [[*IN_FLIGHT, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("6", "straight"), ("3", "resumed"), ("6", "resumed"))],
             "groups in flight go on after a resume to the last bit", "in_flight", 1,
-            [CARRIED_ON],
+            [same_step(6, "straight", "resumed", above=CARRIED)],
         ),
         OverrideDefinitions(
-            STRAIGHT_AND_RESUMED,
-            "the same on 2 ranks", "in_flight_2", 2,
-            [CARRIED_ON], quick=True,
+            [[*IN_FLIGHT, "--num-steps", "6", "--checkpoint.interval", "3", "--dump-folder", "{dir}/straight"],
+             [*IN_FLIGHT, "--num-steps", "6", "--dump-folder", "{dir}/fork", "--resume", "{dir}/straight/checkpoint/step-3"]],
+            "a fork's groups in flight go on as the run's on 2 ranks", "in_flight_2", 2,
+            [same_step(6, "straight", "fork", above=CARRIED)], quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",
