@@ -1,6 +1,7 @@
 """Phases outside steps are visible, and timed ones recorded."""
 
 import io
+import re
 import threading
 import time
 
@@ -9,25 +10,38 @@ import pytest
 from torchtitan_rl.observability import collector, heartbeat, phase, progress, record_metric, terminal, timed
 
 
+def wait_until(happened):
+    """Return when `happened()` is true, which may take long on a busy machine."""
+    give_up = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
     with phase("start vLLM engine"):
         assert capsys.readouterr().out == "start vLLM engine ...\n"
         time.sleep(0.12)
-    assert capsys.readouterr().out in ("start vLLM engine: 0.1 s\n", "start vLLM engine: 0.2 s\n")
+    said = re.fullmatch(r"start vLLM engine: (\d+\.\d) s\n", capsys.readouterr().out)
+    assert float(said[1]) >= 0.1
 
 
 def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys, monkeypatch):
     assert (terminal.HEARTBEAT_SECONDS, terminal.LONGEST_SILENCE_SECONDS) == (8.0, 120.0)
     monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(terminal, "LONGEST_SILENCE_SECONDS", 0.3)
+    said = []
+    monkeypatch.setattr(terminal, "progress", lambda text: said.append((time.monotonic(), text)))
+    began = time.monotonic()
     with phase("slow"):
-        time.sleep(1.2)  # lines at 0.1, 0.2, 0.4, 0.7 and 1.0 s
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "slow ..."
-    assert 3 <= len(lines[1:-1]) <= 5
-    assert all(line.startswith("slow ... ") for line in lines[1:-1])
+        wait_until(lambda: len(said) == 1 + 5)  # lines at 0.1, 0.2, 0.4, 0.7 and 1.0 s, or later
+    number = len(said)
+    assert [text for _, text in said[:1]] == ["slow ..."]
+    assert all(text.startswith("slow ... ") for _, text in said[1:-1])
+    times = [moment - began for moment, _ in said[1:-1]]
+    assert all(moment >= least for moment, least in zip(times, (0.1, 0.2, 0.4, 0.7, 1.0), strict=False)), times
     time.sleep(0.35)
-    assert capsys.readouterr().out == ""
+    assert len(said) == number
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -36,15 +50,17 @@ def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, 
     with heartbeat("step 1"), timed("train"):
         pass
     assert capsys.readouterr().out == ""
+    said = []
+    monkeypatch.setattr(terminal, "progress", said.append)
     with heartbeat("step 2"), timed("rollout/total"), timed("generate"):
-        time.sleep(0.15)
-    assert capsys.readouterr().out == "step 2: generate ... 0 s\n"
+        wait_until(lambda: said)
+    assert re.fullmatch(r"step 2: generate \.\.\. \d+ s", said[0])
 
 
 def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
     with pytest.raises(RuntimeError, match="no engine"), phase("start"):
         raise RuntimeError("no engine")
-    assert "start: failed after 0.0 s" in capsys.readouterr().out
+    assert re.search(r"start: failed after \d+\.\d s", capsys.readouterr().out)
 
 
 class FullDisk(io.StringIO):
@@ -73,13 +89,15 @@ def test_only_rank_0_prints(capsys, monkeypatch):
 
 
 def test_timed_sums_a_rank_s_calls_and_keeps_the_slowest_rank(ranks):
-    world = ranks(2)
+    world, spent = ranks(2), []
     for rank, seconds in ((0, (0.01,)), (1, (0.05, 0.05))):
         collector.activate(world.recorders[rank].collector)
+        began = time.perf_counter()
         for each in seconds:
             with timed("generate"):
                 time.sleep(each)
-    assert 0.1 <= world.flush(1)["time/generate"] < 0.3
+        spent.append(time.perf_counter() - began)
+    assert 0.1 <= world.flush(1)["time/generate"] <= spent[1]
 
 
 def test_timed_records_also_when_the_inside_fails_and_without_a_recorder(recorder):

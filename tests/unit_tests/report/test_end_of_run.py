@@ -107,6 +107,7 @@ def test_an_error_with_a_cause_failed_where_its_cause_was_raised():
 def test_the_start_is_timed_by_its_outermost_contexts_and_the_steps_are_not():
     phases = Phases()
     stop_listening = events.listen(phases)
+    began = time.perf_counter()
     try:
         with events.timed("warm start"), events.timed("inside"):
             time.sleep(0.02)
@@ -118,8 +119,10 @@ def test_the_start_is_timed_by_its_outermost_contexts_and_the_steps_are_not():
     finally:
         stop_listening()
     assert list(phases.started_s) == ["Python and imports", "warm start", "other"]
-    assert 0.02 <= phases.started_s["warm start"] < 0.2
-    assert 0.02 <= phases.started_s["other"] < 0.2
+    took = time.perf_counter() - began
+    assert phases.started_s["warm start"] >= 0.02
+    assert phases.started_s["other"] >= 0.02
+    assert phases.started_s["warm start"] + phases.started_s["other"] <= took + 0.01
     assert phases.started_s["Python and imports"] > 0.1
 
 

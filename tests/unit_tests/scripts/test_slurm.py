@@ -56,6 +56,12 @@ def slurm(tmp_path):
     return start
 
 
+def hears(pid, signal_number):
+    """Whether the process has set a trap for the signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(caught, 16) >> (signal_number - 1) & 1)
+
+
 def finish(process):
     output, errors = process.communicate(timeout=30)
     return process.returncode, output + errors
@@ -94,7 +100,8 @@ def test_the_time_limit_stops_the_run_and_queues_it_again_but_a_cancelled_job_st
     process = slurm("--config", "debug", RUN_TENTHS="30")
     while process.poll() is None and not (slurm.log.exists() and "srun" in slurm.log.read_text()):
         time.sleep(0.05)
-    time.sleep(0.3)  # until the script listens
+    while process.poll() is None and again and not hears(process.pid, signal_number):
+        time.sleep(0.05)
     process.send_signal(signal_number)
     code, output = finish(process)
     calls = slurm.log.read_text()

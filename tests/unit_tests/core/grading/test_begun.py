@@ -84,19 +84,23 @@ def test_two_rounds_at_once_keep_their_groups_apart(build):
 
 
 def test_no_worker_starts_on_what_is_left_when_the_grader_closes(build, tmp_path):
-    def slow(completions, **_):
-        (tmp_path / completions[0]).touch()
-        time.sleep(0.5)
+    begun, closed = tmp_path / "begun", tmp_path / "closed"
+    begun.mkdir()
+
+    def waits(completions, **_):
+        (begun / completions[0]).touch()
+        wait_for(closed)
         return [1.0]
 
-    graded = build(slow, workers=1)
+    graded = build(waits, workers=1)
     round = graded.round()
     for one in groups(3):
         round.begin(one)
-    wait_for(tmp_path / "0")
+    wait_for(begun / "0")
     graded.close()
-    time.sleep(1)
-    assert {path.name for path in tmp_path.iterdir()} == {"0"}
+    closed.touch()
+    time.sleep(0.5)
+    assert {path.name for path in begun.iterdir()} == {"0"}
 
 
 def test_what_a_function_keeps_between_calls_stays_in_its_worker(build):

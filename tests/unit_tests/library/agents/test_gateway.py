@@ -84,7 +84,7 @@ def test_the_policy_s_turn_is_the_response_and_what_the_agent_appends_is_the_ans
         assert turn.messages == [{"role": "tool", "name": "multiply", "content": "12"}]
         assert not turn.done
         assert policy.say("It is 12.").done
-    first, last = seen.get(timeout=1), seen.get(timeout=1)
+    first, last = seen.get(timeout=30), seen.get(timeout=30)
     assert (first.choices[0].message.content, first.choices[0].finish_reason) == ("I multiply.", "tool_calls")
     assert (last.choices[0].message.content, last.choices[0].finish_reason) == ("It is 12.", "stop")
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 2)
@@ -94,7 +94,7 @@ def test_a_call_that_cannot_be_read_has_the_reason_as_its_arguments():
     seen = queue.SimpleQueue()
     with Policy(asks({"messages": [USER], "tools": [TOOL]}, seen=seen)) as policy:
         policy.say("<tool_call>{broken</tool_call>")
-    [call] = seen.get(timeout=1).choices[0].message.tool_calls
+    [call] = seen.get(timeout=30).choices[0].message.tool_calls
     assert call.function.arguments.startswith("the call is not valid JSON")
 
 
@@ -111,7 +111,7 @@ def test_a_stream_is_the_same_turn():
 
     with Policy(agent) as policy:
         assert policy.say(f"Well. {CALL}").done
-    chunks = [seen.get(timeout=1) for _ in range(3)]
+    chunks = [seen.get(timeout=30) for _ in range(3)]
     assert chunks[0].choices[0].delta.content == "Well."
     assert chunks[0].choices[0].delta.tool_calls[0].function.name == "multiply"
     assert chunks[1].choices[0].finish_reason == "tool_calls"
@@ -144,7 +144,7 @@ def test_what_the_run_does_not_do_is_refused_by_a_sentence(setting, reason):
     policy = Policy(agent)
     with pytest.raises(AgentError, match=reason):
         policy.__enter__()
-    assert seen.get(timeout=5)
+    assert seen.get(timeout=30)
     policy.environment.close("env_error")
 
 
@@ -193,7 +193,7 @@ def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
     policy.__enter__()
     with pytest.raises(AgentError, match="did not make"):
         policy.say("12")
-    assert "did not make" in heard.get(timeout=5)
+    assert "did not make" in heard.get(timeout=30)
     policy.environment.close("env_error")
 
 
@@ -299,7 +299,7 @@ def test_a_wrong_key_reaches_no_conversation():
 
     with Policy(agent) as policy:
         assert policy.say("12").reward is None
-    assert [seen.get(timeout=1), seen.get(timeout=1)] == [401, 401]
+    assert [seen.get(timeout=30), seen.get(timeout=30)] == [401, 401]
 
 
 def test_two_requests_at_once_are_refused_with_409():
@@ -318,13 +318,13 @@ def test_two_requests_at_once_are_refused_with_409():
 
     def play() -> None:
         policy.__enter__()
-        refused.append(seen.get(timeout=5))  # while the policy has not answered the other one
+        refused.append(seen.get(timeout=30))  # while the policy has not answered the other one
         policy.say("12")
 
     with pytest.raises(AgentError, match="sent two requests at once"):
         play()
     # If the second came before the first was read, the failure ends the reset, which refuses the first too.
-    assert 409 in (refused or [seen.get(timeout=5), seen.get(timeout=5)])
+    assert 409 in (refused or [seen.get(timeout=30), seen.get(timeout=30)])
     policy.environment.close("env_error")
 
 
@@ -340,7 +340,7 @@ def test_all_agents_of_a_process_share_one_gateway():
     threads = [threading.Thread(target=lambda: found.put(gateway())) for _ in range(8)]
     for thread in threads:
         thread.start()
-    assert len({id(found.get(timeout=5)) for _ in threads}) == 1
+    assert len({id(found.get(timeout=30)) for _ in threads}) == 1
     assert json.loads(httpx.get(f"{gateway().base_url}/models").text)["error"]
 
 
@@ -369,7 +369,7 @@ def is_closed(connection: socket.socket, *, within: float) -> bool:
 )
 def test_connections_without_a_key_end_at_the_time_limit(monkeypatch, first):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
-    assert is_closed(half_open(first), within=10)
+    assert is_closed(half_open(first), within=30)
 
 
 def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch):
@@ -379,7 +379,7 @@ def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch
     agent = half_open(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\n\r\n".encode())
     assert b"200 OK" in agent.recv(4096)
     others = [half_open(b"") for _ in range(6)]
-    assert is_closed(others[0], within=10)
+    assert is_closed(others[0], within=30)
     assert not is_closed(agent, within=0.6)
     session.close("done")
 
@@ -387,7 +387,7 @@ def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch
 def test_half_open_connections_over_the_cap_push_out_the_oldest(monkeypatch):
     monkeypatch.setattr(connections, "MOST_WAITING", 3)
     others = [half_open(b"GET /") for _ in range(6)]
-    assert [is_closed(one, within=5) for one in others[:3]] == [True] * 3
+    assert [is_closed(one, within=30) for one in others[:3]] == [True] * 3
     assert [is_closed(one, within=0.2) for one in others[3:]] == [False] * 3
     for one in others:
         one.close()

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -158,10 +159,11 @@ def test_a_second_run_says_that_it_waits(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         second = threading.Thread(target=ensure_checkpoint, args=(TASK, TINY, tmp_path))
         second.start()
-        second.join(timeout=1)
-        shown = list(events.running)
+        deadline = time.monotonic() + 30
+        while not (shown := list(events.running)) and time.monotonic() < deadline:
+            time.sleep(0.01)
         (tmp_path / "made").rename(folder)
-    second.join(timeout=5)
+    second.join(timeout=60)
     assert shown == [f"warm start: wait for another run that makes {folder}"]
 
 
@@ -182,5 +184,5 @@ def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):
     assert waiting.is_alive()
     monkeypatch.setenv("LOCAL_RANK", "0")
     made = ensure_checkpoint(TASK, TINY, tmp_path)
-    waiting.join(timeout=5)
+    waiting.join(timeout=60)
     assert found == [made]
