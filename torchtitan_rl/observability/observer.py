@@ -89,5 +89,7 @@ class RunObserver:
 
     def close(self) -> None:
         """See Observer."""
+        if self._unfinished.is_empty:
+            self.recorder.show_overview()
         self.recorder.write_unfinished(self._unfinished)
         self.recorder.close()

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 from torchtitan_rl.observability.slim import Points
 
@@ -53,6 +55,10 @@ class SinkThread:
     def backfill(self, points: Points) -> None:
         """Queues points of earlier steps for the sink's charts. Returns immediately; never raises."""
         self.put(Job(lambda sink: sink.backfill(points)))
+
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        """Queues a picture, uint8 [height, width, 3]. Returns immediately; never raises."""
+        self.put(Job(lambda sink: sink.picture(name, image, step)))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""

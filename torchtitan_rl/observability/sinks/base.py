@@ -88,6 +88,9 @@ class Sink(ABC):
     def backfill(self, points: Points) -> None:
         """Charts points of earlier steps, in their order: those of series that `slim` charts from now on."""
 
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        """Shows a picture, uint8 [height, width, 3]. Called before `close`, at the end of a run."""
+
     def stream(self, key: str, value: Any, step: int) -> None:
         """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 

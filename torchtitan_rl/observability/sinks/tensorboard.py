@@ -3,6 +3,8 @@
 import html
 from typing import Any
 
+import numpy as np
+
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
@@ -51,6 +53,9 @@ class TensorboardSink(Sink):
             for key, value in values.items():
                 self._open(step).add_scalar(key, value, step)
                 self._last.setdefault(key, value)
+
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        self._open(step).add_image(name, image, step, dataformats="HWC")
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Adds a scalar; other values are ignored."""

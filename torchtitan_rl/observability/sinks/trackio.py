@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
@@ -54,6 +56,9 @@ class TrackioSink(Sink):
     def backfill(self, points: Points) -> None:
         for step, values in sorted(points.items()):
             self._run.log(dict(values), step=step)
+
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        self._run.log({name: self._trackio.Image(image)}, step=step)
 
     def close(self) -> None:
         """Ends the run."""
