@@ -8,6 +8,7 @@ import re
 import string
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +125,10 @@ class RowSet:
         if faults:
             listed = "; ".join(f"{_rows(numbers)}: {fault}" for fault, numbers in faults.items())
             count = sum(map(len, faults.values()))
-            raise UserError(
-                f"task.path: {self.table.name} has {_count(count)} that cannot be used. {listed}. Correct or delete "
-                "them."
+            remedy = (
+                "Correct task.template, or delete them." if "task.template" in listed else "Correct or delete them."
             )
+            raise UserError(f"task.path: {self.table.name} has {_count(count)} that cannot be used. {listed}. {remedy}")
 
     def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
         """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
@@ -186,6 +187,8 @@ class RowSet:
             raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
         if not _is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
+        if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
+            raise RowError(f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet")
         return prompt
 
     def _answer(self, row: Row) -> str:
@@ -195,7 +198,7 @@ class RowSet:
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
-        if not isinstance(answer, str | Real) or isinstance(answer, bool):
+        if not isinstance(answer, str | Real | Decimal) or isinstance(answer, bool):
             raise RowError(f"{self.answer_column!r} is neither text nor a number")
         if not _is_text(str(answer)):
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")

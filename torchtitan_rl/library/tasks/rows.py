@@ -188,6 +188,10 @@ class Rows(Task):
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
             split = config.held_out_split or "train"
             parts[name] = self._part(load_table(path, subset=config.subset, split=split, field=field))
+            answers = "an answer column, as the training rows have one"
+            expect(
+                bool(parts[name].answer_column) or not self.has_answers, field, path, answers, "Name it like theirs."
+            )
             self._train.leave_out_where(np.isin(self._train.keys, parts[name].keys), "also held out")
         return parts
 

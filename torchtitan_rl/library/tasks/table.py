@@ -77,8 +77,10 @@ class Table:
             raise RowError(record["fault"])
         try:
             row = json.loads(record["row"])
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             raise RowError("not valid JSON; expected one object on each line") from error
+        except ValueError as error:  # an integer of more than 4,300 digits
+            raise RowError(str(error).partition(";")[0]) from error
         except RecursionError as error:
             raise RowError(NESTED) from error
         if not isinstance(row, dict):
@@ -107,20 +109,27 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     )
     if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
         place = place / split
-    if place.is_dir() and (place / "state.json").is_file():  # written by Dataset.save_to_disk
-        import datasets
+    try:
+        if (place / "state.json").is_file():  # written by Dataset.save_to_disk
+            import datasets
 
-        table = Table(place.name, datasets.load_from_disk(str(place)), False)
-    elif place.exists():
-        table = _from_files(_files(place, split, field), place.name)
-    else:
-        table = _from_hub(path, subset, split, field)
+            table = Table(place.name, datasets.load_from_disk(str(place)), False)
+        elif place.exists():
+            table = _from_files(_files(place, split, field), place.name)
+        else:
+            table = _from_hub(path, subset, split, field)
+    except UserError:
+        raise
+    except Exception as error:  # many types, for files that are damaged and caches that cannot be written
+        cause = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+        raise UserError(f"{field} = {path!r}: expected rows that can be read, but: {cause}. {_REMEDY}") from error
     expect(len(table) > 0, field, path, "at least one row, but it is empty", _REMEDY)
     return table
 
 
 def _files(place: Path, split: str, field: str) -> list[Path]:
     """Returns the files whose names begin with `split`; for "train", all files if no name begins with any split."""
+    expect(place.is_file() or place.is_dir(), field, str(place), "a file or a folder, but it is neither", _REMEDY)
     if place.is_file():
         expect(place.suffix in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it.")
         return [place]
@@ -140,15 +149,13 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
 
 def _from_files(files: list[Path], name: str) -> Table:
     import datasets
+    from pyarrow.parquet import read_metadata
 
     datasets.disable_progress_bars()
     if files[0].suffix == ".parquet":
-        try:
-            return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
-        except Exception as error:
-            raise UserError(
-                f"task.path = {name!r}: expected Parquet files that can be read, but: {str(error).rstrip('.')}."
-            ) from error
+        if not any(read_metadata(file).num_rows for file in files):  # `datasets` fails for these
+            return Table(name, datasets.Dataset.from_dict({"row": []}), True)
+        return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
     # Size and modification time are part of the cache key, so an edited file is read again.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
 
 import numpy as np
+import pyarrow
 import pytest
 from datasets import Dataset, DatasetDict
+from pyarrow import parquet
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
@@ -223,6 +226,11 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
             "30 rows .* rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: ",
         ),
         (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
+        (
+            lines(*sums(2), {"prompt": '[{"role": "user"}]'}),
+            "row 3: 'prompt' is text that lists messages; write a list",
+        ),
+        (lines(*sums(2)) + b'\n{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "row 3: Exceeds the limit"),
         (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
         (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' has characters that UTF-8 cannot"),
         (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
@@ -294,6 +302,49 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
         Rows.Config(path=str(tmp_path / "empty")).build()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (pyarrow.table({}), "expected at least one row, but it is empty"),
+        (pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), "expected at least one row, but it is empty"),
+        (pyarrow.table([pyarrow.array(["a"])] * 2, names=["prompt", "prompt"]), "but: Multiple matches for .*prompt"),
+    ],
+)
+def test_parquet_without_rows_or_with_a_column_twice_is_an_error_that_says_so(tmp_path, rows, message):
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match=f"task.path = .*{message}"):
+        Rows.Config(path=str(tmp_path / "rows.parquet")).build()
+
+
+def test_a_path_that_is_neither_file_nor_data_set_is_an_error_that_says_so(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(UserError, match="expected a file or a folder, but it is neither"):
+        Rows.Config(path=str(tmp_path / "rows.jsonl")).build()
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="expected rows that can be read, but: Directory .* is neither a `Dataset`"):
+        Rows.Config(path=str(tmp_path)).build()
+
+
+def test_a_decimal_number_is_an_answer(build, tmp_path):
+    numbers = pyarrow.array([Decimal(f"{i}.50") for i in range(3)])
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"], "answer": numbers}), tmp_path / "rows.parquet")
+    task = Rows.Config(path=str(tmp_path / "rows.parquet"), answer_kind="number").build()
+    assert {task.train_example(i, seed=0).expected_answer for i in range(2)} < {"0.50", "1.50", "2.50"}
+
+
+def test_held_out_rows_without_answers_are_an_error_where_the_training_rows_have_some(build, tmp_path):
+    (tmp_path / "held_out.jsonl").write_bytes(lines({"prompt": "z"}))
+    with pytest.raises(UserError, match="task.held_out_path = .*held_out.jsonl': expected an answer column"):
+        build(sums(4), held_out_path=str(tmp_path / "held_out.jsonl"))
+
+
+def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
+    with pytest.raises(
+        UserError, match="cannot be filled: Unknown format code 'd'.*Correct task.template, or delete them"
+    ):
+        build(sums(4), template="{prompt:d}")
 
 
 def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out(build, capsys):
