@@ -20,6 +20,7 @@ from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
@@ -273,6 +274,14 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a text in the place of a model", "model_spec = 'qwen3': expected a NamedModel or a ModelSpec",
             _assigned("c.model_spec = 'qwen3'")),
         row("c.num_steps = 50.0", "num_steps = 50.0: expected a whole number. Use 50 or more.", _assigned("c.num_steps = 50.0")),
+        row("c.num_steps = numpy.int64(50)", "num_steps = np.int64(50): expected a whole number. Use 50 or more.",
+            _assigned("import numpy as np; c.num_steps = np.int64(50)")),
+        row("c.metrics.sinks = ('console',)", "metrics.sinks = ('console',): expected list[str]. Correct the value.",
+            _assigned("c.metrics.sinks = ('console',)")),
+        row("a config that is not written with def", "expected a function. It is functools.partial",
+            _config_file("import functools\nmine = functools.partial(dict)\n")),
+        row("--task.warm-start of a function that returns no recipe", "'builtins:print': expected a function that returns a Recipe. It",
+            lambda f: start_of(SumDigits.Config(instruction="", warm_start="builtins:print"), f)),
         row("c.dump_folder = Path(...)", "expected a text. Use '/runs/a'.",
             _assigned("import pathlib; c.dump_folder = pathlib.Path('/runs/a')")),
         row("grader.rewards of one text", "grader.rewards = 'my.py:f': expected list[str]. Use ['my.py:f'].",
@@ -312,6 +321,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("config.json whose architectures and model_type are of two models",
             "architectures LlamaForCausalLM, by which vLLM goes, and model_type 'qwen3', by which transformers goes",
             _changed(architectures=["LlamaForCausalLM"])),
+        row("config.json without architectures", "has architectures None, which must be a list with the model's class",
+            _changed(architectures=None)),
         row("config.json with num_attention_heads 0", "has num_attention_heads 0, which must be a whole number of at least 1",
             _changed(num_attention_heads=0)),
         row("config.json whose key-value heads do not divide the heads",

@@ -297,6 +297,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
             train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", messages="hi"),
         ),
         _own_task(
+            "an Example with a column that is named by a number",
+            "Example.columns = {1: 'a'}: expected a dict by name",
+            train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", columns={1: "a"}),
+        ),
+        _own_task(
             "a task without held-out examples",
             "Mine.held_out_examples(1) = []: expected a list with an Example",
             held_out_examples=lambda self, num: [],

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
-from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -73,7 +72,9 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     whole = {int, float} & {declared.type, *get_args(declared.type)} == {int}
     expected = " and ".join(words) or "a finite number"
     for _, one in parts(value):
-        typed = isinstance(one, Integral if whole else Real)
+        typed = isinstance(one, int if whole else (int, float)) and not isinstance(
+            one, bool
+        )  # NumPy's are not written as JSON
         expect(typed, name, value, "a whole number" if whole else "a number", remedy)
         expect(all(_COMPARISONS[how][1](one, bound) for how, bound in bounds.items()), name, value, expected, remedy)
         expect(bool({"most", "below"} & bounds.keys()) or one <= MANY, name, value, f"at most {MANY}", remedy)

@@ -112,6 +112,24 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
         ) from error
 
 
+def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
+    """Returns what a user's function without arguments returns. Raises UserError if it raises or exits, or that is not of `kind`."""
+    try:
+        made = function()
+    except UserError:
+        raise
+    except SystemExit as error:  # parse_args exits for --help: this would look like a success
+        raise UserError(f"{field} = {value!r}: it calls sys.exit({error.code!r}). This function returns.") from error
+    except Exception as error:
+        raise UserError(
+            f"{field} = {value!r}: expected {expected}, but it raises {explained(error)}. Correct it."
+        ) from error
+    if inspect.iscoroutine(made):
+        made.close()  # otherwise Python warns about it
+    expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.")
+    return made
+
+
 def explained(error: Exception) -> str:
     """Returns an exception's kind and text, and the last line of the user's own code.
 

@@ -51,7 +51,8 @@ class Example:
     """Sampling settings of the mixture member in training; None: the run's."""
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.columns, dict), "Example.columns", self.columns, "a dict by name", "Return one.")
+        by_name = isinstance(self.columns, dict) and all(isinstance(name, str) for name in self.columns)
+        expect(by_name, "Example.columns", self.columns, "a dict by name", "Return one.")
         turns = self.messages if isinstance(self.messages, list) else [self.messages]
         chat = self.messages is None or all(isinstance(one, dict) and "role" in one for one in turns)
         expect(chat, "Example.messages", self.messages, "a list of dicts with a role, or None", "Return one.")

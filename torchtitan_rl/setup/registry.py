@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import tyro
 
 from torchtitan_rl.common.config_types import check_types
-from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.references import did_you_mean, explained, from_caller, import_checked, load_function
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
@@ -72,28 +72,15 @@ def load_config(name: str) -> "RunConfig":
     from torchtitan_rl.setup.run_config import RunConfig
 
     function = config_function(name)
+    written = inspect.isfunction(function) or not _is_reference(name)
+    expect(written, "--config", name, "a function", f"It is {function!r:.200}: write one with def.")
     needed = [
         p.name
         for p in inspect.signature(function).parameters.values()
         if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
-    expected = "a function that returns a RunConfig"
-    try:
-        config = function()
-    except UserError:
-        raise
-    except SystemExit as error:  # parse_args exits for --help: this would look like a success
-        raise UserError(
-            f"--config = {name!r}: it calls sys.exit({error.code!r}). A config function returns."
-        ) from error
-    except Exception as error:
-        raise UserError(
-            f"--config = {name!r}: expected {expected}, but it raises {explained(error)}. Correct it."
-        ) from error
-    if inspect.iscoroutine(config):
-        config.close()  # otherwise Python warns about it
-    expect(isinstance(config, RunConfig), "--config", name, expected, f"It returned {config!r:.200}.")
+    config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_types(config)
     if _is_reference(name):
         resolve_from(config_file(name).parent, config)
@@ -159,7 +146,10 @@ def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
     if dry_run:
         from torchtitan_rl.setup.dry_run import show_run  # imports torchtitan's models and transformers
 
-        show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        try:
+            show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        except SystemExit as request:  # for example in a task: what is shown is not the whole, so it is no success
+            raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the dry run") from request
     else:
         print(as_python(name, config), end="", flush=True)
 

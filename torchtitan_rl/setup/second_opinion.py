@@ -80,6 +80,17 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
         theirs = _transformers_logprobs(folder, ids)
     except Exception as error:  # whatever a model's code or its loading raises
         return f"not compared with transformers, which raises {type(error).__name__}: {error}"
+    finite, weights = (
+        bool(ours.isfinite().all()),
+        "weights with which log-probabilities are numbers, but they are NaN or infinite",
+    )
+    expect(
+        finite,
+        "hf_assets_path",
+        str(folder),
+        weights,
+        "Look for NaN and infinity in its tensors, or download it again.",
+    )
     largest = float((ours - theirs).abs().max())
     expect(
         largest <= LIMIT, "hf_assets_path", str(folder),

@@ -30,16 +30,17 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class _Stored(NamedTuple):
     file: Path
     dtype: str
+    shape: list[int]
 
 
 def check_tensors(folder: Path, spec: "ModelSpec") -> None:
-    """Check that something loads every tensor of a folder. Missing ones are found when they are loaded.
+    """Check that a folder's files hold the model's tensors, in their shapes, and nothing that no part of it loads.
 
     Raises:
         UserError: naming `hf_assets_path` and the tensors.
     """
     stored, field = _headers(folder), "hf_assets_path"
-    expected = set(spec.state_dict_adapter(spec.model, None).to_hf(meta_model(spec).state_dict()))
+    expected = spec.state_dict_adapter(spec.model, None).to_hf(meta_model(spec).state_dict())
     tied = spec.model.enable_weight_tying and {HEAD, EMBEDDING} <= stored.keys()
     unknown = [
         name for name in stored if name not in expected and not (tied and name == HEAD) and not COMPUTED.search(name)
@@ -48,6 +49,16 @@ def check_tensors(folder: Path, spec: "ModelSpec") -> None:
         not unknown, field, str(folder),
         f"the tensors of a {spec.name} {spec.flavor}, but its files hold {_few(unknown)}, which no part of that model loads",
         "Correct config.json (architectures, model_type, num_hidden_layers), or use the files that belong to it.",
+    )  # fmt: skip
+    lacking = [f"{name} is missing" for name in expected if name not in stored]
+    lacking += [
+        f"{name} has shape {stored[name][0].shape} instead of {list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in stored and stored[name][0].shape != list(tensor.shape)
+    ]
+    expect(
+        not lacking, field, str(folder), f"the tensors of a {spec.name} {spec.flavor}, but {_few(lacking)}",
+        "Download the checkpoint again, or correct config.json.",
     )  # fmt: skip
     quantized = [f"{name} as {place[0].dtype}" for name, place in stored.items() if place[0].dtype not in DTYPES]
     expect(
@@ -75,8 +86,7 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
 
     transformers and vLLM read the files of an index alone; the trainer reads all, of which it takes what it knows by name.
     """
-    index = folder / "model.safetensors.index.json"
-    named = set(json.loads(index.read_text()).get("weight_map", {}).values()) if index.is_file() else set()
+    named = _indexed(folder / "model.safetensors.index.json")
     found: dict[str, list[_Stored]] = defaultdict(list)
     files = sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named)
     for file in files:
@@ -84,8 +94,23 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__" and (not named or file.name in named or name in found):
-                found[name].append(_Stored(file, entry["dtype"]))
+                found[name].append(_Stored(file, entry["dtype"], entry["shape"]))
     return found
+
+
+def _indexed(index: Path) -> set[str]:
+    """Returns the names of the files that hold the tensors, by the index; none without an index."""
+    if not index.is_file():
+        return set()
+    entries = json.loads(index.read_text())
+    places = entries.get("weight_map") if isinstance(entries, dict) else None
+    named = set(places.values()) if isinstance(places, dict) else {"a weight_map"}
+    absent = sorted(name for name in named if not (index.parent / name).is_file())
+    expect(
+        not absent, "hf_assets_path", str(index.parent), f"the files that its {index.name} names, but it lacks {_few(absent)}",
+        "Download them, or remove the index if model.safetensors holds all.",
+    )  # fmt: skip
+    return named
 
 
 def _equal(embedding: Path, head: Path) -> bool:

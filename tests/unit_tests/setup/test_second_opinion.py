@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.parts.hf_decoders import WINDOW, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
@@ -87,3 +88,11 @@ def test_random_numbers_and_dtypes_are_left_as_they_were(tmp_path):
     compare_start(config_of(tmp_path))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_default_dtype() == dtype
+
+
+def test_weights_that_are_nan_are_named_as_such(tmp_path):
+    save(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"model.norm.weight": load_file(file)["model.norm.weight"] * float("nan")}, file)
+    with pytest.raises(UserError, match="hf_assets_path = .*but they are NaN or infinite. Look for NaN"):
+        compare_start(config_of(tmp_path))

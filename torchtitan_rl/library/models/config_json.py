@@ -50,6 +50,9 @@ def read_config(folder: Path) -> "PretrainedConfig":
 
 def _wrong_values(entries: dict[str, Any]) -> Iterator[str]:
     """Yields each entry that no decoder can have. A null is transformers' default."""
+    names = entries.get("architectures")
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        yield f"architectures {names!r}, which must be a list with the model's class, such as ['Qwen3ForCausalLM']"
     for key in _COUNTS:
         value = entries.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -143,15 +143,24 @@ class PromptRenderer(Configurable):
         if not (example.messages and self._uses_template):
             return _Rendered(example, None, self._plain_text(example))
         messages = self._with_preface(example.messages)
+        roles = [message["role"] for message in messages]
         try:
-            return _Rendered(example, messages, self._chat_text(messages, example.task))
+            text = self._chat_text(messages, example.task)
+            lost = [
+                role
+                for role, said in zip(roles, messages, strict=True)
+                if role == "system" and said["content"].strip() not in text
+            ]
+            problem = f"it leaves out the {lost[0]} message" if lost else ""
         except (TemplateError, TypeError) as error:
-            roles = [message["role"] for message in messages]
+            problem = f"for the roles {roles} it raises: {error}"
+        if problem:
             return Refused(
                 f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat "
-                f"template accepts, but for the roles {roles} it raises: {error}. Correct the messages (put the system "
+                f"template accepts, but {problem}. Correct the messages (put the system "
                 "message into the user's message), or pass --prompts.no-apply-chat-template."
             )
+        return _Rendered(example, messages, text)
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
         # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
@@ -221,6 +230,9 @@ class PromptRenderer(Configurable):
             f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )
+        prefaced = self._rendered(Example(text="", messages=[question], expected_answer="", task=member))
+        if isinstance(prefaced, Refused):  # because of prompts.system_prompt or prompts.few_shot
+            raise prefaced
 
     def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
         example, messages, text = rendered

@@ -28,7 +28,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
-from torchtitan_rl.library.references import load_function
+from torchtitan_rl.library.references import load_function, returned
 from torchtitan_rl.library.starts.muon import Muon
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.task import Example, Task
@@ -105,11 +105,13 @@ def nothing_is_made() -> Iterator[None]:
 def start_of(task: Task.Config, cache_root: Path) -> Path | None:
     """Returns the starting checkpoint of a task for a run without hf_assets_path; None if the task has none.
 
-    It is the task's own start_checkpoint, or the one that its warm_start recipe makes.
+    It is the one that its warm_start recipe makes, or without a recipe the task's own start_checkpoint.
     """
-    if (own := task.start_checkpoint(cache_root)) is not None or not task.warm_start:
-        return own
-    return ensure_checkpoint(task.build(), load_function(task.warm_start, "task.warm_start")(), cache_root)
+    if not task.warm_start:
+        return task.start_checkpoint(cache_root)
+    function, field = load_function(task.warm_start, "task.warm_start"), "task.warm_start"
+    recipe = returned(function, field, task.warm_start, "a function that returns a Recipe", Recipe)
+    return ensure_checkpoint(task.build(), recipe, cache_root)
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:

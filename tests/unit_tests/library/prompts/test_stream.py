@@ -200,6 +200,16 @@ def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_re
     assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None
 
 
+def test_a_system_message_that_the_template_leaves_out_is_an_error_with_the_remedy(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    tokenizer.chat_template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    stream(tokenizer).next_batch(1)
+    with pytest.raises(UserError, match="it leaves out the system message. Correct the messages"):
+        stream(tokenizer, system_prompt="Be brief.")
+
+
 def test_a_template_that_needs_no_generation_prompt_is_none(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{% endif %}"
