@@ -5,7 +5,7 @@ from torchtitan_rl.core import device  # noqa: F401
 # isort: split
 from torchtitan_rl.core import events
 from torchtitan_rl.observability.terminal import Terminal
-from torchtitan_rl.resilience.printed import BoundedOutput
+from torchtitan_rl.resilience.output_limit import BoundedOutput
 
 events.listen(Terminal())
 events.listen(BoundedOutput())

@@ -34,9 +34,9 @@ from torchtitan_rl.library.references import users_frames
 from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.resilience.death import has_no_memory, memory_remedy
 from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.printed import BoundedOutput, limit_streams, mask_output
+from torchtitan_rl.resilience.out_of_memory import has_no_memory, memory_remedy
+from torchtitan_rl.resilience.output_limit import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
 from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end

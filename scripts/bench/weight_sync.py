@@ -29,7 +29,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E
 from torchtitan_rl.core.trainer.policy import build_policy  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 
 SIZES = {
@@ -77,8 +77,8 @@ def main() -> None:
 
 def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats: int) -> None:
     """Time the three in turns and print them on rank 0."""
-    held = HeldWeights(model, adapter)
-    proof = WeightProof.of(generator, held)
+    policy_shards = ShardChecksums(model, adapter)
+    proof = WeightProof.of(generator, policy_shards)
     weights = lambda: hf_weights(model, adapter, generator.dtype)  # noqa: E731
     all_weights = [tensor for _, tensor in weights()]
     copies = [tensor.clone() for tensor in all_weights]
@@ -88,7 +88,7 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
 
     def proven() -> None:
         without()
-        assert not proof.faults(held.shapes)
+        assert not proof.faults(policy_shards.shapes)
 
     def copy() -> None:
         for target, tensor in zip(copies, all_weights, strict=True):

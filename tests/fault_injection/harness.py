@@ -113,7 +113,7 @@ class Run:
         return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in marked}
 
     def left(self) -> dict[int, str]:
-        """What still lives of a run that has ended, after 5 s for its guard, which ends last."""
+        """What still lives of a run that has ended, after 5 s for its reaper, which ends last."""
         give_up = time.monotonic() + 5
         while (found := self.everything()) and time.monotonic() < give_up:
             time.sleep(0.1)

@@ -209,7 +209,7 @@ def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_p
     job.process.kill()
     job.process.wait()
     assert job.left() == []
-    deadline = time.monotonic() + 20  # the guard writes the end and the report
+    deadline = time.monotonic() + 20  # the reaper writes the end and the report
     while not (job.folder / "report.html").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

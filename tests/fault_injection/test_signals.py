@@ -106,7 +106,7 @@ def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(
 @pytest.mark.quick
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_ctrl_c_during_the_imports_ends_at_once_with_one_sentence(tmp_path, processes):
-    """The launcher and its guard, then torchrun's agent, then the rank begin one after another."""
+    """The launcher and its reaper, then torchrun's agent, then the rank begin one after another."""
     run = start(tmp_path, *LONG)
     run.wait_until(lambda: len(run.everything()) >= processes, f"have {processes} processes")
     time.sleep(0.5)  # into the imports of the newest

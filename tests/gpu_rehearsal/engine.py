@@ -81,7 +81,7 @@ from torchtitan_rl.library.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
 from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402
-from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import config_functions, load_config  # noqa: E402
@@ -252,7 +252,7 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
     if not (core.async_scheduling and core.batch_queue_size == 2):
         faults.append("vLLM schedules otherwise than on CUDA: the rehearsal does not cover what a GPU runs")
     generator.sleep()
-    proof = WeightProof.of(generator, HeldWeights(policy, adapter))
+    proof = WeightProof.of(generator, ShardChecksums(policy, adapter))
     for step in range(steps):
         for parameter in policy.parameters():
             nn.init.normal_(parameter)

@@ -31,7 +31,7 @@ from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.setup.build_parts import build_trainer
 from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
@@ -143,9 +143,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
         assert tensor.device.type == "cuda", name
-    HeldWeights(trainer.model, trainer.state_dict_adapter).checksums(torch.bfloat16)
+    ShardChecksums(trainer.model, trainer.state_dict_adapter).checksums(torch.bfloat16)
     if trainer.lora:
-        trainer.lora.held.checksums(torch.bfloat16)
+        trainer.lora.policy_shards.checksums(torch.bfloat16)
     phase("sync")
     states = [PolicyState(trainer.model).state_dict(), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]

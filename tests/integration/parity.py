@@ -37,7 +37,7 @@ from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
-from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402
 
@@ -154,7 +154,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     found = []
     most_diff = BOUNDS[generator.config.dtype][1]
     growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
-    proof = WeightProof.of(generator, HeldWeights(model, adapter))
+    proof = WeightProof.of(generator, ShardChecksums(model, adapter))
     sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build(proof=proof)
 
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
-from torchtitan_rl.proof.held_weights import HeldWeights  # noqa: E402
+from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError  # noqa: E402
 
@@ -63,7 +63,7 @@ class Pair:
         self.generator = Generator.Config(
             tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False
         ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=4), seed=0)
-        self.held = HeldWeights(self.model, self.adapter)
+        self.policy_shards = ShardChecksums(self.model, self.adapter)
         self.probe = np.array(SEQUENCES[0])
 
     def weights(self) -> Weights:
@@ -80,7 +80,9 @@ class Pair:
 
     def push(self, weights: Weights) -> None:
         """Push as a run does at first: proven in full."""
-        WeightSync.Config(check_interval=0, max_diff=1.0).build(proof=WeightProof.of(self.generator, self.held)).push(
+        WeightSync.Config(check_interval=0, max_diff=1.0).build(
+            proof=WeightProof.of(self.generator, self.policy_shards)
+        ).push(
             weights,
             self.generator,
             policy_version=1,

@@ -163,15 +163,15 @@ a reward function forks and returns twice
 
 a reward function prints 5 MB
   reward functions printed 5,000,001 characters here: the first 4,000 are shown
-  0 unit_tests/resilience/test_printed.py::test_five_megabytes_are_cut_and_counted
+  0 unit_tests/resilience/test_output_limit.py::test_five_megabytes_are_cut_and_counted
 
 a reward or tool prints after its time limit
   other threads, such as those of calls that timed out, printed 5,000,001 characters here: the first 4,000 are shown
-  0 unit_tests/resilience/test_printed.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
+  0 unit_tests/resilience/test_output_limit.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
 
 nobody reads its output any more (a closed terminal, head -1)
   WARNING: stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder
-  0 unit_tests/resilience/test_printed.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
+  0 unit_tests/resilience/test_output_limit.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
 
 every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row

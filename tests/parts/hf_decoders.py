@@ -23,7 +23,7 @@ from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, score, score_only
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.proof.weight_sync import WeightSync
 from torchtitan_rl.resilience import safe_load
@@ -209,7 +209,7 @@ class Engine:
 
     def push(self, model: nn.Module, adapter) -> float:
         """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
-        proof, parts = WeightProof.of(self.generator, HeldWeights(model, adapter)), sequences()
+        proof, parts = WeightProof.of(self.generator, ShardChecksums(model, adapter)), sequences()
         sync = WeightSync.Config(check_interval=1, max_diff=1e-4).build(proof=proof)
         sync.push(
             hf_weights(model, adapter, torch.float32),

@@ -20,7 +20,7 @@ from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.proof.weight_sync import WeightSync
 
@@ -53,7 +53,7 @@ class AdapterPair:
         self.names = spec.state_dict_adapter(spec.model, None)
         load_hf_weights(self.model, self.names, str(folder))
         lora.attach(self.model, self.names)
-        self.lora, self.held = lora, HeldWeights(self.model, self.names)
+        self.lora, self.policy_shards = lora, ShardChecksums(self.model, self.names)
         self.generator = Generator.Config(
             dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp
         ).build(
@@ -70,7 +70,7 @@ class AdapterPair:
     def begin_anew(self) -> None:
         """Let the next push be a run's first, which is proven in full."""
         self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build(
-            proof=WeightProof.of(self.generator, self.held)
+            proof=WeightProof.of(self.generator, self.policy_shards)
         )
 
     def base(self) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ class Private(NamedTuple):
 ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
 NAMES = [
     Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
-    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "proof/held_weights.py", "where a shard begins"),
+    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "proof/shard_checksums.py", "where a shard begins"),
     Private("torch.distributed.checkpoint._nested_dict:set_element", "resilience/safe_load.py", "puts a loaded value into its place"),
     Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "resilience/safe_load.py", "in the index of a checkpoint"),
     Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),

@@ -18,7 +18,7 @@ from torchtitan_rl.proof.checksum import checksums, place_weights
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
-    from torchtitan_rl.proof.held_weights import HeldWeights
+    from torchtitan_rl.proof.shard_checksums import ShardChecksums
 
 UNITS = 64
 """Number of columns of a packed matrix that one product reads back."""
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
 
     layer: nn.Module
     parameter: str
-    names: list[int]  # [k], the tensors' indices in HeldWeights.shapes
+    names: list[int]  # [k], the tensors' indices in ShardChecksums.shapes
     weights: Tensor  # [k, rows], 0 for rows of other tensors and for padding
     first_column: int
     packed_columns: int  # of the packed copy; 0 if there is none
@@ -54,26 +54,26 @@ class _Part(NamedTuple):
 class WeightProof:
     """Compares the weights of this rank's engine with the policy's."""
 
-    def __init__(self, model: nn.Module, *, held: "HeldWeights", tp_size: int, dtype: torch.dtype) -> None:
-        self._model, self._held, self._tp_size, self._dtype = model, held, tp_size, dtype
+    def __init__(self, model: nn.Module, *, policy_shards: "ShardChecksums", tp_size: int, dtype: torch.dtype) -> None:
+        self._model, self._policy_shards, self._tp_size, self._dtype = model, policy_shards, tp_size, dtype
         self._replica, self._tp_rank = divmod(dist.get_rank(), tp_size)
-        self._names = list(held.shapes)
+        self._names = list(policy_shards.shapes)
         self._copies = torch.zeros(
-            len(self._names), dtype=torch.int64, device=held.device
+            len(self._names), dtype=torch.int64, device=policy_shards.device
         )  # [names], copies in one engine
         self._parts = [self._part(*found) for found in self.parameters(model)]
         # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
 
     @classmethod
-    def of(cls, generator: "Generator", held: "HeldWeights") -> "WeightProof":
+    def of(cls, generator: "Generator", policy_shards: "ShardChecksums") -> "WeightProof":
         """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
         degree = generator.config.tensor_parallel_degree
-        return generator.inspect(partial(cls, held=held, tp_size=degree, dtype=generator.dtype))
+        return generator.inspect(partial(cls, policy_shards=policy_shards, tp_size=degree, dtype=generator.dtype))
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
         """Yields each parameter to compare: see `_parameters`."""
-        return _parameters(model, self._held.shapes)
+        return _parameters(model, self._policy_shards.shapes)
 
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Derive this rank's share of each tensor from its local and its full size."""
@@ -81,10 +81,10 @@ class WeightProof:
         num_kept = packed + (len(getattr(layer, parameter)) > 0)  # an embedding keeps its matrix beside the packed copy
         numbers, weights = [self._names.index(name) for name in sizes], []
         for number, (name, size) in zip(numbers, sizes.items(), strict=True):
-            whole_height, whole_width = self._held.shapes[name]
+            whole_height, whole_width = self._policy_shards.shapes[name]
             first_row, row_copies = share_of(size, whole_height, self._tp_rank, self._tp_size)
             first_column, column_copies = share_of(width, whole_width, self._tp_rank, self._tp_size)
-            places = torch.arange(first_row, first_row + size, device=self._held.device)  # [size]
+            places = torch.arange(first_row, first_row + size, device=self._policy_shards.device)  # [size]
             weights.append(place_weights(places) * (places < whole_height))
             self._copies[number] += num_kept * min(row_copies, column_copies)
         return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
@@ -111,7 +111,9 @@ class WeightProof:
         """
         due = set(self._names) if due is None else due
         numbers = {i for i, name in enumerate(self._names) if name in due}
-        sums = self._sums(self._held.checksums(self._dtype, numbers), due=numbers)  # [policy and engines, names]
+        sums = self._sums(
+            self._policy_shards.checksums(self._dtype, numbers), due=numbers
+        )  # [policy and engines, names]
         differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
         wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other and name in due}
         constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
@@ -123,7 +125,7 @@ class WeightProof:
 
     def drifted(self) -> dict[str, str]:
         """Returns {name: what is wrong} for tensors of which the policy's ranks hold unequal replicas. Collective."""
-        return self._held.drifted(self._dtype)
+        return self._policy_shards.drifted(self._dtype)
 
     def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums, *, due: Set[int] | None = None) -> Tensor:
         """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...].

@@ -105,10 +105,10 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
-def start_guard(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
+def start_reaper(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
     """Fork a process that waits until this one ends, however that happens, kills what is left of the job, and calls `at_end`.
 
-    The kernel kills the ranks with their parent. Processes that ranks have started, such as a reward's sandbox, need this guard.
+    The kernel kills the ranks with their parent. Processes that ranks have started, such as a reward's sandbox, need this reaper.
     """
     reader, writer = os.pipe()
     if os.fork():

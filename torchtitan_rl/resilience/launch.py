@@ -23,7 +23,7 @@ from types import FrameType
 
 from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.resilience import death, job_processes
+from torchtitan_rl.resilience import job_processes, out_of_memory
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
@@ -48,7 +48,7 @@ class Launcher:
         self.folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
         self.mark = f"{WATCH_VARIABLE}={self.folder}"
         self.watchdog = Watchdog(self.folder, say)
-        self.oom_detector = death.OomDetector()
+        self.oom_detector = out_of_memory.OomDetector()
         self.stop_signal = 0
         """The first signal that asked the job to end; 0 if there was none."""
         self._stop_requested_at = 0.0
@@ -67,7 +67,7 @@ class Launcher:
         self._peak_bytes: dict[int, int] = {}
         self._died_at: dict[int, float] = {}
         self._pids_before_restart: set[int] = set()
-        job_processes.start_guard(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
+        job_processes.start_reaper(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
         environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
         # By default torchrun takes the host's name, which may not resolve.
@@ -82,7 +82,7 @@ class Launcher:
         """Watch the job until the agent has ended. Prints why it failed, if it did; returns the exit code."""
         began, watched = time.monotonic(), 0.0
         while self.agent.poll() is None:
-            self._check_for_deaths()
+            self._check_exits()
             now = time.monotonic()
             if now - watched > WATCH_EVERY_S:
                 watched = now
@@ -94,7 +94,7 @@ class Launcher:
                     self._ended_late = True
                     job_processes.send_signal(status.pid, signal.SIGKILL)
             time.sleep(POLL_EVERY_S)
-        self._check_for_deaths()
+        self._check_exits()
         code, why = self._exit_code_and_reason(self.agent.returncode)
         if why:
             say(why)
@@ -128,7 +128,7 @@ class Launcher:
         for pid in job_processes.find_marked(self.mark):  # still importing: SIGINT would print a traceback there
             job_processes.send_signal(pid, signal.SIGTERM)
 
-    def _check_for_deaths(self) -> None:
+    def _check_exits(self) -> None:
         """Record which ranks died and when. Tell the others by the marker file, and kill them if they do not end themselves.
 
         A rank that waits in NCCL for a dead one does not notice it, and torchrun accepts a rank that ended with code 0.
@@ -187,7 +187,7 @@ class Launcher:
         before = {status.rank: pid for pid, status in self._last_status.items()}
         if any(before.get(status.rank, status.pid) != status.pid for status in here):
             say(
-                f"{self._describe(*self._first_death())} The ranks are started again and go on from the last checkpoint."
+                f"{self._describe(*self._first_exit())} The ranks are started again and go on from the last checkpoint."
             )
             self._pids_before_restart |= self._last_status.keys()
             self._last_status.clear()
@@ -222,7 +222,7 @@ class Launcher:
         if agent_code < 0:
             why = self.oom_detector.explain(self.agent.pid, -agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
-        pid, code = self._first_death()
+        pid, code = self._first_exit()
         if pid not in self._last_status:  # another program, or nothing was started
             return agent_code, ""
         if code > 0:
@@ -242,13 +242,13 @@ class Launcher:
         for folder in map(Path, folders):
             if code:
                 outcome = "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
-                status = self._hung[0] if self._hung else self._last_status.get(self._first_death()[0])
+                status = self._hung[0] if self._hung else self._last_status.get(self._first_exit()[0])
                 where = {"rank": status.rank, "phase": status.phase} if status and outcome != "stopped" else {}
                 message = why or self.hung_reason + self._hung_at or f"the job ended with code {code}"
                 write_end(folder, outcome, message, code=code, **where)
             ensure_report(folder)
 
-    def _first_death(self) -> tuple[int, int]:
+    def _first_exit(self) -> tuple[int, int]:
         """(process id, exit code, negative for a signal) of the rank that died first, of those that did not end as planned.
 
         Of the ranks that died within a second of it, one that was killed comes before those that failed because of it.
@@ -256,7 +256,7 @@ class Launcher:
         codes = self._exit_codes()
         died = {pid: at for pid, at in self._died_at.items() if not self._last_status[pid].outcome}
         early = [pid for pid, at in died.items() if at <= min(died.values()) + 1.0] or list(codes) or [0]
-        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda death: _cause_order(death[1]))
+        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda pid_and_code: _cause_order(pid_and_code[1]))
 
     def _describe(self, pid: int, code: int) -> str:
         status = self._last_status.get(pid)
@@ -268,7 +268,7 @@ class Launcher:
 
 
 def _record_killed_launcher(folder: Path) -> None:
-    """Write how a run ended whose launcher was killed, and its report. Called by the guard, with the folder of statuses.
+    """Write how a run ended whose launcher was killed, and its report. Called by the reaper, with the folder of statuses.
 
     A launcher that ends by itself has removed the folder.
     """

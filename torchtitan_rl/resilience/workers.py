@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchtitan_rl.resilience import job_processes
-from torchtitan_rl.resilience.death import OomDetector
-from torchtitan_rl.resilience.printed import print_as
+from torchtitan_rl.resilience.out_of_memory import OomDetector
+from torchtitan_rl.resilience.output_limit import print_as
 from torchtitan_rl.resilience.rank_status import FORKED
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

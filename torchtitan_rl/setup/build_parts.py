@@ -27,7 +27,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.observability.machine import bfloat16_warning
-from torchtitan_rl.proof.held_weights import HeldWeights
+from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
@@ -153,7 +153,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
     with events.phase("start the vLLM engine" + engine_start_note()):
         generator = _build_generator(config, tokenizer, environments, trainer.lora)
-    proof = WeightProof.of(generator, HeldWeights(trainer.model, trainer.state_dict_adapter))
+    proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
     generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         tokenizer=tokenizer,

@@ -23,7 +23,7 @@ from torchtitan_rl.core.trainer.hf import load_hf_weights
 from torchtitan_rl.core.trainer.policy import model_config, score
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
-from torchtitan_rl.resilience.death import node_bytes
+from torchtitan_rl.resilience.out_of_memory import node_bytes
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_name
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.checkpoint_folder import check_form
-from torchtitan_rl.resilience.death import GIB, node_bytes
+from torchtitan_rl.resilience.out_of_memory import GIB, node_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model

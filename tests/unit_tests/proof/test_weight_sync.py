@@ -21,7 +21,7 @@ from torchtitan_rl.core.trainer.policy import build_policy, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
-from torchtitan_rl.proof.held_weights import HeldWeights, unequal_replicas
+from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError
 
@@ -56,7 +56,7 @@ class Pair:
             sampling=SamplingConfig(n=4, max_tokens=8),
             seed=0,
         )
-        self.proof = WeightProof.of(self.generator, HeldWeights(self.model, self.adapter))
+        self.proof = WeightProof.of(self.generator, ShardChecksums(self.model, self.adapter))
         self.weight_sync = WeightSync.Config(check_interval=1).build(proof=self.proof)
         self.sync()
 

@@ -22,7 +22,7 @@ from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.library.lora.folder import read_adapter
 from torchtitan_rl.library.models.hf_decoder import check_other_parts
-from torchtitan_rl.proof.held_weights import HeldWeights, rows_of
+from torchtitan_rl.proof.shard_checksums import ShardChecksums, rows_of
 
 Exported = list[tuple[Tensor, dict[str, Tensor]]]
 """Each adapter's parameter with its rows under each of its names."""
@@ -43,7 +43,7 @@ class Lora:
     def __init__(self, config: LoraConfig) -> None:
         self.config = config
         self.scale = config.alpha / config.rank
-        self.held: HeldAdapters | None = None
+        self.policy_shards: AdapterChecksums | None = None
         """The adapters as the optimizer holds them, for the proof of a push; set by `attach`."""
 
     @classmethod
@@ -69,8 +69,8 @@ class Lora:
     def attach(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
         self._exported = self.start(model, adapter)
-        self._base = HeldWeights(model, adapter)
-        self.held = HeldAdapters(model, adapter, scale=self.scale)
+        self._base = ShardChecksums(model, adapter)
+        self.policy_shards = AdapterChecksums(model, adapter, scale=self.scale)
 
     def start(self, model: Decoder, adapter: BaseStateDictAdapter) -> Exported:
         """Start the adapters, from `config.start` if it is set. Returns `adapter_rows`.
@@ -184,8 +184,8 @@ def adapter_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tupl
             )
 
 
-class HeldAdapters(HeldWeights):
-    """`HeldWeights` of the adapters. Every B is multiplied by the scale, as in the engine."""
+class AdapterChecksums(ShardChecksums):
+    """`ShardChecksums` of the adapters. Every B is multiplied by the scale, as in the engine."""
 
     def __init__(self, model: Decoder, adapter: BaseStateDictAdapter, *, scale: float) -> None:
         self._scale = scale
@@ -196,8 +196,8 @@ class HeldAdapters(HeldWeights):
         return adapter_rows(model, adapter)
 
     def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        held = local_shard(parameter).to(dtype)
-        return held * self._scale if id(parameter) in self._scaled else held
+        shard = local_shard(parameter).to(dtype)
+        return shard * self._scale if id(parameter) in self._scaled else shard
 
     def moments(self, dtype: torch.dtype) -> Tensor:
         """Returns this rank's part of each tensor's `proof.moments`, [names, 2] float64."""

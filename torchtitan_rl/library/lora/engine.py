@@ -36,7 +36,7 @@ class EngineAdapter:
             tp_size, dtype: the engine's.
         """
         self.lora = lora
-        self._proof_settings = {"held": lora.held, "tp_size": tp_size, "dtype": dtype}
+        self._proof_settings = {"policy_shards": lora.policy_shards, "tp_size": tp_size, "dtype": dtype}
         self._proof: AdapterProof | None = None
 
     def engine_options(self) -> dict[str, Any]:

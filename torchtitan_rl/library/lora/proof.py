@@ -16,7 +16,7 @@ SCALED = "arrived with the wrong scale: multiplied by"
 
 
 class AdapterProof(WeightProof):
-    """Compares the adapters in this rank's engine with the policy's. `held` is a HeldAdapters."""
+    """Compares the adapters in this rank's engine with the policy's. `policy_shards` is an AdapterChecksums."""
 
     _before: Tensor | None = None  # the policy's checksums at the last push, [names]
 
@@ -28,7 +28,7 @@ class AdapterProof(WeightProof):
             for part, one in enumerate(fused.get(last, [last])):
                 for letter, stack in (("A", layer.lora_a_stacked), ("B", layer.lora_b_stacked)):
                     name, matrix = f"{parent}.{one}.lora_{letter}.weight", stack[part][0, 0]  # of the only adapter
-                    if name in self._held.shapes:
+                    if name in self._policy_shards.shapes:
                         yield SimpleNamespace(weight=matrix), "weight", {name: len(matrix)}, matrix.shape[1]
 
     @torch.no_grad()
@@ -38,7 +38,7 @@ class AdapterProof(WeightProof):
         Args:
             sent: names of the tensors that were sent.
         """
-        sums = self._sums(self._held.checksums(self._dtype))  # [1 + engines, names]
+        sums = self._sums(self._policy_shards.checksums(self._dtype))  # [1 + engines, names]
         expected, before, self._before = sums[0] * self._copies, self._before, sums[0]  # [names] each
         differs = sums[1:] != expected  # [engines, names]
         found = differs.any(0).nonzero()[:, 0].tolist()
@@ -58,7 +58,7 @@ class AdapterProof(WeightProof):
 
     def _factors(self) -> dict[str, float]:
         """Returns the factor c of each tensor that is c times the policy's in an engine. Collective."""
-        sums = self._sums(self._held.moments(self._dtype), moments)  # [1 + engines, names, 2]
+        sums = self._sums(self._policy_shards.moments(self._dtype), moments)  # [1 + engines, names, 2]
         copies, found = self._copies[:, None].clamp(min=1), {}
         for engine in sums[1:] / copies / sums[0]:  # [names, 2], c and c² of each
             c, square = engine.unbind(-1)

@@ -28,7 +28,7 @@ from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
-from torchtitan_rl.resilience.printed import SHOWN
+from torchtitan_rl.resilience.output_limit import SHOWN
 from torchtitan_rl.setup.build_grader import build_grader
 
 

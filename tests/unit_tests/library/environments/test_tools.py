@@ -14,7 +14,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.environments.checks import checked_messages
 from torchtitan_rl.library.environments.tool_calls import ToolCall, parse_calls
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
-from torchtitan_rl.resilience.printed import SHOWN, bounded_output
+from torchtitan_rl.resilience.output_limit import SHOWN, bounded_output
 from torchtitan_rl.resilience.tool_processes import in_processes
 
 

@@ -32,7 +32,7 @@ from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
-from torchtitan_rl.proof.held_weights import exported_rows
+from torchtitan_rl.proof.shard_checksums import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer, PolicyState
 from torchtitan_rl.resilience.safe_load import SafeReader
 from torchtitan_rl.setup.registry import load_config
@@ -104,8 +104,8 @@ def test_an_update_moves_the_adapters_alone(build):
 def test_the_optimizer_holds_the_adapters_alone(build):
     trainer = build()
     updated(trainer)
-    held = {id(p) for group in trainer._param_groups() for p in group["params"]}
-    assert held == {id(p) for name, p in trainer.model.named_parameters() if is_adapter(name)}
+    optimized = {id(p) for group in trainer._param_groups() for p in group["params"]}
+    assert optimized == {id(p) for name, p in trainer.model.named_parameters() if is_adapter(name)}
     assert all(p.grad is None for p in trainer.model.parameters())
 
 

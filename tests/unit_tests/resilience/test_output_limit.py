@@ -13,7 +13,7 @@ import pytest
 
 from tests.parts.grading import grader, group, rewards
 from torchtitan_rl.core import events
-from torchtitan_rl.resilience.printed import KEPT, OVERDUE, SHOWN, BoundedOutput, bounded_output, limit_streams
+from torchtitan_rl.resilience.output_limit import KEPT, OVERDUE, SHOWN, BoundedOutput, bounded_output, limit_streams
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_output_that_a_thread_is_writing_is_counted_when_its_source_ends(capsys)
 def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
     with caplog.at_level(logging.INFO):
         grader(chatty).score([group("a")])
-    assert [len(record.args[1]) for record in caplog.records if record.name.endswith("printed")] == [KEPT, KEPT]
+    assert [len(record.args[1]) for record in caplog.records if record.name.endswith("output_limit")] == [KEPT, KEPT]
 
 
 def test_little_is_shown_as_it_is(capsys):
@@ -112,12 +112,12 @@ def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys)
 
 
 def test_a_run_logs_only_so_much_of_what_is_printed(caplog, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.resilience.printed.KEPT_OF_RUN", 1_500_000)
+    monkeypatch.setattr("torchtitan_rl.resilience.output_limit.KEPT_OF_RUN", 1_500_000)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             grader(chatty).score([group("a")])
-    logged = [len(record.args[1]) for record in caplog.records if record.name.endswith("printed")]
+    logged = [len(record.args[1]) for record in caplog.records if record.name.endswith("output_limit")]
     assert logged[::2] == [1_000_000, 500_000, 0]
 
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from torchtitan_rl.resilience import death
+from torchtitan_rl.resilience import out_of_memory
 
 GIB = 2**30
 KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
@@ -15,11 +15,11 @@ KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine without a kernel log, whose control groups are what this function writes: {file: its text}."""
-    monkeypatch.setattr(death, "V1", tmp_path / "memory")
-    monkeypatch.setattr(death, "V2", tmp_path)
-    monkeypatch.setattr(death, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(death.OomDetector, "_kernel_log", lambda detector: "")
-    monkeypatch.setattr(death, "node_bytes", lambda: 24 * GIB)
+    monkeypatch.setattr(out_of_memory, "V1", tmp_path / "memory")
+    monkeypatch.setattr(out_of_memory, "V2", tmp_path)
+    monkeypatch.setattr(out_of_memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(out_of_memory.OomDetector, "_kernel_log", lambda detector: "")
+    monkeypatch.setattr(out_of_memory, "node_bytes", lambda: 24 * GIB)
 
     def show(files):
         for name, text in files.items():
@@ -30,14 +30,14 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_the_kernels_words_on_a_killed_process_are_found():
-    said = death.kernel_says(13289, KERNEL)
+    said = out_of_memory.kernel_says(13289, KERNEL)
     assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
-    assert death.kernel_says(1328, KERNEL) == ""
+    assert out_of_memory.kernel_says(1328, KERNEL) == ""
 
 
 def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monkeypatch):
-    monkeypatch.setattr(death.OomDetector, "_kernel_log", lambda detector: KERNEL)
-    said = death.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
+    monkeypatch.setattr(out_of_memory.OomDetector, "_kernel_log", lambda detector: KERNEL)
+    said = out_of_memory.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
     assert "out of memory, by the kernel's log (Out of memory: Killed" in said
     assert "Its peak was 22.6 of the node's 24.0 GiB of memory. Lower" in said
 
@@ -53,7 +53,7 @@ def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monke
 )
 def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_another(machine, files):
     machine(files)
-    detector = death.OomDetector()
+    detector = out_of_memory.OomDetector()
     assert "There is no sign of an out-of-memory kill" in detector.explain(7, signal.SIGKILL)
     machine({name: text.replace("oom_kill 2", "oom_kill 3") for name, text in files.items()})
     assert detector.explain(7, signal.SIGKILL).startswith(
@@ -75,12 +75,12 @@ def test_the_peak_is_held_against_the_narrowest_limit(machine, files):
     told = (
         "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
     )
-    assert told in death.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
+    assert told in out_of_memory.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
 
 
 def test_what_to_lower_goes_by_the_phase(machine):
     machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
-    detector = death.OomDetector()
+    detector = out_of_memory.OomDetector()
     machine({"job/memory.events": "oom_kill 1\n"})
     in_grade = detector.explain(7, signal.SIGKILL, phase="step 3: grade")
     assert "Lower what the reward functions keep, or grader.workers, num_prompts" in in_grade
@@ -89,10 +89,10 @@ def test_what_to_lower_goes_by_the_phase(machine):
 
 
 def test_another_signal_is_named_with_the_peak_alone(machine):
-    said = death.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
+    said = out_of_memory.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
     assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."
 
 
 @pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
 def test_a_real_time_signal_is_named_too(machine, number, name):
-    assert death.OomDetector().explain(7, number) == f"killed by signal {number} ({name})."
+    assert out_of_memory.OomDetector().explain(7, number) == f"killed by signal {number} ({name})."

@@ -22,7 +22,7 @@ class _Shard(NamedTuple):
     """This rank's shard of a parameter that is exported under k names."""
 
     parameter: Tensor
-    names: slice  # the k names' indices in HeldWeights.shapes
+    names: slice  # the k names' indices in ShardChecksums.shapes
     weights: Tensor  # [k, rows of the shard], 0 for rows of other names
     first_column: int
     first_row: int
@@ -30,7 +30,7 @@ class _Shard(NamedTuple):
     """Whether it is in the sum. Only the first of several replicas is."""
 
 
-class HeldWeights:
+class ShardChecksums:
     """Reads the shards directly and shares no code with the gathering of weights for the engine."""
 
     def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
