@@ -138,6 +138,11 @@ def memory_remedy(phase: str) -> str:
     return f"Lower {first}num_prompts_per_step or sampling.n, or start fewer ranks on a node."
 
 
+def usable_bytes() -> int:
+    """Memory that the processes here may use, in bytes: the control group's limit, as in a container, or the machine's."""
+    return memory_limit() or node_bytes()
+
+
 def node_bytes() -> int:
     """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

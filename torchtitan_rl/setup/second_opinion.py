@@ -23,7 +23,7 @@ from torchtitan_rl.core.trainer.hf import load_hf_weights
 from torchtitan_rl.core.trainer.policy import model_config, score
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
-from torchtitan_rl.resilience.out_of_memory import node_bytes
+from torchtitan_rl.resilience.out_of_memory import usable_bytes
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
     ids = torch.randint(0, model.vocab_size, (length,), generator=random)  # [L]
     policy = _on_meta(spec, length)
     parameters = sum(p.numel() for p in policy.parameters())
-    if parameters > min(PARAMETERS, node_bytes() // (4 * MEMORY_SHARE)):
+    if parameters > min(PARAMETERS, usable_bytes() // (4 * MEMORY_SHARE)):
         return f"not compared with transformers: its {parameters:,} parameters are too many here {bounds}"
     ours = _policy_logprobs(policy, spec, folder, ids)
     del policy

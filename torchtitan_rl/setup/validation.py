@@ -23,7 +23,7 @@ from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_name
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.checkpoint_folder import check_form
-from torchtitan_rl.resilience.out_of_memory import GIB, node_bytes
+from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
@@ -140,8 +140,8 @@ def _check_limits(config: "RunConfig") -> None:
 
 def _check_cpu(config: "RunConfig") -> None:
     """Check what only a CPU limits: the size of vLLM's KV cache, the size of a head, and compilation."""
-    given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), node_bytes() // GIB
-    expected = f"a whole number of GiB for each rank, between 1 and the node's {gib}"
+    given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), usable_bytes() // GIB
+    expected = f"a whole number of GiB for each rank, between 1 and the {gib} of the memory here"
     holds = given.isdecimal() and 1 <= int(given) <= gib
     expect(holds, "VLLM_CPU_KVCACHE_SPACE", given, expected, "Leave it out for 1.")
     head_dim = config.model_spec.model.layers[0].attention.head_dim

@@ -76,6 +76,12 @@ def test_the_peak_is_held_against_the_narrowest_limit(machine, files):
         "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
     )
     assert told in out_of_memory.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
+    assert out_of_memory.usable_bytes() == 6 * GIB
+
+
+def test_without_a_limit_the_machines_memory_is_usable(machine):
+    machine({"own": "0::/job\n", "job/memory.max": "max\n"})
+    assert out_of_memory.usable_bytes() == 24 * GIB
 
 
 def test_what_to_lower_goes_by_the_phase(machine):

@@ -68,12 +68,13 @@ class PromptStream(Configurable):
         return prompt
 
     def held_out(self, num: int) -> list[Prompt]:
-        """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call.
-
-        Raises UserError if the task has fewer.
-        """
-        examples = enumerate(self.task.held_out_examples(num))
-        return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in examples]
+        """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call; fewer if the task has fewer."""
+        examples = self.task.held_out_examples(num)
+        if len(examples) < num:
+            progress(
+                f"evaluations have {len(examples)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
+            )
+        return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in enumerate(examples)]
 
     def epoch(self, num_seen: int) -> float | None:
         """Returns the passes over the data after `num_seen` prompts; None if they never repeat."""

@@ -200,6 +200,18 @@ def test_a_template_that_never_opens_the_assistants_turn_is_an_error_with_the_re
     assert stream(tokenizer, apply_chat_template=False).next_batch(1)[0].messages is None
 
 
+def test_fewer_held_out_prompts_than_evaluations_ask_for_are_told(tokenizer, capsys):
+    class Few(SumDigits):
+        def held_out_examples(self, num):
+            return super().held_out_examples(min(num, 3))
+
+    assert len(stream(tokenizer, task=Few(SumDigits.Config(max_integers=2, instruction=""))).held_out(5)) == 3
+    assert (
+        "evaluations have 3 prompts, not evaluation.num_prompts 5: the task holds out no more"
+        in capsys.readouterr().out
+    )
+
+
 def test_a_system_message_that_the_template_leaves_out_is_an_error_with_the_remedy(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
