@@ -84,6 +84,14 @@ check_build_tools() {
   say "on this node, $missing The nodes that train need it."
 }
 
+# Say what vLLM lacks on a CPU before a GB is downloaded.
+check_engine_library() {
+  local missing
+  missing=$("$PY" -c "from torchtitan_rl.setup.node import check_engine_library; check_engine_library()" 2>&1) && return
+  say "error: ${missing##*UserError: }" >&2
+  exit 1
+}
+
 # The CPU kind's torch. Where pip is configured with a CPU build under the plain name, take that; elsewhere the plain name is
 # the CUDA build (several GB), so take it from PyTorch's own CPU index.
 install_cpu_torch() {
@@ -99,7 +107,7 @@ BEGIN=$SECONDS
 if [[ $KIND == cpu && -e /dev/kfd ]]; then say "AMD GPUs are not supported yet: setting up for the CPU"; fi
 PY=$(find_python)
 say "$KIND machine, $("$PY" --version), installing into .venv"
-if [[ $KIND == gpu ]]; then check_build_tools; fi
+if [[ $KIND == gpu ]]; then check_build_tools; else check_engine_library; fi
 if [[ "$(cat .venv/kind 2>/dev/null)" != "$KIND" ]] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   rm -rf .venv # the CPU build of torch satisfies the GPU's version, so a change of kind starts afresh
   "$PY" -m venv .venv

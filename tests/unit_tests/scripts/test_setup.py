@@ -18,6 +18,7 @@ case "$*" in
   "-m venv "*) mkdir -p .venv/bin .venv/lib/python3.11/site-packages && cp "$0" .venv/bin/python ;;
   "-m pip "*"install --quiet uv=="*) exit "${UV_CODE:-0}" ;;
   *"check_build_tools()") echo "errors.UserError: no C compiler" >&2; exit "${TOOLS_CODE:-0}" ;;
+  *"check_engine_library()") echo "errors.UserError: no libnuma" >&2; exit "${LIBRARY_CODE:-0}" ;;
   *--dry-run*) echo "Would install torch-2.13.0${TORCH_BUILD:-}" ;;
   *" -r "*) echo "${INSTALL_SAYS:-}"; exit "${INSTALL_CODE:-0}" ;;
 esac
@@ -127,6 +128,13 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_anything_is_installe
     result = checkout(NO_GPU="0", TOOLS_CODE="1")
     assert result.returncode == 1
     assert "error: no C compiler" in result.stderr
+    assert "-m venv" not in checkout.calls()
+
+
+def test_a_cpu_machine_without_the_engines_library_is_refused_before_anything_is_installed(checkout):
+    result = checkout(LIBRARY_CODE="1")
+    assert result.returncode == 1
+    assert result.stderr == "setup: error: no libnuma\n"
     assert "-m venv" not in checkout.calls()
 
 

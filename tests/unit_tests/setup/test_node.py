@@ -92,6 +92,13 @@ def test_missing_headers_are_named_with_their_package(place, headers):
         check_build_tools()
 
 
+def test_a_missing_library_of_the_engine_is_named_with_its_package(monkeypatch):
+    node.check_engine_library()
+    monkeypatch.setattr(node, "CPU_ENGINE_LIBRARY", "libnone.so.9")
+    with pytest.raises(UserError, match=r"libnone\.so\.9 is missing.*apt install libnuma1"):
+        node.check_engine_library()
+
+
 def test_the_kind_is_that_of_the_installed_engine():
     assert environment_kind() == "cpu"
 
