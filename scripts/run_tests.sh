@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests. Sets up .venv first where it is missing or stale.
-#   scripts/run_tests.sh            the default: unit tests, the quick fault tests, the quick whole runs
-#   scripts/run_tests.sh unit       the unit tests only; further arguments go to pytest
+#   scripts/run_tests.sh            the default: unit tests but for the long ones, the quick fault tests, the quick whole runs
+#   scripts/run_tests.sh unit       all unit tests, and nothing else; further arguments go to pytest
 #   scripts/run_tests.sh runs       whole runs on up to 8 ranks; further arguments go to tests/integration_tests.py
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
 #   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/gpu.md); further arguments are configs
@@ -12,8 +12,16 @@ scripts/setup.sh
 
 part=${1:-default}
 (($#)) && shift
-# One thread for each of the two processes: with more, their threads wait for each other on two cores.
-unit() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"; }
+# How many processes share the unit tests: one more than the cores, as many tests wait, if each has 2 GB; 1 to 4.
+processes() {
+  local most=$(($(nproc) + 1)) fit
+  fit=$(awk '/^MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
+  ((fit < most)) && most=$fit
+  ((most > 4)) && most=4
+  echo $((most > 1 ? most : 1))
+}
+# One thread for each process: with more, their threads wait for each other.
+unit() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest --numprocesses "$(processes)" --dist loadfile "$@"; }
 faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
 rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }
@@ -26,7 +34,7 @@ failed=()
 try() { "$@" || failed+=("$1"); }
 
 case $part in
-  default) try unit; try faults -m quick; try quick_runs ;;
+  default) try unit -m "not long"; try faults -m quick; try quick_runs ;;
   unit | runs | faults | rehearsal) try "$part" "$@" ;;
   all) try unit; try faults; try runs; try rehearsal ;;
   *) echo "run_tests.sh: no part '$part': unit, runs, faults, rehearsal, all, or nothing for the default" >&2 && exit 2 ;;

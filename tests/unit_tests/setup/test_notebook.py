@@ -35,6 +35,7 @@ def tiny():
 """A user's own file: a config of one step with a tiny model."""
 
 
+@pytest.mark.long
 def test_a_run_is_a_call_that_returns_its_folder(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     start = tmp_path / "my start"

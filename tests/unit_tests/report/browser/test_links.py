@@ -26,11 +26,12 @@ def follow(browser, **state) -> None:
     browser.run(f"location.hash = '#' + {json.dumps(quote(json.dumps({'view': 'samples', **state})))}")
 
 
-def test_200_links_survive_growth_a_second_file_and_watch(browser, tmp_path):
+@pytest.mark.parametrize("number", [50, pytest.param(200, marks=pytest.mark.long)])
+def test_links_survive_growth_a_second_file_and_watch(browser, tmp_path, number):
     chance = random.Random(0)
     page = tmp_path / "r.html"
     rows = write_report([write_run(tmp_path / "small", steps=20, **LARGE)], page, size_mb=100)[0].rows
-    names = [row["episode_id"] for row in chance.sample(rows, 200)]
+    names = [row["episode_id"] for row in chance.sample(rows, number)]
     grown = write_run(tmp_path / "grown", steps=40, **LARGE)
     write_report([grown], page, size_mb=0.9, refresh_s=3600.0)
     browser.open(at(page, view="samples", open=names[0]))

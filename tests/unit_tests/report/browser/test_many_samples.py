@@ -48,6 +48,7 @@ def test_a_second_file_that_is_missing_or_of_another_page_is_said(browser, tmp_p
     assert not browser.run("document.querySelector('[data-more]').disabled")
 
 
+@pytest.mark.long
 def test_100k_rows_stay_usable(browser, tmp_path):
     chance = random.Random(0)
     rows = [row_of(step, p, s, 8, chance, None) for step in range(250) for p in range(50) for s in range(8)]
