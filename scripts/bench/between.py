@@ -22,7 +22,7 @@ from dataclasses import replace  # noqa: E402
 from configs.debug import debug  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.trainer.packing import atoms_of, pack, plan_microbatches  # noqa: E402
+from torchtitan_rl.core.trainer.packing import items_of, pack, plan_microbatches  # noqa: E402
 from torchtitan_rl.core.types import Group, Prompt  # noqa: E402
 from torchtitan_rl.setup.build_grader import build_grader  # noqa: E402
 
@@ -69,8 +69,8 @@ def main() -> None:
         algorithm.assign_credit(draft_episodes(scored))
 
     def microbatches() -> None:
-        atoms = atoms_of(groups, whole_groups=False)
-        plan = plan_microbatches(atoms, num_ranks=args.ranks, max_tokens=16_384, attention_cost=1e-4)
+        items = items_of(groups, whole_groups=False)
+        plan = plan_microbatches(items, num_ranks=args.ranks, max_tokens=16_384, attention_cost=1e-4)
         counts = algorithm.normalizers(groups)
         for members in plan[0]:
             pack(members, normalizers=counts, multiple=128)

@@ -257,13 +257,13 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
         loss = 0.0
         for rank in range(planner.dp_size):
             planner.dp_rank = rank
-            work = planner._work(minibatch)
+            work = planner._pack_minibatch(minibatch)
             for place, batch in enumerate(work.batches):
                 if not settings["first_update"]:
                     batch.old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()
-                with torch.set_grad_enabled(place >= work.silent):
+                with torch.set_grad_enabled(place >= work.num_forward_only):
                     out = algorithm.loss(batch, *score(policy, batch, case["temperature"], chunk))
-                if place >= work.silent:
+                if place >= work.num_forward_only:
                     out.loss.backward()
                 loss += out.loss.item()
         yield loss

@@ -36,7 +36,9 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
         return mine
     buffers: list[pickle.PickleBuffer] = []
     skeleton = pickle.dumps(mine, protocol=5, buffer_callback=buffers.append)
-    parts = [np.frombuffer(part, dtype=np.uint8) for part in (skeleton, *(buffer.raw() for buffer in buffers))]
+    parts = [np.frombuffer(skeleton, dtype=np.uint8)]  # [bytes] each
+    for buffer in buffers:
+        parts.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
     lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
     rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
@@ -45,7 +47,10 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
     sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
     for work in sent:
         work.wait()
-    return [item for row, of_rank in zip(rows, lengths, strict=True) for item in _unpickled(row.numpy(), of_rank)]
+    everyones: list[T] = []
+    for row, of_rank in zip(rows, lengths, strict=True):
+        everyones += _unpickled(row.numpy(), of_rank)
+    return everyones
 
 
 def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:

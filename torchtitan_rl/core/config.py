@@ -46,7 +46,10 @@ def check_fields(config: Any, path: str = "") -> None:
         kinds = (one.type, *get_args(one.type))
         if value is None and NoneType in kinds:
             continue
-        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        choices: list[Any] = []
+        for kind in kinds:
+            if get_origin(kind) is Literal:
+                choices += get_args(kind)
         for key, part in parts(value):
             if is_dataclass(part):
                 check_fields(part, f"{name}.{key}".rstrip("."))
@@ -65,19 +68,29 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     Args:
         config: contains the fields that the limits name.
     """
-    bounds, words, remedy = {}, [], declared.metadata["remedy"]
+    remedy = declared.metadata["remedy"]
+    bounds: dict[str, float] = {}
+    words: list[str] = []
     for how, limit in declared.metadata["limits"].items():
-        bounds[how], whose = (getattr(config, limit), f" ({limit})") if isinstance(limit, str) else (limit, "")
-        words += [f"{_COMPARISONS[how][0]} {bounds[how]}{whose}"] * math.isfinite(bounds[how])
-    whole = {int, float} & {declared.type, *get_args(declared.type)} == {int}
+        whose = ""
+        if isinstance(limit, str):
+            whose = f" ({limit})"
+            limit = getattr(config, limit)
+        bounds[how] = limit
+        if math.isfinite(limit):
+            words.append(f"{_COMPARISONS[how][0]} {limit}{whose}")
     expected = " and ".join(words) or "a finite number"
+    types = {declared.type, *get_args(declared.type)}
+    whole = int in types and float not in types
+    has_upper_limit = "most" in bounds or "below" in bounds
     for _, one in parts(value):
-        typed = isinstance(one, int if whole else (int, float)) and not isinstance(
-            one, bool
-        )  # NumPy's are not written as JSON
+        is_number = isinstance(one, int) or (isinstance(one, float) and not whole)
+        typed = is_number and not isinstance(one, bool)  # NumPy's numbers are not written as JSON
         expect(typed, name, value, "a whole number" if whole else "a number", remedy)
-        expect(all(_COMPARISONS[how][1](one, bound) for how, bound in bounds.items()), name, value, expected, remedy)
-        expect(bool({"most", "below"} & bounds.keys()) or one <= MANY, name, value, f"at most {MANY}", remedy)
+        for how, bound in bounds.items():
+            _, holds = _COMPARISONS[how]
+            expect(holds(one, bound), name, value, expected, remedy)
+        expect(has_upper_limit or one <= MANY, name, value, f"at most {MANY}", remedy)
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:

@@ -47,11 +47,13 @@ class Evaluation(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        ways = {"evaluation": config.sampling} | ({"evaluation/sampled": config.sampled} if config.sampled.n else {})
-        self.passes = {
-            EvaluationPass(prefix, "eval_greedy" if sampling.temperature == 0 else "eval_sampled"): sampling
-            for prefix, sampling in ways.items()
-        }
+        samplings = {"evaluation": config.sampling}
+        if config.sampled.n > 0:
+            samplings["evaluation/sampled"] = config.sampled
+        self.passes: dict[EvaluationPass, SamplingConfig] = {}
+        for prefix, sampling in samplings.items():
+            split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
+            self.passes[EvaluationPass(prefix, split)] = sampling
         self.is_best = False
         """Whether the latest results are the best so far."""
         self._sign = -1 if config.best_by.startswith("-") else 1
@@ -83,14 +85,18 @@ class Evaluation(Configurable):
 
     def conclude(self, metrics: Mapping[str, float], step: int) -> None:
         """Decide whether the results of `step` are the best so far. Raises UserError if `best_by` is not among them."""
-        if not (name := self.config.best_by.removeprefix("-")):
+        name = self.config.best_by.removeprefix("-")
+        if name == "":
             return
         expect(name in metrics, "evaluation.best_by", name, f"one of {sorted(metrics)}", "Correct the name.")
         value = self._sign * metrics[name]
         self.is_best = self._best is None or value > self._best
         if self.is_best:
-            self._best, self.best_step = value, step
-        self._worse = 0 if self.is_best else self._worse + 1
+            self._best = value
+            self.best_step = step
+            self._worse = 0
+        else:
+            self._worse += 1
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs to make the same decisions."""

@@ -28,8 +28,10 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         """The counters and the parts' states, as JSON under "json"."""
-        counters = {name: getattr(self, name) for name in self.COUNTERS}
-        return {"json": json.dumps({**counters, **{name: part.state_dict() for name, part in self.parts.items()}})}
+        state = {name: getattr(self, name) for name in self.COUNTERS}
+        for name, part in self.parts.items():
+            state[name] = part.state_dict()
+        return {"json": json.dumps(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A part that it lacks keeps its state."""

@@ -136,7 +136,11 @@ class Completion:
         """All messages after the prompt, of one turn or of a whole conversation."""
         if not self.turns:
             return [{"role": "assistant", "content": self.text}]
-        return [said for turn in self.turns for said in ({"role": "assistant", "content": turn.text}, *turn.messages)]
+        messages: list[dict[str, Any]] = []
+        for turn in self.turns:
+            messages.append({"role": "assistant", "content": turn.text})
+            messages += turn.messages
+        return messages
 
     @property
     def fresh_mask(self) -> BoolArray:

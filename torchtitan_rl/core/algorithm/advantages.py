@@ -20,7 +20,9 @@ class Advantage(OwnConfig, ABC):
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
         """The advantages of every group, in the shape of `groups`; NaN or infinite if the rewards overflow."""
-        step_rewards = [reward for group in groups for reward in group if reward is not None]
+        step_rewards: list[float] = []
+        for group in groups:
+            step_rewards += [reward for reward in group if reward is not None]
         return [self._with_shared_rules(group, step_rewards) for group in groups]
 
     def of_turns(self, groups: list[list[list[float | None]]]) -> list[list[list[float]]]:
@@ -28,20 +30,27 @@ class Advantage(OwnConfig, ABC):
 
         If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
         """
-        most = max((len(returns) for group in groups for returns in group), default=0)
-        of_turn = [[[ret[k] if k < len(ret) else None for ret in group] for group in groups] for k in range(most)]
-        turns = [numbers_from(self, "algorithm.advantage", self(returns), returns) for returns in of_turn]
-        return [
-            [[turns[k][g][i] for k in range(len(returns))] for i, returns in enumerate(group)]
-            for g, group in enumerate(groups)
-        ]
+        advantages: list[list[list[float]]] = [[[] for _ in group] for group in groups]
+        longest = max((len(returns) for group in groups for returns in group), default=0)
+        for k in range(longest):
+            of_turn = [[returns[k] if k < len(returns) else None for returns in group] for group in groups]
+            found = numbers_from(self, "algorithm.advantage", self(of_turn), of_turn)
+            for g, group in enumerate(groups):
+                for i, returns in enumerate(group):
+                    if k < len(returns):
+                        advantages[g][i].append(found[g][i])
+        return advantages
 
     def _with_shared_rules(self, group: list[float | None], step_rewards: list[float]) -> list[float]:
         rewards = [reward for reward in group if reward is not None]
         if all_equal(rewards):
             return [0.0] * len(group)
-        values = iter(numbers_from(self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards))
-        return [0.0 if reward is None else next(values) for reward in group]
+        values = numbers_from(self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards)
+        advantages = [0.0] * len(group)
+        rewarded = [i for i, reward in enumerate(group) if reward is not None]
+        for i, value in zip(rewarded, values, strict=True):
+            advantages[i] = value
+        return advantages
 
     @abstractmethod
     def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
@@ -69,7 +78,8 @@ def sample_std(values: list[float]) -> float:
     """Standard deviation with N - 1; 0 for fewer than two values, infinite if the squares overflow."""
     if len(values) < 2:
         return 0.0
-    return math.sqrt(sum(difference * difference for difference in centered(values)) / (len(values) - 1))
+    squares = [difference * difference for difference in centered(values)]
+    return math.sqrt(sum(squares) / (len(values) - 1))
 
 
 def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:

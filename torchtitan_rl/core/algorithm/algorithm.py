@@ -85,13 +85,18 @@ class Algorithm(OwnConfig):
 
         def __post_init__(self) -> None:
             check_fields(self, "algorithm")
-            expect(
-                self.old_logprobs == "policy" or isinstance(self.mismatch, NoCorrection.Config),
-                "algorithm.mismatch", self.mismatch, 'no correction with old_logprobs "sampler"',
-                'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.',
-            )  # fmt: skip
-            loss = isinstance(self.loss, Loss.Config)
-            expect(loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
+            if self.old_logprobs == "sampler":
+                remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
+                corrects = not isinstance(self.mismatch, NoCorrection.Config)
+                expect(
+                    not corrects,
+                    "algorithm.mismatch",
+                    self.mismatch,
+                    'no correction with old_logprobs "sampler"',
+                    remedy,
+                )
+            is_loss = isinstance(self.loss, Loss.Config)
+            expect(is_loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
             self.loss.check_objective(self)
 
     def __init__(self, config: Config, *, max_completion_tokens: int) -> None:
@@ -102,11 +107,11 @@ class Algorithm(OwnConfig):
         super().__init__(config)
         self.filters = type(self).has_preference is not Algorithm.has_preference
         """Whether a subclass decides which groups are left out."""
-        expect(
-            not self.filters or config.zero_variance != "keep", "algorithm.zero_variance", config.zero_variance,
-            f'"drop" or "refill" with the filter {type(self).__qualname__}.has_preference, which "keep" does not ask',
-            "Set it, or leave the filter out.",
-        )  # fmt: skip
+        if self.filters:
+            asked = config.zero_variance != "keep"
+            name = f"{type(self).__qualname__}.has_preference"
+            expected = f'"drop" or "refill" with the filter {name}, which "keep" does not ask'
+            expect(asked, "algorithm.zero_variance", config.zero_variance, expected, "Set it, or leave the filter out.")
         self.max_completion_tokens = max_completion_tokens
         self.policy_loss = config.loss.build()
         self.advantage = config.advantage.build()
@@ -159,41 +164,48 @@ class Algorithm(OwnConfig):
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member) -> None:
-        episode, completion = member.episode, member.episode.completion
+        """Set the episode's shaped reward, or why it is left out of the loss."""
+        episode = member.episode
+        credit = episode.credit
         if self.needs_reference and episode.reference_logprobs is None:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
                 "or the loss uses the reference (Algorithm.needs_reference). Score the groups with trainer.reference.Reference first."
             )
-        if (fault := episode_fault(episode)) is not None:
-            return leave_out(member, fault, raises=self.raises)
-        if episode.reward is None and self.policy_loss.uses_rewards:
-            episode.credit.left_out = "no reward"
-            return None
+        fault = episode_fault(episode)
+        if fault is not None:
+            leave_out(member, fault, raises=self.raises)
+            return
         if episode.reward is not None:
-            episode.credit.shaped_reward = self._shaped_reward(member)
-        if completion.num_sampled == 0:
-            episode.credit.left_out = "no tokens"
-        elif self.truncation.masks(completion):
-            episode.credit.left_out = "truncated"
-        return None
+            credit.shaped_reward = self._shaped_reward(member)
+        if episode.reward is None and self.policy_loss.uses_rewards:
+            credit.left_out = "no reward"
+        elif episode.completion.num_sampled == 0:
+            credit.left_out = "no tokens"
+        elif self.truncation.masks(episode.completion):
+            credit.left_out = "truncated"
 
     def _shaped_reward(self, member: Member) -> float:
         """The reward with the penalties of truncation and of the KL in the reward."""
+        episode = member.episode
         own = member.prompt.sampling  # of a mixture's member
         longest = self.max_completion_tokens if own is None else own.max_tokens
-        penalty = self.truncation.penalty(member.episode.completion.num_sampled, longest)
-        penalty += self.truncation.cut_reward(member.episode.completion)
-        shaped = member.episode.reward + penalty
-        return shaped - self.kl.penalty(member.episode) if self.kl.in_reward else shaped
+        penalty = self.truncation.penalty(episode.completion.num_sampled, longest)
+        penalty += self.truncation.cut_reward(episode.completion)
+        shaped = episode.reward + penalty
+        if self.kl.in_reward:
+            shaped -= self.kl.penalty(episode)
+        return shaped
 
     def _treat_zero_variance(self, group: Group[Episode]) -> None:
         # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
         samples = [episode.scored for episode in group.samples]
-        if self.config.zero_variance != "keep" and not self.has_preference(samples):
-            reason = FILTERED if self.rewards_differ(samples) else "zero variance"
-            for episode in group.samples:
-                episode.credit.left_out = episode.credit.left_out or reason
+        if self.config.zero_variance == "keep" or self.has_preference(samples):
+            return
+        reason = FILTERED if self.rewards_differ(samples) else "zero variance"
+        for episode in group.samples:
+            if episode.in_loss:
+                episode.credit.left_out = reason
 
     def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether `zero_variance` "drop" and "refill" keep a group: if its rewards differ. A subclass may filter in another way."""
@@ -207,11 +219,14 @@ class Algorithm(OwnConfig):
         return turn_returns(scored, total) if self.config.credit == "turn" else [total]
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        returns = [[self._returns(e.scored, e.credit.shaped_reward) for e in group.samples] for group in groups]
+        returns: list[list[list[float | None]]] = []
+        for group in groups:
+            returns.append([self._returns(episode.scored, episode.credit.shaped_reward) for episode in group.samples])
         advantages = numbers_from(self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns)
         for group, values in zip(groups, advantages, strict=True):
-            scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
-            scale = numbers_from(self.seed_grpo, "algorithm.seed_grpo", scale, 1.0)
+            scale = 1.0
+            if self.seed_grpo is not None:
+                scale = numbers_from(self.seed_grpo, "algorithm.seed_grpo", self.seed_grpo.scale(group), 1.0)
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
@@ -223,18 +238,25 @@ class Algorithm(OwnConfig):
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:
         """The counts that the losses of one update over `groups` divide by. Only sampled tokens in the loss count."""
-        lengths = [[e.completion.num_sampled for e in group.samples if e.in_loss] for group in groups]
-        lengths = [[length for length in group if length] for group in lengths]
+        num_tokens = num_sequences = num_groups = 0
+        for group in groups:
+            lengths = [episode.completion.num_sampled for episode in group.samples if episode.in_loss]
+            num_tokens += sum(lengths)
+            num_sequences += sum(length > 0 for length in lengths)
+            num_groups += any(lengths)
         return Normalizers(
-            num_tokens=sum(map(sum, lengths)),
-            num_sequences=sum(map(len, lengths)),
-            num_groups=sum(map(bool, lengths)),
+            num_tokens=num_tokens,
+            num_sequences=num_sequences,
+            num_groups=num_groups,
             max_completion_tokens=self.max_completion_tokens,
         )
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """The objective's own metrics of the step's groups; the same on every rank. Call it before `after_update`."""
-        return self.policy_loss.group_metrics(groups) | (self.seed_grpo.metrics(groups) if self.seed_grpo else {})
+        metrics = self.policy_loss.group_metrics(groups)
+        if self.seed_grpo is not None:
+            metrics |= self.seed_grpo.metrics(groups)
+        return metrics
 
     def loss(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> LossOutput:
         """The loss of one packed micro-batch.
@@ -259,12 +281,12 @@ class Algorithm(OwnConfig):
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         values = raw.where(finite)
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
-        log_weight = (values.old - values.sampler).detach()  # [T] log pi_old - log mu
+        log_weight = (values.old_logprobs - values.sampler_logprobs).detach()  # [T] log pi_old - log mu
         correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
-            logprobs=values.policy,
-            old_logprobs=values.sampler if self.config.old_logprobs == "sampler" else values.old,
-            advantages=values.advantage,
+            logprobs=values.logprobs,
+            old_logprobs=values.sampler_logprobs if self.config.old_logprobs == "sampler" else values.old_logprobs,
+            advantages=values.advantages,
             mask=sequences.mask,
             correction=correction.weight,
             sequences=sequences,
@@ -303,8 +325,8 @@ class Algorithm(OwnConfig):
             tensor_from(self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`.")
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
-        if self.kl.in_loss and values.reference is not None:
-            terms["kl"] = self.aggregation.share(self.kl(values.policy, values.reference), inputs)
+        if self.kl.in_loss and values.reference_logprobs is not None:
+            terms["kl"] = self.aggregation.share(self.kl(values.logprobs, values.reference_logprobs), inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         terms["entropy"] = (values.entropy * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
@@ -316,9 +338,9 @@ class Algorithm(OwnConfig):
     def _record(self, tally: Tally, inputs: LossInputs, values: TokenValues) -> None:
         tally.mean("policy/entropy", values.entropy, inputs.mask)
         tally.distribution("policy/token_entropy", values.entropy, inputs.mask)
-        record_divergence(tally, "policy", values.old - values.policy, inputs)
-        if values.reference is not None:
-            record_divergence(tally, "reference", values.policy - values.reference, inputs)
+        record_divergence(tally, "policy", values.old_logprobs - values.logprobs, inputs)
+        if values.reference_logprobs is not None:
+            record_divergence(tally, "reference", values.logprobs - values.reference_logprobs, inputs)
         record_ratio(tally, self.policy_loss.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)

@@ -18,7 +18,10 @@ def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]
     for group in groups:
         indices = [scored.completion.sample_idx for scored in group.samples]
         check_unique(indices, f"prompt {group.prompt.prompt_idx}: two completions with sample_idx")
-    return [Group(prompt=group.prompt, samples=[Episode(scored=one) for one in group.samples]) for group in groups]
+    drafts: list[Group[Episode]] = []
+    for group in groups:
+        drafts.append(Group(prompt=group.prompt, samples=[Episode(scored=scored) for scored in group.samples]))
+    return drafts
 
 
 def check_unique(indices: list[int], what: str) -> None:
@@ -30,7 +33,11 @@ def check_unique(indices: list[int], what: str) -> None:
 
 def differ(returns: list[list[float | None]]) -> bool:
     """Whether the k-th returns of a group's samples differ, for any k. None, NaN and infinity are ignored."""
-    return any(not all_equal([r for r in turn if r is not None and math.isfinite(r)]) for turn in zip_longest(*returns))
+    for of_turn in zip_longest(*returns):
+        found = [value for value in of_turn if value is not None and math.isfinite(value)]
+        if not all_equal(found):
+            return True
+    return False
 
 
 def turn_returns(scored: ScoredCompletion, total: float | None) -> list[float | None]:

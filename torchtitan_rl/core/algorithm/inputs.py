@@ -45,18 +45,18 @@ class Sequences:
 class TokenValues:
     """What the objective knows of each label of a packed micro-batch: [T] each."""
 
-    policy: Tensor
+    logprobs: Tensor
     """log pi of the policy that is updated, with gradient."""
-    old: Tensor
+    old_logprobs: Tensor
     """log pi_old of the policy before the first update on this batch, without gradient. The first update has none stored:
     there pi_old is pi, so the ratio pi / pi_old is 1, with the gradient of log pi."""
-    sampler: Tensor
+    sampler_logprobs: Tensor
     """log mu of the engine that sampled the label."""
-    reference: Tensor | None
+    reference_logprobs: Tensor | None
     """log pi_ref of the frozen reference; None without one."""
     entropy: Tensor
     """H(pi) in nats, with gradient if the objective has an entropy bonus."""
-    advantage: Tensor
+    advantages: Tensor
     columns: dict[str, Tensor]
     """What the loss asks for beside these: `Loss.token_columns`."""
 
@@ -69,24 +69,24 @@ class TokenValues:
         """
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
         return cls(
-            policy=logprobs,
-            old=old,
-            sampler=batch.sampler_logprobs if sampled else old,
-            reference=batch.reference_logprobs,
+            logprobs=logprobs,
+            old_logprobs=old,
+            sampler_logprobs=batch.sampler_logprobs if sampled else old,
+            reference_logprobs=batch.reference_logprobs,
             entropy=entropy,
-            advantage=batch.advantages,
+            advantages=batch.advantages,
             columns=batch.token_columns,
         )
 
     def named(self) -> dict[str, Tensor]:
         """The tensors by their names in errors."""
         named = {
-            "policy_logprob": self.policy,
-            "old_logprob": self.old,
-            "sampler_logprob": self.sampler,
+            "policy_logprob": self.logprobs,
+            "old_logprob": self.old_logprobs,
+            "sampler_logprob": self.sampler_logprobs,
             "entropy": self.entropy,
-            "advantage": self.advantage,
-            "reference_logprob": self.reference,
+            "advantage": self.advantages,
+            "reference_logprob": self.reference_logprobs,
             **self.columns,
         }
         return {name: values for name, values in named.items() if values is not None}
@@ -98,12 +98,12 @@ class TokenValues:
             return torch.where(kept, values, 0.0)  # [T]
 
         return TokenValues(
-            policy=zeroed(self.policy),
-            old=zeroed(self.old),
-            sampler=zeroed(self.sampler),
-            reference=None if self.reference is None else zeroed(self.reference),
+            logprobs=zeroed(self.logprobs),
+            old_logprobs=zeroed(self.old_logprobs),
+            sampler_logprobs=zeroed(self.sampler_logprobs),
+            reference_logprobs=None if self.reference_logprobs is None else zeroed(self.reference_logprobs),
             entropy=zeroed(self.entropy),
-            advantage=zeroed(self.advantage),
+            advantages=zeroed(self.advantages),
             columns={name: zeroed(values) for name, values in self.columns.items()},
         )
 

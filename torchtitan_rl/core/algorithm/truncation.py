@@ -31,10 +31,9 @@ class Truncation(OwnConfig):
     def validate_length(self, max_completion_tokens: int) -> None:
         """Raise UserError if the cache is longer than the longest completion."""
         cache = self.config.cache_tokens
-        expect(
-            cache is None or cache <= max_completion_tokens, "algorithm.truncation.cache_tokens", cache,
-            f"at most the longest completion ({max_completion_tokens} tokens)", "Lower it or allow longer completions.",
-        )  # fmt: skip
+        fits = cache is None or cache <= max_completion_tokens
+        expected = f"at most the longest completion ({max_completion_tokens} tokens)"
+        expect(fits, "algorithm.truncation.cache_tokens", cache, expected, "Lower it or allow longer completions.")
 
     def masks(self, completion: Completion) -> bool:
         """Whether the completion is masked from the loss."""

@@ -180,11 +180,13 @@ class Generator(Configurable):
         """Returns the engine of one call, whose statistics begin now."""
         if self.stats is not None:
             self.stats.begin()
+
+        def seed_of_turn(conversation: Conversation) -> int:
+            return seed_of(conversation.prompt.prompt_idx, conversation.sample_idx, len(conversation.turns))
+
         return TurnEngine(
-            self.llm, self.tokenizer, self.end_token_ids,
-            seed=lambda one: seed_of(one.prompt.prompt_idx, one.sample_idx, len(one.turns)),
-            lora_request=self._lora_request,
-        )  # fmt: skip
+            self.llm, self.tokenizer, self.end_token_ids, seed=seed_of_turn, lora_request=self._lora_request
+        )
 
     def _seed(self, number: int) -> None:
         """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw alike."""

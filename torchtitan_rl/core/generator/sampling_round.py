@@ -66,13 +66,17 @@ class SamplingRound:
             conversations[turn.place].append_turn(turn)
 
     def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
-        group_of = [place for place, group in enumerate(self.groups) for _ in group]  # [conversations]
-        going = [len(group) for group in self.groups]
-        for conversation in ended:
-            place = group_of[conversation]
-            going[place] -= 1
-            if not going[place]:
-                samples = [one.completion(self._generator.policy_version) for one in self.groups[place]]
-                # A failed reset leaves a prompt without the environment's first messages.
-                prompt = max((one.prompt for one in self.groups[place]), key=lambda prompt: len(prompt.token_ids))
-                yield Group(prompt=prompt, samples=samples)
+        group_idx: list[int] = []  # [conversations]
+        for i, group in enumerate(self.groups):
+            group_idx += [i] * len(group)
+        unfinished = [len(group) for group in self.groups]
+        for conversation_idx in ended:
+            i = group_idx[conversation_idx]
+            unfinished[i] -= 1
+            if unfinished[i] > 0:
+                continue
+            conversations = self.groups[i]
+            samples = [one.completion(self._generator.policy_version) for one in conversations]
+            # A failed reset leaves a prompt without the environment's first messages.
+            prompt = max((one.prompt for one in conversations), key=lambda prompt: len(prompt.token_ids))
+            yield Group(prompt=prompt, samples=samples)

@@ -71,7 +71,7 @@ def _from_worker(call: RewardCall) -> ScorerResult:
     try:
         return call.future.result()
     except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
-        seconds = call.scorer.time_limit_seconds * isinstance(error, TimeoutError)
+        seconds = call.scorer.time_limit_seconds if isinstance(error, TimeoutError) else 0.0
         return ScorerResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
 
 
@@ -81,16 +81,19 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
         return
     results: dict[int, ScorerResult] = {}
 
-    async def one(place: int) -> None:
-        results[place] = await calls[place].scorer.run_async(calls[place].groups, calls[place].state)
+    async def run(index: int, call: RewardCall) -> None:
+        results[index] = await call.scorer.run_async(call.groups, call.state)
 
-    async def every() -> None:
-        await asyncio.gather(*map(one, range(len(calls))))
+    async def run_all() -> None:
+        await asyncio.gather(*(run(index, call) for index, call in enumerate(calls)))
 
     limits = [call.scorer.time_limit_seconds for call in calls]
-    thread = threading.Thread(target=lambda: asyncio.run(every()), name="async rewards", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run_all()), name="async rewards", daemon=True)
     thread.start()
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
-    for place, call in enumerate(calls):
-        message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        call.result = results.get(place) or ScorerResult.failed(len(flat(call.groups)), message)
+    for index, call in enumerate(calls):
+        if index in results:
+            call.result = results[index]
+        else:
+            message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
+            call.result = ScorerResult.failed(len(flat(call.groups)), message)

@@ -83,10 +83,16 @@ class Grader(Configurable):
             start_workers: called once, with the functions that workers run. Workers inherit this process's state at that time.
         """
         self._scorers = scorers
-        self.reward_names = list(dict.fromkeys(r.name for one in scorers.values() for r in one.rewards))
+        self.reward_names: list[str] = []
+        self._function_idx: dict[Scorer, int] = {}  # the place of its function among those of the workers
+        for of_task in scorers.values():
+            for reward in of_task.rewards:
+                if reward.name not in self.reward_names:
+                    self.reward_names.append(reward.name)
+            for scorer in of_task.all:
+                self._function_idx.setdefault(scorer, len(self._function_idx))
         self._in_process = set(config.in_process)
-        self._places = {s: i for i, s in enumerate(dict.fromkeys(s for one in scorers.values() for s in one.all))}
-        self._workers = start_workers([scorer.run for scorer in self._places], config.workers, whose=WHOSE)
+        self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers, whose=WHOSE)
         self._metrics: list[tuple[str, Metric]] = []
         self._warned: set[str] = set()
         self._failed_steps = 0
@@ -114,39 +120,46 @@ class Grader(Configurable):
         The keys are `extra/<function>/<name>` and `reward/<function>/seconds` for means, and
         `extra/<function>/<name>/non_finite` and `reward/<function>/failures` for sums.
         """
-        drained, self._metrics = self._metrics, []
+        drained = self._metrics
+        self._metrics = []
         return drained
 
     def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
         """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
-        return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope and group.samples]
+        if not group.samples:
+            return []
+        return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope]
 
     def start(self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState) -> list[RewardCall]:
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
-        away = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
-        limits = [(self._places[call.scorer], call.scorer.time_limit_seconds) for call in away]
-        for call, future in zip(away, self._workers.submit_all(limits, groups, state), strict=True):
+        in_workers = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
+        functions = [(self._function_idx[call.scorer], call.scorer.time_limit_seconds) for call in in_workers]
+        futures = self._workers.submit_all(functions, groups, state)
+        for call, future in zip(in_workers, futures, strict=True):
             call.future = future
         return calls
 
     def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_STEPS times in a row."""
-        if not (samples := flat(groups)):
+        samples = flat(groups)
+        if not samples:
             return
-        unrewarded = [s.extra if s.reward is None else {} for s in samples]
-        errors = [next((e for e in extra.items() if e[0].startswith("error/")), None) for extra in unrewarded]
-        self._failed_steps = self._failed_steps + 1 if all(errors) else 0
-        if all(errors):
-            name, message = errors[0]
-            shown = f"No completion got a reward: all {len(samples)} failed, such as {name}: {message}"
-            logger.warning(shown)
-            if self._failed_steps == MOST_FAILED_STEPS:
-                raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
+        errors = [_error_of(sample) for sample in samples]
+        if not all(errors):
+            self._failed_steps = 0
+            return
+        self._failed_steps += 1
+        shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
+        logger.warning(shown)
+        if self._failed_steps == MOST_FAILED_STEPS:
+            raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
 
     def report(self, call: RewardCall) -> None:
         """Add a call's metrics and report its failure. Raises RewardError if its policy is "raise"."""
-        scorer, result, name = call.scorer, call.result, call.scorer.name
+        scorer = call.scorer
+        result = call.result
+        name = scorer.name
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
         scored = [(group.prompt, completion) for group in call.groups for completion in group.samples]
@@ -155,8 +168,8 @@ class Grader(Configurable):
         )
         if not result.errors:
             return
-        place, message = next(iter(result.errors.items()))
-        prompt, completion = scored[place]
+        first, message = next(iter(result.errors.items()))
+        prompt, completion = scored[first]
         if message.startswith("returned"):
             message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
         batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
@@ -203,9 +216,13 @@ class GradingRound:
         unless the function's weight is 0.
         Raises RewardError if a function with policy "raise" fails, or if all have failed MOST_FAILED_STEPS times in a row.
         """
-        grader, groups = self._grader, sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
-        for scorer in dict.fromkeys(scorer for group in groups for scorer in grader.scorers(group, "batch")):
-            batch = [group for group in groups if scorer in grader.scorers(group, "batch")]
+        grader = self._grader
+        groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
+        batches: dict[Scorer, list[Group[Completion]]] = {}
+        for group in groups:
+            for scorer in grader.scorers(group, "batch"):
+                batches.setdefault(scorer, []).append(group)
+        for scorer, batch in batches.items():
             self._calls += grader.start([scorer], batch, self._state)
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         with output_of(WHOSE):
@@ -217,6 +234,15 @@ class GradingRound:
         return scored
 
 
+def _error_of(sample: ScoredCompletion) -> str:
+    """The name and message of the sample's first error, if it has no reward because of it; "" otherwise."""
+    if sample.reward is None:
+        for column, value in sample.extra.items():
+            if column.startswith("error/"):
+                return f"{column}: {value}"
+    return ""
+
+
 def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
     breakdown: dict[str, float | None] = {}
     extra: dict[str, Any] = {} if completion.error is None else {"error/environment": completion.error}
@@ -224,13 +250,19 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
     for reward in scorers.rewards:
         result, i = cells[reward]
         breakdown[reward.name] = result.scores[i]
-        extra |= {f"{reward.name}/{column}": values[i] for column, values in result.extras.items()}
+        for column, values in result.extras.items():
+            extra[f"{reward.name}/{column}"] = values[i]
         if i in result.errors:
-            failed, extra[f"error/{reward.name}"] = failed or reward.weight != 0, result.errors[i]
+            extra[f"error/{reward.name}"] = result.errors[i]
+            failed = failed or reward.weight != 0
     judged, i = cells[scorers.judgement]
     answer, correct = judged.scores[i] or (None, None)
     turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)
-    weighted = [r.weight * breakdown[r.name] for r in scorers.rewards if breakdown[r.name] is not None]
+    weighted: list[float] = []
+    for reward in scorers.rewards:
+        score = breakdown[reward.name]
+        if score is not None:
+            weighted.append(reward.weight * score)
     return ScoredCompletion(
         completion=completion,
         reward=sum(weighted) if weighted and not failed else None,

@@ -60,7 +60,8 @@ class FiniteUpdates:
 
     def check_loaded(self) -> None:
         """Raise NonFiniteLossError if loaded weights or moments are not finite."""
-        if fault := fault_in(self._model, self._optimizer):
+        fault = fault_in(self._model, self._optimizer)
+        if fault:
             raise NonFiniteLossError(
                 f"{fault} not finite, as loaded. Use another checkpoint or another --hf-assets-path."
             )
@@ -78,8 +79,10 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
         "the gradients": ((name, p.grad) for name, p in parameters.items() if p.grad is not None),
     }
     for kind, named in kinds.items():
-        if names := list(dict.fromkeys(comm.all_gather_lists(_not_finite(named)))):
-            return f"{kind} of {names[0]}" + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+        names = list(dict.fromkeys(comm.all_gather_lists(_not_finite(named))))
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            return f"{kind} of {names[0]}{more}"
     return None
 
 

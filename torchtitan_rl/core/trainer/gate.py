@@ -125,10 +125,8 @@ class LogprobGate(Configurable):
             return highest, f"{highest:g}, the limit in {self._dtype} until {FIRST} steps are known"
         median = statistics.median(before)
         if GROWTH * median < floor:
-            return (
-                floor,
-                f"{floor:g}, the floor in {self._dtype} (the {len(before)} steps before have a median of {median:.3g})",
-            )
+            known = f"the {len(before)} steps before have a median of {median:.3g}"
+            return floor, f"{floor:g}, the floor in {self._dtype} ({known})"
         return GROWTH * median, f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before"
 
 
@@ -146,15 +144,19 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     Returns the absolute differences of the fresh tokens: [fresh loss tokens].
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
-    rows = torch.stack(
-        [batch.loss_mask, fresh, batch.sequence_ids.float(), logprobs - batch.sampler_logprobs]
-    )  # [4, T]
+    signed_on_device = logprobs - batch.sampler_logprobs  # [T]
+    rows = torch.stack([batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device])  # [4, T]
     rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
-    _, is_fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
-    ends = np.cumsum(np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members)))  # [S]
-    for member, diff, new in zip(batch.members, np.split(signed, ends), np.split(is_fresh > 0, ends), strict=False):
-        if len(diff):
-            values = np.abs(diff[new])  # [fresh loss tokens]
-            mean, most = float(values.sum(dtype=np.float64)) / max(len(values), 1), float(values.max(initial=0.0))
-            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)  # NaN counts as the largest
-    return np.abs(signed[is_fresh > 0])  # [fresh loss tokens]
+    _, fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
+    is_fresh = fresh > 0  # [loss tokens]
+    lengths = np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members))  # [S]
+    end = 0
+    for member, length in zip(batch.members, lengths, strict=False):
+        begin, end = end, end + length
+        if length > 0:
+            diff = signed[begin:end]  # [loss tokens of the episode]
+            values = np.abs(diff[is_fresh[begin:end]])  # [its fresh loss tokens]
+            mean = float(values.sum(dtype=np.float64)) / max(len(values), 1)
+            most = float(values.max(initial=0.0))  # NaN counts as the largest
+            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)
+    return np.abs(signed[is_fresh])  # [fresh loss tokens]

@@ -53,9 +53,12 @@ def hf_weights(
     for prefix, block in blocks_of(model):
         if prefix == "lm_head." and model.enable_weight_tying:
             continue  # comes with the embedding
-        with _unsharded(block) if whole_blocks and prefix.startswith("layers.") else nullcontext():
-            base = ((name, p) for name, p in block.named_parameters() if not is_adapter(name))
-            state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
+        at_once = whole_blocks and prefix.startswith("layers.")
+        with _unsharded(block) if at_once else nullcontext():
+            state: dict[str, Tensor] = {}
+            for name, p in block.named_parameters():
+                if not is_adapter(name):
+                    state[canonical_fqn(prefix + name)] = gather(p, dtype)
             yield from to_hf(model, state_dict_adapter, prefix, block, state)
 
 

@@ -1,9 +1,11 @@
 """The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. library/lora does the work."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torchtitan_rl.core.config import number
+
+Target = Literal["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,9 +18,7 @@ class LoraConfig:
     alpha: float = number(32.0, above=0, remedy="Use 32.")
     """The adapter's output is multiplied by alpha / rank."""
 
-    targets: tuple[Literal["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...] = (
-        "qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    )  # fmt: skip
+    targets: tuple[Target, ...] = get_args(Target)
     """The matrices of each layer that have an adapter. Query, key and value are one matrix and share one A."""
 
     start: str = ""

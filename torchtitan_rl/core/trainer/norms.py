@@ -26,10 +26,17 @@ class MeasuredSteps:
     @torch.no_grad()
     def step(self) -> None:
         """Take a step. During it there is a copy of the weights whose update cannot be computed from Adam's moments."""
-        others = (p for one in self._optimizer if not _is_adam(one) for g in one.param_groups for p in g["params"])
-        before = {p: local_shard(p).clone() for p in others}
+        before: dict[Tensor, Tensor] = {}
+        for optimizer in self._optimizer:
+            if _is_adam(optimizer):
+                continue
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    before[p] = local_shard(p).clone()
         self._optimizer.step()
-        self._squares = {p: _square(local_shard(p) - before.pop(p)) for p in list(before)}
+        self._squares = {}
+        for p in list(before):
+            self._squares[p] = _square(local_shard(p) - before.pop(p))  # one copy at a time is freed
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:
@@ -39,12 +46,12 @@ class MeasuredSteps:
         made. That of another optimizer is the whole change of the weights. It is 0 for a parameter that has not been updated.
         The second norm is NaN or infinite if any weight is.
         """
-        squares = [
-            torch.stack([self._square_of_update(one, p, group), _square(local_shard(p))]) * _share_of_ranks(p)  # [2]
-            for one in self._optimizer
-            for group in one.param_groups
-            for p in group["params"]
-        ]
+        squares: list[Tensor] = []
+        for optimizer in self._optimizer:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    both = torch.stack([self._square_of_update(optimizer, p, group), _square(local_shard(p))])  # [2]
+                    squares.append(both * _share_of_ranks(p))
         total = torch.stack(squares).sum(0)  # [2]
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
@@ -53,7 +60,8 @@ class MeasuredSteps:
 
     def _square_of_update(self, optimizer: Optimizer, p: Tensor, group: dict) -> Tensor:
         """Σ update² over this rank's shard, 0-d."""
-        if _is_adam(optimizer) and (state := optimizer.state.get(p)):
+        state = optimizer.state.get(p)
+        if _is_adam(optimizer) and state:
             return _square_of_adam(state, group)
         return self._squares.get(p, torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE))
 
@@ -68,21 +76,29 @@ def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
 
     Source: Loshchilov and Hutter, arXiv 1711.05101, algorithm 2.
     """
-    step, (beta1, beta2) = state["step"].double(), group["betas"]  # stays on its device: no synchronization
-    scale, bias = group["lr"] / (1 - beta1**step), 1 - beta2**step
-    blocks = zip(*(local_shard(state[name]).flatten().split(BLOCK) for name in ("exp_avg", "exp_avg_sq")), strict=True)
-    squares = [_square(first / (second / bias).sqrt_().add_(group["eps"])) for first, second in blocks]
+    step = state["step"].double()  # 0-d; stays on its device: no synchronization
+    beta1, beta2 = group["betas"]
+    scale = group["lr"] / (1 - beta1**step)
+    bias = 1 - beta2**step
+    first_moments = local_shard(state["exp_avg"]).flatten().split(BLOCK)
+    second_moments = local_shard(state["exp_avg_sq"]).flatten().split(BLOCK)
+    squares: list[Tensor] = []
+    for first, second in zip(first_moments, second_moments, strict=True):
+        squares.append(_square(first / (second / bias).sqrt_().add_(group["eps"])))
     return torch.stack(squares).sum() * scale.square()
 
 
 def _square(t: Tensor) -> Tensor:
     """Σ x² in float64, 0-d. In float32 single values of 1e19 would overflow."""
-    return torch.stack([block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]).square().sum()
+    norms = [block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]  # 0-d each
+    return torch.stack(norms).square().sum()
 
 
 def local_shard(t: Tensor) -> Tensor:
     """Returns this rank's shard of a DTensor, detached; the whole of a plain tensor."""
-    return (t.to_local() if isinstance(t, DTensor) else t).detach()
+    if isinstance(t, DTensor):
+        t = t.to_local()
+    return t.detach()
 
 
 def _share_of_ranks(t: Tensor) -> float:

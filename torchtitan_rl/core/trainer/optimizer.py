@@ -52,12 +52,12 @@ class UpdateReport:
     learning_rate: float
     optimizer_steps: int
     work: FloatArray
-    """[2, 3] `packing.work_in` over all passes and ranks: of forwards, and of backwards, which silent micro-batches lack."""
+    """[2, 3] `packing.count_work` over all passes and ranks: of forwards, and of backwards, which not every micro-batch has."""
     rank_tokens: list[int]
     """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
     trained_tokens: int
     """Tokens in the forwards of all passes and data-parallel ranks."""
-    silent_tokens: int
+    forward_only_tokens: int
     """The part of `trained_tokens` without a backward, because the objective has no gradient there."""
     packed_tokens: int
     """Size of this rank's micro-batches, with padding."""

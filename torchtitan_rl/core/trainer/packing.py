@@ -10,17 +10,24 @@ from torch import Tensor
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, SequenceLayout, TrainBatch
 
-Atom = list[Member]
+Item = list[Member]
 """Sequences that must share a micro-batch: a single one, or a whole group."""
 
 
-def atoms_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Atom]:
+def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Item]:
     """Returns the episodes in the loss, one by one or by groups. Episodes without sampled tokens are left out."""
-    members = [
-        [Member(group.prompt, e) for e in group.samples if e.in_loss and e.completion.loss_mask.any()]
-        for group in groups
-    ]
-    return [group for group in members if group] if whole_groups else [[one] for group in members for one in group]
+    items: list[Item] = []
+    for group in groups:
+        members = [
+            Member(group.prompt, episode)
+            for episode in group.samples
+            if episode.in_loss and episode.completion.loss_mask.any()
+        ]
+        if not whole_groups:
+            items += [[member] for member in members]
+        elif members:
+            items.append(members)
+    return items
 
 
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
@@ -34,61 +41,77 @@ def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[
 
 
 def plan_microbatches(
-    atoms: Sequence[Atom], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
+    items: Sequence[Item], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
 ) -> list[list[list[Member]]]:
-    """Assign atoms to ranks and split each rank's share into micro-batches.
+    """Assign items to ranks and split each rank's share into micro-batches.
 
     Args:
-        max_tokens: budget of one micro-batch. A larger atom gets a micro-batch of its own.
+        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match. Ranks
-        with too few atoms get empty ones. Without atoms no rank has any.
+        with too few items get empty ones. Without items no rank has any.
 
-    Assigning the largest atom first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
+    Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
     """
-    costs = [sum(n + attention_cost * n * n / 2 for n in (member.num_tokens for member in atom)) for atom in atoms]
-    ranks: list[list[Atom]] = [[] for _ in range(num_ranks)]
-    load = [(0.0, rank) for rank in range(num_ranks)]
-    for i in sorted(range(len(atoms)), key=lambda i: (-costs[i], i)):
-        used, rank = heapq.heappop(load)
-        ranks[rank].append(atoms[i])
-        heapq.heappush(load, (used + costs[i], rank))
-    plans = [_first_fit(share, max_tokens) for share in ranks]
-    width = max(len(plan) for plan in plans)
-    return [plan + [[] for _ in range(width - len(plan))] for plan in plans]
+    costs = [_cost(item, attention_cost) for item in items]
+    shares: list[list[Item]] = [[] for _ in range(num_ranks)]
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(items[i])
+        heapq.heappush(loads, (load + costs[i], rank))
+    plans = [_first_fit(share, max_tokens) for share in shares]
+    most = max(len(plan) for plan in plans)
+    for plan in plans:
+        while len(plan) < most:
+            plan.append([])
+    return plans
 
 
-def _first_fit(atoms: list[Atom], max_tokens: int) -> list[list[Member]]:
-    """First-fit decreasing: each atom goes into the first micro-batch with enough room."""
-    bins: list[list[Member]] = []
-    used: list[int] = []
-    for atom in sorted(atoms, key=num_tokens, reverse=True):  # stable
-        size = num_tokens(atom)
-        place = next((i for i, taken in enumerate(used) if taken + size <= max_tokens), len(bins))
-        if place == len(bins):
-            bins.append([])
-            used.append(0)
-        bins[place] += atom
-        used[place] += size
-    return bins
+def _cost(item: Item, attention_cost: float) -> float:
+    cost = 0.0
+    for member in item:
+        n = member.num_tokens
+        cost += n + attention_cost * n * n / 2
+    return cost
 
 
-def num_tokens(atom: Atom) -> int:
-    """Returns the tokens of an atom's sequences."""
-    return sum(member.num_tokens for member in atom)
+def _first_fit(items: list[Item], max_tokens: int) -> list[list[Member]]:
+    """First-fit decreasing: each item goes into the first micro-batch with enough room."""
+    microbatches: list[list[Member]] = []
+    used: list[int] = []  # tokens of each
+    for item in sorted(items, key=num_tokens, reverse=True):  # stable
+        size = num_tokens(item)
+        for i, tokens in enumerate(used):
+            if tokens + size <= max_tokens:
+                microbatches[i] += item
+                used[i] += size
+                break
+        else:
+            microbatches.append([*item])
+            used.append(size)
+    return microbatches
 
 
-def work_in(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
+def num_tokens(members: Sequence[Member]) -> int:
+    """Returns the tokens of these sequences."""
+    return sum(member.num_tokens for member in members)
+
+
+def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
     """Returns one micro-batch's tokens, pairs of a token and one it attends to (or itself), and tokens in the loss.
 
     A shared prompt counts once.
     """
-    spans = [(shared, member.num_tokens) for member, shared in _laid_out(members, share_prompts)]
-    attended = sum((end * (end + 1) - begin * (begin + 1)) // 2 for begin, end in spans)
-    scored = sum(member.episode.completion.num_sampled for member in members)
-    return sum(end - begin for begin, end in spans), attended, scored
+    tokens = pairs = scored = 0
+    for member, shared in _laid_out(members, share_prompts):
+        end = member.num_tokens
+        tokens += end - shared
+        pairs += (end * (end + 1) - shared * (shared + 1)) // 2
+        scored += member.episode.completion.num_sampled
+    return tokens, pairs, scored
 
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
@@ -98,12 +121,13 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Memb
     """
     if not share_prompts:
         return [(member, 0) for member in members]
-    members = sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
-    before = [None, *(member.prompt.prompt_idx for member in members)]
-    return [
-        (member, len(member.prompt.token_ids) - 1 if member.prompt.prompt_idx == idx else 0)
-        for member, idx in zip(members, before, strict=False)
-    ]
+    laid_out: list[tuple[Member, int]] = []
+    previous = None
+    for member in sorted(members, key=lambda member: member.prompt.prompt_idx):  # stable
+        shares = member.prompt.prompt_idx == previous
+        laid_out.append((member, len(member.prompt.token_ids) - 1 if shares else 0))
+        previous = member.prompt.prompt_idx
+    return laid_out
 
 
 def pack(
@@ -126,46 +150,66 @@ def pack(
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
     laid_out = _laid_out(members, share_prompts)
-    members, shared = [member for member, _ in laid_out], np.array([n for _, n in laid_out], dtype=np.int64)  # [S] each
-    prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
-    episodes = [member.episode for member in members]
-    completions = [episode.completion for episode in episodes]
-    lengths = np.array([len(p) + len(c.token_ids) for p, c in zip(prompts, completions, strict=True)], dtype=np.int64)
-    filled = int(lengths.sum())
-    padding = -filled % multiple if filled else multiple
-    longest = int((lengths + shared).max(initial=0)) or padding
-    padded = [min(longest, padding - begin) for begin in range(0, padding, longest)]  # lengths of padding sequences
-
-    def column(rows: Sequence[np.ndarray], dtype: type, fill: float = 0) -> np.ndarray:
-        return np.concatenate([*rows, np.full(padding, fill)], dtype=dtype, casting="unsafe")  # [T]
+    members = [member for member, _ in laid_out]
+    prompts = [member.prompt.token_ids[shared:] for member, shared in laid_out]  # those that the pack holds
+    completions = [member.episode.completion for member in members]
+    shared = np.array([n for _, n in laid_out], dtype=np.int64)  # [S]
+    lengths = np.array([member.num_tokens for member in members], dtype=np.int64) - shared  # [S]
+    padding_lengths = _padding_lengths(lengths, shared, multiple)
+    padding = sum(padding_lengths)
 
     def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
         """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
-        spread = [part for p, row in zip(prompts, rows, strict=True) for part in (np.zeros(len(p)), row)]
-        return _on_device(_shifted(column(spread, np.float32), lengths))
+        parts: list[np.ndarray] = []
+        for prompt, row in zip(prompts, rows, strict=True):
+            parts += [np.zeros(len(prompt)), row]
+        values = np.concatenate([*parts, np.zeros(padding)], dtype=np.float32, casting="unsafe")  # [T]
+        return _on_device(_shifted(values, lengths))
 
-    token_ids = column([ids for p, c in zip(prompts, completions, strict=True) for ids in (p, c.token_ids)], np.int64)
-    references = [e.reference_logprobs for e in episodes]
-    all_fresh = all(c.token_versions is None for c in completions)
+    sequences: list[np.ndarray] = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        sequences += [prompt, completion.token_ids]
+    token_ids = np.concatenate([*sequences, np.zeros(padding)], dtype=np.int64, casting="unsafe")  # [T]
+    fresh_mask = None
+    if any(completion.token_versions is not None for completion in completions):
+        fresh_mask = at_labels([completion.fresh_mask for completion in completions])
+    reference_logprobs = None
+    if members and all(member.episode.reference_logprobs is not None for member in members):
+        reference_logprobs = at_labels([member.episode.reference_logprobs for member in members])
+    credits = [member.episode.credit for member in members]
+    columns = {
+        name: np.array([credit.columns[name] for credit in credits], dtype=np.float32) for name in sequence_columns
+    }
     return TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
-        layout=SequenceLayout.of([*lengths, *padded], [*shared, *[0] * len(padded)], device=DEVICE_TYPE),
-        loss_mask=at_labels([c.loss_mask for c in completions]),
-        fresh_mask=None if all_fresh else at_labels([c.fresh_mask for c in completions]),
-        sampler_logprobs=at_labels([c.logprobs for c in completions]),
-        advantages=at_labels([e.token_advantages for e in episodes]),
+        layout=SequenceLayout.of(
+            [*lengths, *padding_lengths], [*shared, *[0] * len(padding_lengths)], device=DEVICE_TYPE
+        ),
+        loss_mask=at_labels([completion.loss_mask for completion in completions]),
+        fresh_mask=fresh_mask,
+        sampler_logprobs=at_labels([completion.logprobs for completion in completions]),
+        advantages=at_labels([member.episode.token_advantages for member in members]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
-        group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
+        group_ids=_on_device(np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)),  # [S]
         members=members,
         normalizers=normalizers,
-        reference_logprobs=at_labels(references) if members and all(r is not None for r in references) else None,
-        columns={
-            name: _on_device(np.array([e.credit.columns[name] for e in episodes], dtype=np.float32))  # [S]
-            for name in sequence_columns
-        },
-        token_columns={name: at_labels([e.credit.token_columns[name] for e in episodes]) for name in token_columns},
+        reference_logprobs=reference_logprobs,
+        columns={name: _on_device(values) for name, values in columns.items()},  # [S] each
+        token_columns={name: at_labels([credit.token_columns[name] for credit in credits]) for name in token_columns},
     )
+
+
+def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
+    """Lengths of the sequences of padding after sequences with these own and shared tokens, [S] each."""
+    filled = int(lengths.sum())
+    padding = -filled % multiple if filled else multiple
+    longest = int((lengths + shared).max(initial=0)) or padding
+    padding_lengths: list[int] = []
+    while padding > 0:
+        padding_lengths.append(min(longest, padding))
+        padding -= longest
+    return padding_lengths
 
 
 def _shifted(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def build_policy(
     if lora:
         lora.cast_base(model, TORCH_DTYPE_MAP[training.mixed_precision_param])
     if compile_config.enable:
-        # KL, silent batches and selective checkpointing alone make 7 variants of a block; torch allows 8.
+        # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
         torch.compiler.config.recompile_limit = 64
     progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]

@@ -1,7 +1,7 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +26,13 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.norms import MeasuredSteps
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.packing import (
-    Atom,
-    atoms_of,
+    Item,
+    count_work,
+    items_of,
     num_tokens,
     pack,
     plan_microbatches,
     split_groups,
-    work_in,
 )
 from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, score, score_only
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
@@ -52,14 +52,36 @@ Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
 
 
-class _Work(NamedTuple):
-    """The micro-batches of one mini-batch. Every data-parallel rank has equally many."""
+class _MiniBatch(NamedTuple):
+    """The micro-batches of one optimizer step. Every data-parallel rank has equally many."""
 
     plan: Plan
-    silent: int
-    """The first `silent` micro-batches have no gradient. They are scored, for metrics and gate, without a backward."""
+    num_forward_only: int
+    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no backward."""
     batches: list[TrainBatch]
-    """This rank's. At least one is not silent: AdamW needs a gradient on every rank, even if it is zero."""
+    """This rank's. At least one gets a backward: AdamW needs a gradient on every rank, even if it is zero."""
+
+
+class _Step(NamedTuple):
+    """The results of one optimizer step."""
+
+    grad_norm: float
+    applied: bool
+    """False if loss or gradient were not finite and the update was skipped."""
+    metrics: list[dict[str, Metric]]
+    """Those of the objective for each of this rank's micro-batches."""
+
+
+@dataclass
+class _Counts:
+    """The work of one pass over the step, of all ranks."""
+
+    rank_tokens: list[int]
+    """Tokens in the forwards of each data-parallel rank."""
+    forward: FloatArray
+    """[3] the sum of `packing.count_work` over the forwards."""
+    backward: FloatArray
+    """[3] the same over the backwards."""
 
 
 class Trainer(Configurable):
@@ -101,7 +123,7 @@ class Trainer(Configurable):
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
-        self.gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
+        self.logprob_gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
         self.model = self.load_policy(policy_lora)
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
@@ -119,7 +141,7 @@ class Trainer(Configurable):
         self._all_ranks = dist.group.WORLD if dist.get_world_size() > 1 else None
         tp_mesh = parallel_dims.get_optional_mesh("tp")
         self._warned_of_size = False
-        self._reports = tp_mesh is None or tp_mesh.get_local_rank() == 0
+        self._is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
     def load_policy(self, lora: PolicyLora | None) -> Decoder:
         """Returns a sharded model with the start's weights. Collective."""
@@ -154,81 +176,86 @@ class Trainer(Configurable):
         Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps.
         """
         config = self.config
-        works = [self._work(minibatch) for minibatch in split_groups(groups, config.num_minibatches)]
-        one_step = config.num_epochs * len(works) == 1
+        minibatches = [self._pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)]
+        single_step = config.num_epochs * len(minibatches) == 1
         sampled = self.algorithm.policy_loss.sampled
-        if sampled and not one_step:
-            self._keep_old_logprobs(works)
+        if sampled and not single_step:
+            self._keep_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
-        steps = [
-            self._optimizer_step(work, metrics, gate=sampled and one_step)
-            for _ in range(config.num_epochs)
-            for work in works
-        ]
-        norms, applied = [norm for norm, _ in steps], sum(applied for _, applied in steps)
-        update_norm, weight_norm = self._steps.update_and_weight_norm() if steps else (0.0, 0.0)
+        norms: list[float] = []
+        num_applied = 0
+        for _ in range(config.num_epochs):
+            for minibatch in minibatches:
+                step = self._optimizer_step(minibatch, check_logprobs=sampled and single_step)
+                metrics += step.metrics
+                norms.append(step.grad_norm)
+                num_applied += step.applied
+        update_norm, weight_norm = self._steps.update_and_weight_norm() if norms else (0.0, 0.0)
         self.finite.check_weights(weight_norm)
-        metrics.append(self.algorithm.after_update(self._merged_means(metrics, self.algorithm.controller_inputs)))
+        controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
+        metrics.append(self.algorithm.after_update(controlled))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(groups)
-        rank_tokens, silent_tokens, work = self._count_work(works)
-        packed = sum(batch.token_ids.numel() for work in works for batch in work.batches)
+        counts = self._count_work(minibatches)
+        packed = sum(batch.token_ids.numel() for minibatch in minibatches for batch in minibatch.batches)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
             update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
-            optimizer_steps=applied,
-            work=config.num_epochs * work,
-            rank_tokens=rank_tokens,
-            trained_tokens=config.num_epochs * sum(rank_tokens),
-            silent_tokens=config.num_epochs * silent_tokens,
+            optimizer_steps=num_applied,
+            work=config.num_epochs * np.stack([counts.forward, counts.backward]),  # [2, 3]
+            rank_tokens=counts.rank_tokens,
+            trained_tokens=config.num_epochs * sum(counts.rank_tokens),
+            forward_only_tokens=config.num_epochs * int(counts.forward[0] - counts.backward[0]),
             packed_tokens=packed,
-            padding_tokens=packed - rank_tokens[self.dp_rank],
-            metrics=metrics if self._reports else [],
+            padding_tokens=packed - counts.rank_tokens[self.dp_rank],
+            metrics=metrics if self._is_tp_leader else [],
         )
 
-    def _keep_old_logprobs(self, works: list[_Work]) -> None:
-        """Set `old_logprobs` of every micro-batch, before the first optimizer step, and check them with the gate."""
+    def _keep_old_logprobs(self, minibatches: list[_MiniBatch]) -> None:
+        """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the sampler's."""
         diffs = LogprobDiffs()
-        for batch in (batch for work in works for batch in work.batches):
-            batch.old_logprobs = self._score(self.model, batch)  # [T]
-            diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
-        self.gate.check(diffs.merged(self._all_ranks))
+        for minibatch in minibatches:
+            for batch in minibatch.batches:
+                batch.old_logprobs = self._score(self.model, batch)  # [T]
+                diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
+        self.logprob_gate.check(diffs.merged(self._all_ranks))
 
-    def _optimizer_step(self, work: _Work, metrics: list[dict[str, Metric]], *, gate: bool) -> tuple[float, bool]:
-        """Run forward and backward over a mini-batch, then the optimizer. Returns the gradient norm and whether it stepped.
+    def _optimizer_step(self, minibatch: _MiniBatch, *, check_logprobs: bool) -> _Step:
+        """Run forward and backward over a mini-batch, then the optimizer.
 
         Args:
-            metrics: the objective's metrics of each micro-batch are appended.
-            gate: fill `logprob_diff` and check it, because the policy is still the one that sampled.
+            check_logprobs: fill `logprob_diff` and check it, because the policy is still the one that sampled.
         """
-        loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
+        loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         diffs = LogprobDiffs()
-        for i, batch in enumerate(work.batches):
-            learns = i >= work.silent
-            if 0 < i == work.silent and not self._keeps_weights:
-                self.model.reset_iter_state()  # no backward of the silent ones comes: see `score_only`
-            with torch.set_grad_enabled(learns):
+        metrics: list[dict[str, Metric]] = []
+        for i, batch in enumerate(minibatch.batches):
+            has_backward = i >= minibatch.num_forward_only
+            if 0 < i == minibatch.num_forward_only and not self._keeps_weights:
+                self.model.reset_iter_state()  # no backward of the earlier ones comes: see `score_only`
+            with torch.set_grad_enabled(has_backward):
                 logprobs, entropy = score(
                     self.model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
                 )  # [T] each
                 out = self.algorithm.loss(batch, logprobs, entropy)
-            if learns:
-                keep_weights(self.model, self._keeps_weights and batch is not work.batches[-1])
+            if has_backward:
+                keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
                 out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)
-            if gate:
+            if check_logprobs:
                 diffs.add(fill_logprob_diff(batch, logprobs.detach()))
-        if gate:
-            self.gate.check(diffs.merged(self._all_ranks))
+        if check_logprobs:
+            self.logprob_gate.check(diffs.merged(self._all_ranks))
         grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
-        if applied := self.finite.allows(self._sum(float(loss)), grad_norm):
+        applied = self.finite.allows(self._sum(float(loss)), grad_norm)
+        if applied:
             self._steps.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
-        return grad_norm, applied
+        return _Step(grad_norm, applied, metrics)
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -247,11 +274,12 @@ class Trainer(Configurable):
 
     def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
         """Returns weighted means over micro-batches and data-parallel ranks, the same on every rank."""
-        merged = {}
+        merged: dict[str, float] = {}
         for key in keys:
             found = [m[key] for m in metrics if key in m]
             total = self._sum(sum(float(m.value) * m.weight for m in found))
-            if weight := self._sum(sum(m.weight for m in found)):
+            weight = self._sum(sum(m.weight for m in found))
+            if weight:
                 merged[key] = total / weight
         return merged
 
@@ -260,17 +288,17 @@ class Trainer(Configurable):
 
         Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
         """
-        atoms = atoms_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
+        items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         place = {id(episode): i for i, episode in enumerate(flat(groups))}
         mine: list[tuple[int, FloatArray]] = []
-        for batch in self._pack(self._plan(atoms), groups):
+        for batch in self._pack(self._plan(items), groups):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
             ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
             for member, end in zip(batch.members, ends, strict=False):
                 first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
                 mine.append((place[id(member.episode)], logprobs[first : end - 1].copy()))  # [L]
         scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]  # [L] each
-        for i, logprobs in comm.all_gather_lists(mine if self._reports else []):
+        for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
             scored[i] = logprobs
         return scored
 
@@ -286,37 +314,44 @@ class Trainer(Configurable):
         """Set every episode's `logprob_diff` on every rank, without the signed differences of other ranks' episodes."""
         episodes = flat(groups)
         mine = [(i, replace(e.logprob_diff, signed=None)) for i, e in enumerate(episodes) if e.logprob_diff is not None]
-        for i, diff in comm.all_gather_lists(mine if self._reports else []):
+        for i, diff in comm.all_gather_lists(mine if self._is_tp_leader else []):
             episodes[i].logprob_diff = episodes[i].logprob_diff or diff
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
         return score_only(model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask)  # [T]
 
-    def _work(self, groups: Sequence[Group[Episode]]) -> _Work:
-        """Plan and pack one mini-batch."""
-        learning: list[Atom] = []
-        silent: list[Atom] = []
-        for atom in atoms_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups):
-            (silent if all(self.algorithm.zero_gradient(member.episode) for member in atom) else learning).append(atom)
-        pairs = list(zip(self._plan(silent), self._plan(learning), strict=True))  # of each rank
-        plan = [first + (then or [[]]) for first, then in pairs]
+    def _pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
+        """Plan and pack the groups of one optimizer step."""
         loss = self.algorithm.policy_loss
-        columns = {"sequence_columns": loss.sequence_columns, "token_columns": loss.token_columns}
-        return _Work(plan, silent=len(pairs[0][0]), batches=self._pack(plan, groups, **columns))
+        forward_only: list[Item] = []
+        learning: list[Item] = []
+        for item in items_of(groups, whole_groups=loss.whole_groups):
+            if all(self.algorithm.zero_gradient(member.episode) for member in item):
+                forward_only.append(item)
+            else:
+                learning.append(item)
+        first, then = self._plan(forward_only), self._plan(learning)
+        plan: Plan = []
+        for rank in range(self.dp_size):
+            plan.append(first[rank] + (then[rank] or [[]]))
+        batches = self._pack(plan, groups, sequence_columns=loss.sequence_columns, token_columns=loss.token_columns)
+        return _MiniBatch(plan, len(first[0]), batches)
 
-    def _plan(self, atoms: list[Atom]) -> Plan:
-        """Divide atoms over ranks and micro-batches. Warns once of an atom that is over the token budget."""
+    def _plan(self, items: list[Item]) -> Plan:
+        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget."""
         budget = self.config.max_tokens_per_microbatch
-        largest = max(atoms, key=num_tokens, default=[])
+        largest = max(items, key=num_tokens, default=[])
         if num_tokens(largest) > budget and not self._warned_of_size:
             self._warned_of_size = True
+            kind = "group" if len(largest) > 1 else "sequence"
             progress(
-                f"trainer.max_tokens_per_microbatch {budget}: the {'group' if len(largest) > 1 else 'sequence'} of "
-                f"{largest[0].name} has {num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
+                f"trainer.max_tokens_per_microbatch {budget}: the {kind} of {largest[0].name} has "
+                f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        alone, with_one = (self._model_spec.model.get_nparams_and_flops(self.model, length)[1] for length in (0, 1))
-        cost = with_one / alone - 1
-        return plan_microbatches(atoms, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
+        _, flops_alone = self._model_spec.model.get_nparams_and_flops(self.model, 0)
+        _, flops_with_one = self._model_spec.model.get_nparams_and_flops(self.model, 1)
+        cost = flops_with_one / flops_alone - 1
+        return plan_microbatches(items, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
 
     def _pack(
         self,
@@ -340,16 +375,18 @@ class Trainer(Configurable):
             for members in plan[self.dp_rank]
         ]
 
-    def _count_work(self, works: list[_Work]) -> tuple[list[int], int, FloatArray]:
-        """Returns the tokens of each data-parallel rank in one pass, the silent tokens, and `UpdateReport.work` [2, 3]."""
-        rank_tokens, silent, total = [0] * self.dp_size, np.zeros(3), np.zeros(3)
-        for work in works:
-            for rank, microbatches in enumerate(work.plan):
-                counts = np.array([work_in(one, share_prompts=self._shares_prompts) for one in microbatches])
-                rank_tokens[rank] += int(counts[:, 0].sum())
-                silent += counts[: work.silent].sum(axis=0)
-                total += counts.sum(axis=0)
-        return rank_tokens, int(silent[0]), np.stack([total, total - silent])  # [2, 3]
+    def _count_work(self, minibatches: list[_MiniBatch]) -> _Counts:
+        """Returns the work of all ranks in one pass."""
+        counts = _Counts([0] * self.dp_size, np.zeros(3), np.zeros(3))
+        for minibatch in minibatches:
+            for rank, microbatches in enumerate(minibatch.plan):
+                for i, members in enumerate(microbatches):
+                    work = np.array(count_work(members, share_prompts=self._shares_prompts))  # [3]
+                    counts.rank_tokens[rank] += int(work[0])
+                    counts.forward += work
+                    if i >= minibatch.num_forward_only:
+                        counts.backward += work
+        return counts
 
     def _sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""

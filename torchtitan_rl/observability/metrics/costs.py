@@ -59,7 +59,7 @@ def perf_metrics(
         metrics["perf/rank_imbalance"] = same_everywhere(
             max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
         )
-        metrics["perf/silent_fraction"] = same_everywhere(update.silent_tokens / update.trained_tokens)
+        metrics["perf/forward_only_fraction"] = same_everywhere(update.forward_only_tokens / update.trained_tokens)
     if update.packed_tokens:
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)

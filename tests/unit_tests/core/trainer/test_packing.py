@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan_rl.core.trainer.packing import atoms_of, pack, plan_microbatches, split_groups, work_in
+from torchtitan_rl.core.trainer.packing import count_work, items_of, pack, plan_microbatches, split_groups
 from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -33,7 +33,7 @@ def group(prompt_idx: int, *episodes: Episode) -> Group[Episode]:
 
 def of_lengths(*sizes: list[int]) -> list[list[Member]]:
     """Atoms whose sequences have these many tokens, one of them the prompt's."""
-    return [[member((1,), tuple(range(n - 1))) for n in atom] for atom in sizes]
+    return [[member((1,), tuple(range(n - 1))) for n in item] for item in sizes]
 
 
 def test_each_position_speaks_of_the_token_it_predicts():
@@ -77,8 +77,8 @@ def test_siblings_share_all_of_their_prompt_but_its_last_token():
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
     assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
-    assert work_in(members, share_prompts=True) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
-    assert work_in(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
+    assert count_work(members, share_prompts=True) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
+    assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
 def test_an_empty_micro_batch_is_only_padding():
@@ -111,17 +111,17 @@ def test_reference_logprobs_need_every_episode_to_have_them():
     st.integers(10, 120),
 )
 def test_plan_holds_each_atom_once_within_budget_with_equal_counts(sizes, num_ranks, max_tokens):
-    atoms = of_lengths(*sizes)
-    plans = plan_microbatches(atoms, num_ranks=num_ranks, max_tokens=max_tokens)
+    items = of_lengths(*sizes)
+    plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens)
     planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
-    assert sorted(planned) == sorted(id(m.episode) for atom in atoms for m in atom)
+    assert sorted(planned) == sorted(id(m.episode) for item in items for m in item)
     assert len({len(plan) for plan in plans}) == 1
-    assert len(plans[0]) >= bool(atoms)
+    assert len(plans[0]) >= bool(items)
     batch_of = {id(m.episode): (r, b) for r, plan in enumerate(plans) for b, batch in enumerate(plan) for m in batch}
-    assert all(len({batch_of[id(m.episode)] for m in atom}) == 1 for atom in atoms)
-    atom_of = {id(m.episode): i for i, atom in enumerate(atoms) for m in atom}
+    assert all(len({batch_of[id(m.episode)] for m in item}) == 1 for item in items)
+    item_of = {id(m.episode): i for i, item in enumerate(items) for m in item}
     for batch in (batch for plan in plans for batch in plan):
-        whole = len({atom_of[id(m.episode)] for m in batch})
+        whole = len({item_of[id(m.episode)] for m in batch})
         assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
 
 
@@ -134,9 +134,9 @@ def test_work_is_balanced_over_ranks():
 
 
 def test_the_cost_of_attention_counts_in_the_balance():
-    atoms = of_lengths([100], *[[10]] * 10)
+    items = of_lengths([100], *[[10]] * 10)
     even, quadratic = (
-        plan_microbatches(atoms, num_ranks=2, max_tokens=1000, attention_cost=cost) for cost in (0.0, 1.0)
+        plan_microbatches(items, num_ranks=2, max_tokens=1000, attention_cost=cost) for cost in (0.0, 1.0)
     )
     assert [sum(map(len, plan)) for plan in even] == [1, 10]  # 100 tokens each
     assert [sum(map(len, plan)) for plan in quadratic] == [1, 10]  # and nothing joins the long one
@@ -162,8 +162,8 @@ def test_atoms_are_episodes_or_whole_groups_in_the_loss():
         group(1, episode(), episode(tokens=()), episode(mask=(False, False))),
     ]
     first, second = ([e for e in g.samples if e.in_loss and e.completion.num_sampled] for g in groups)
-    assert [[m.episode for m in a] for a in atoms_of(groups, whole_groups=False)] == [[e] for e in (*first, *second)]
-    assert [[m.episode for m in a] for a in atoms_of(groups, whole_groups=True)] == [first, second]
+    assert [[m.episode for m in a] for a in items_of(groups, whole_groups=False)] == [[e] for e in (*first, *second)]
+    assert [[m.episode for m in a] for a in items_of(groups, whole_groups=True)] == [first, second]
 
 
 @pytest.mark.parametrize(("parts", "sizes"), [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])

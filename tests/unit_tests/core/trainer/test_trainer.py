@@ -120,7 +120,7 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
     monkeypatch.setattr(whole.algorithm, "zero_gradient", lambda episode: False)
     steps = [credited(trainer) for trainer in (split, whole)]
     reports = [trainer.update(groups) for trainer, groups in zip((split, whole), steps, strict=True)]
-    assert reports[0].silent_tokens > 0 == reports[1].silent_tokens
+    assert reports[0].forward_only_tokens > 0 == reports[1].forward_only_tokens
     assert reports[0].rank_tokens >= reports[1].rank_tokens  # a prompt is shared within a micro-batch
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     torch.testing.assert_close(weights(split), weights(whole), rtol=1.2e-7, atol=1e-9)  # a float32's last digit
@@ -134,16 +134,16 @@ def test_completions_without_an_advantage_are_scored_but_need_no_backward(build,
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "silent"),
+    ("algorithm", "zero_gradient"),
     [
         (Algorithm.Config(), True),
         (Algorithm.Config(entropy_coef=0.01), False),
         (Algorithm.Config(loss=MaxEnt.Config()), False),
     ],
 )
-def test_only_an_objective_of_the_advantage_alone_is_silent_without_it(build, algorithm, silent):
+def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(build, algorithm, zero_gradient):
     episode = draft_episodes(scored_step())[0].samples[0]
-    assert algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode) is silent
+    assert algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode) is zero_gradient
     episode.credit.advantage = 0.1
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
@@ -254,7 +254,7 @@ def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
     assert {key: value for key, value in group.items() if key != "params"} == own
 
 
-def test_turns_whose_advantages_cancel_out_are_not_silent():
+def test_turns_whose_advantages_cancel_out_have_a_gradient():
     episode = draft_episodes(scored_step())[0].samples[0]
     episode.credit.advantage, episode.credit.turn_advantages = 0.0, (0.7, -0.7)
     assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)

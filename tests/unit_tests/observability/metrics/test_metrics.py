@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
-    rank_tokens=[500, 700], trained_tokens=1200, silent_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
+    rank_tokens=[500, 700], trained_tokens=1200, forward_only_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
@@ -259,7 +259,7 @@ def test_optimizer_and_perf_by_their_formulas():
         "perf/step_tokens_per_s": 200,
         "perf/mfu": pytest.approx((8_000 + 2 * 4_000 - 3 * 500 - 750) / 40_000 / 3),  # less for frozen weights
         "perf/padding_fraction": 0.2,
-        "perf/silent_fraction": 0,
+        "perf/forward_only_fraction": 0,
         "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
         "perf/peak_memory_gib": 3,
     }
@@ -273,8 +273,8 @@ def test_throughput_counts_every_pass_over_the_batch():
 
 
 def test_tokens_without_a_backward_are_a_share():
-    silent = SimpleNamespace(**{**vars(UPDATE), "silent_tokens": 600})
-    assert perf(silent)["perf/silent_fraction"] == 0.5
+    silent = SimpleNamespace(**{**vars(UPDATE), "forward_only_tokens": 600})
+    assert perf(silent)["perf/forward_only_fraction"] == 0.5
 
 
 def test_efficiency_is_the_unavoidable_work_over_the_seconds():
