@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +51,8 @@ def plan_microbatches(
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
 
     Returns:
-        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match. Ranks
-        with too few items get empty ones. Without items no rank has any.
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
+        Ranks with too few items get empty ones. Without items no rank has any.
 
     Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
     """
@@ -115,7 +116,8 @@ def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, 
 
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
-    """Returns the sequences in their order in the pack, each with the number of prompt tokens it shares with the one before.
+    """Returns the sequences in their order in the pack, each with the number of prompt tokens it shares with the one
+    before.
 
     The prompt's last token is not shared, because it predicts a different token in each sequence.
     """
@@ -141,63 +143,76 @@ def pack(
 ) -> TrainBatch:
     """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
-    Padding forms sequences of its own without a loss. None is longer than the longest member, so that attention needs no
-    wider rows. An empty micro-batch consists of padding only.
+    Padding forms sequences of its own without a loss. None is longer than the longest member, so that attention needs
+    no wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start with the
-            prompt's last token, at its position in the prompt (see SequenceLayout).
+        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start
+            with the prompt's last token, at its position in the prompt (see SequenceLayout).
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
     laid_out = _laid_out(members, share_prompts)
     members = [member for member, _ in laid_out]
-    prompts = [member.prompt.token_ids[shared:] for member, shared in laid_out]  # those that the pack holds
-    completions = [member.episode.completion for member in members]
     shared = np.array([n for _, n in laid_out], dtype=np.int64)  # [S]
     lengths = np.array([member.num_tokens for member in members], dtype=np.int64) - shared  # [S]
     padding_lengths = _padding_lengths(lengths, shared, multiple)
-    padding = sum(padding_lengths)
-
-    def at_labels(rows: Sequence[np.ndarray]) -> Tensor:
-        """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
-        parts: list[np.ndarray] = []
-        for prompt, row in zip(prompts, rows, strict=True):
-            parts += [np.zeros(len(prompt)), row]
-        values = np.concatenate([*parts, np.zeros(padding)], dtype=np.float32, casting="unsafe")  # [T]
-        return _on_device(_shifted(values, lengths))
-
-    sequences: list[np.ndarray] = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        sequences += [prompt, completion.token_ids]
-    token_ids = np.concatenate([*sequences, np.zeros(padding)], dtype=np.int64, casting="unsafe")  # [T]
+    row = _Row([member.prompt.token_ids[n:] for member, n in laid_out], lengths, sum(padding_lengths))
+    episodes = [member.episode for member in members]
+    completions = [episode.completion for episode in episodes]
+    token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
     fresh_mask = None
     if any(completion.token_versions is not None for completion in completions):
-        fresh_mask = at_labels([completion.fresh_mask for completion in completions])
+        fresh_mask = row.at_labels([completion.fresh_mask for completion in completions])
     reference_logprobs = None
-    if members and all(member.episode.reference_logprobs is not None for member in members):
-        reference_logprobs = at_labels([member.episode.reference_logprobs for member in members])
-    credits = [member.episode.credit for member in members]
-    columns = {
-        name: np.array([credit.columns[name] for credit in credits], dtype=np.float32) for name in sequence_columns
-    }
-    return TrainBatch(
+    if members and all(episode.reference_logprobs is not None for episode in episodes):
+        reference_logprobs = row.at_labels([episode.reference_logprobs for episode in episodes])
+    batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
         layout=SequenceLayout.of(
             [*lengths, *padding_lengths], [*shared, *[0] * len(padding_lengths)], device=DEVICE_TYPE
         ),
-        loss_mask=at_labels([completion.loss_mask for completion in completions]),
+        loss_mask=row.at_labels([completion.loss_mask for completion in completions]),
         fresh_mask=fresh_mask,
-        sampler_logprobs=at_labels([completion.logprobs for completion in completions]),
-        advantages=at_labels([member.episode.token_advantages for member in members]),
-        sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, padding])),
-        group_ids=_on_device(np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)),  # [S]
+        sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
+        advantages=row.at_labels([episode.token_advantages for episode in episodes]),
+        sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, row.padding])),
+        group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
         members=members,
         normalizers=normalizers,
         reference_logprobs=reference_logprobs,
-        columns={name: _on_device(values) for name, values in columns.items()},  # [S] each
-        token_columns={name: at_labels([credit.token_columns[name] for credit in credits]) for name in token_columns},
     )
+    for name in sequence_columns:
+        values = np.array([episode.credit.columns[name] for episode in episodes], dtype=np.float32)  # [S]
+        batch.columns[name] = _on_device(values)
+    for name in token_columns:
+        batch.token_columns[name] = row.at_labels([episode.credit.token_columns[name] for episode in episodes])
+    return batch
+
+
+class _Row(NamedTuple):
+    """The sequences of one micro-batch, one after another, and padding."""
+
+    prompts: list[np.ndarray]
+    """The prompt tokens of each sequence that the row holds."""
+    lengths: np.ndarray
+    """[S] tokens of each sequence that the row holds."""
+    padding: int
+
+    def tokens(self, completions: Sequence[np.ndarray]) -> np.ndarray:
+        """Token ids [L] of completions -> [T] int64, with the prompts before them and 0 on padding."""
+        return self._joined(self.prompts, completions, np.int64)
+
+    def at_labels(self, rows: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
+        zeros = [np.zeros(len(prompt)) for prompt in self.prompts]
+        return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.lengths))
+
+    def _joined(self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+        parts: list[np.ndarray] = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            parts += [prompt, completion]
+        return np.concatenate([*parts, np.zeros(self.padding)], dtype=dtype, casting="unsafe")  # [T]
 
 
 def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:

@@ -121,7 +121,9 @@ class Trainer(Configurable):
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self._model_spec, self._dump_folder, self._hf_assets_path = model_spec, dump_folder, hf_assets_path
+        self._model_spec = model_spec
+        self._dump_folder = dump_folder
+        self._hf_assets_path = hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.logprob_gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
         self.model = self.load_policy(policy_lora)
@@ -134,13 +136,18 @@ class Trainer(Configurable):
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
         self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self._param_groups()]
-        batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
+        self._warned_of_size = False
+        self._find_ranks()
+
+    def _find_ranks(self) -> None:
+        """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""
+        dims = self.parallel_dims
+        batch_mesh = dims.get_mesh("batch") if dims.dp_enabled else None
         self.dp_size = batch_mesh.size() if batch_mesh else 1
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         self._all_ranks = dist.group.WORLD if dist.get_world_size() > 1 else None
-        tp_mesh = parallel_dims.get_optional_mesh("tp")
-        self._warned_of_size = False
+        tp_mesh = dims.get_optional_mesh("tp")
         self._is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
     def load_policy(self, lora: PolicyLora | None) -> Decoder:
