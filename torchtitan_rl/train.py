@@ -278,6 +278,7 @@ def build_run(
         evaluation=evaluation,
         state=state,
         held_out=parts.held_out,
+        probe=parts.probe,
         services=_build_services(config, parts, recorder, checkpointer, run_folder),
     )
 

@@ -24,7 +24,7 @@ from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.services import GroupsInFlight, Services, Source, Sync
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Episode, Group, IntArray, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.trainer import Trainer
@@ -72,6 +72,7 @@ class Controller(Configurable):
         evaluation: Evaluation,
         state: RunState,
         held_out: list[Prompt],
+        probe: IntArray,
         services: Services,
     ) -> None:
         """
@@ -79,7 +80,8 @@ class Controller(Configurable):
             in_flight: the groups that an earlier step has begun, new or from a checkpoint.
             sources: the frozen models that the algorithm asks for.
             state: the progress of the run, new or from a checkpoint.
-            held_out: the prompts of every evaluation, at least one. The weight sync probes with the first.
+            held_out: the prompts of every evaluation, at least one.
+            probe: [L] the tokens by which the weight sync compares trainer and engine.
         """
         self.config = config
         self.trainer = trainer
@@ -91,6 +93,7 @@ class Controller(Configurable):
         self.evaluation = evaluation
         self.state = state
         self.held_out = held_out
+        self.probe = probe
         self.services = services
         self._saved = False
 
@@ -232,7 +235,7 @@ class Controller(Configurable):
             self.services.weight_sync,
             self.trainer,
             self.generator,
-            self.held_out[0],
+            self.probe,
             policy_version=self.state.step,
         )
 
@@ -265,19 +268,17 @@ class Controller(Configurable):
 
 
 def push_policy(
-    weight_sync: Sync, trainer: "Trainer", generator: Generator, probe: Prompt, *, policy_version: int
+    weight_sync: Sync, trainer: "Trainer", generator: Generator, probe: IntArray, *, policy_version: int
 ) -> int:
     """Push the policy into the engine and verify the weights there. Returns the bytes sent. Collective.
 
     Args:
-        probe: both sides score its tokens, repeated to be longer than every sliding window.
+        probe: [L] the tokens that both sides score.
     """
-    ids, reach = probe.token_ids, getattr(trainer.model.config, "reach", 0)
-    ids = ids.repeat(1 + reach // len(ids))[: generator.config.max_model_len - 1]
     return weight_sync.push(
         trainer.hf_weights(generator.dtype, adapters_only=generator.holds_base),
         generator,
         policy_version=policy_version,
-        probe=ids,
+        probe=probe,
         trainer_logprobs=trainer.token_logprobs,
     )

@@ -25,6 +25,7 @@ from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.library.models.hf_decoder import longest_window
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.grading.grader import Grader, Scorers
     from torchtitan_rl.core.services import Source
-    from torchtitan_rl.core.types import Prompt
+    from torchtitan_rl.core.types import IntArray, Prompt
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.library.task import Task
@@ -73,6 +74,8 @@ class Parts:
     prompts: "PromptStream"
     held_out: "list[Prompt]"
     """The prompts of evaluations, at least one."""
+    probe: "IntArray"
+    """[L] the first of them, by which the weight sync compares trainer and engine."""
     grader: "Grader"
     algorithm: "Algorithm"
     trainer: Trainer
@@ -86,7 +89,7 @@ class Parts:
 
         `generator` needs it before it samples: with step 0 for the start, then after each update.
         """
-        return push_policy(self.weight_sync, self.trainer, self.generator, self.held_out[0], policy_version=step)
+        return push_policy(self.weight_sync, self.trainer, self.generator, self.probe, policy_version=step)
 
     def close(self) -> None:
         """Stop the reward functions' workers and the engine, then the process group that it uses."""
@@ -159,6 +162,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         tokenizer=tokenizer,
         prompts=prompts,
         held_out=held_out,
+        probe=_probe(config, held_out[0]),
         grader=grader,
         algorithm=algorithm,
         trainer=trainer,
@@ -166,6 +170,13 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         generator=generator,
         weight_sync=config.weight_sync.build(proof=proof),
     )
+
+
+def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
+    """Returns the prompt's tokens, repeated to be longer than every sliding window, so that a wrong window shows."""
+    ids = prompt.token_ids
+    window = longest_window(config.model_spec.model)
+    return ids.repeat(1 + window // len(ids))[: config.generator.max_model_len - 1]
 
 
 def build_trainer(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> Trainer:

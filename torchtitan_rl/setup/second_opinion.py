@@ -22,7 +22,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.trainer.hf import load_hf_weights
 from torchtitan_rl.core.trainer.policy import model_config, score
 from torchtitan_rl.core.types import SequenceLayout
-from torchtitan_rl.library.models.hf_decoder import HFDecoder
+from torchtitan_rl.library.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.resilience.out_of_memory import usable_bytes
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS
 
@@ -64,8 +64,7 @@ def compare_start(config: "RunConfig") -> str:
 def _compare(folder: Path, spec: "ModelSpec") -> str:
     began, random = time.monotonic(), torch.Generator().manual_seed(0)
     model, bounds = spec.model, "(docs/models.md#compared-with-transformers)"
-    reach = model.reach if isinstance(model, HFDecoder.Config) else 0
-    length = min(max(TOKENS, reach + 16), MOST_TOKENS, model.max_seq_len)
+    length = min(max(TOKENS, longest_window(model) + 16), MOST_TOKENS, model.max_seq_len)
     ids = torch.randint(0, model.vocab_size, (length,), generator=random)  # [L]
     policy = _on_meta(spec, length)
     parameters = sum(p.numel() for p in policy.parameters())

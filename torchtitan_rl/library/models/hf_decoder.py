@@ -147,11 +147,6 @@ class HFDecoder(Decoder):
         merged: tuple[str, ...] = ()
         """Matrices that hold several of vLLM's, such as gate_up_proj."""
 
-        @property
-        def reach(self) -> int:
-            """The largest window, 0 without one. A shorter sequence does not show whether windows are right."""
-            return max((window for window in self.windows if window), default=0)
-
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Set the sharding under tensor parallelism: none."""
             check_parallelism(self, config.parallelism.tensor_parallel_degree)
@@ -225,6 +220,13 @@ class HFStateDictAdapter(StateDictAdapter):
         return dict(_renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()}))
 
 
+def longest_window(model: Decoder.Config) -> int:
+    """Returns the longest sliding window of a model's layers, 0 without one. A shorter sequence does not show whether windows are
+    right."""
+    windows = model.windows if isinstance(model, HFDecoder.Config) else ()
+    return max((window for window in windows if window), default=0)
+
+
 def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]]:
     for name, value in named:
         begin = next((b for b in beginnings if name.startswith(b)), "")
@@ -269,7 +271,7 @@ def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: 
         f"1 for {config.hf.model_type}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
     )  # fmt: skip
     expect(
-        config.hf.model_type not in LONGER_WINDOWS or max_model_len <= (config.reach or max_model_len), "generator.max_model_len",
-        max_model_len, f"at most the sliding window of {config.hf.model_type}, {config.reach}: vLLM's window is one token longer",
+        config.hf.model_type not in LONGER_WINDOWS or max_model_len <= (longest_window(config) or max_model_len), "generator.max_model_len",
+        max_model_len, f"at most the sliding window of {config.hf.model_type}, {longest_window(config)}: vLLM's window is one token longer",
         "Lower it.",
     )  # fmt: skip
