@@ -5,11 +5,18 @@ Everything here is a pure function or a small object. Nothing imports vLLM or co
 """
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo
-from torchtitan_rl.core.algorithm.aggregations import Aggregation, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
-from torchtitan_rl.core.algorithm.losses import Clip, Loss, PolicyLoss
+from torchtitan_rl.core.algorithm.losses import (
+    Aggregation,
+    Clip,
+    Loss,
+    PolicyLoss,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    TokenMean,
+)
 from torchtitan_rl.core.algorithm.mismatch import (
     Correction,
     Mismatch,

@@ -1,4 +1,9 @@
-"""`Algorithm`: the training objective, composed of small parts. The controller and the trainer call it."""
+"""`Algorithm`: the training objective. Rewards become credit (`assign_credit`), log-probabilities become a loss (`loss`).
+
+The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in DAPO, instead of
+a mean of means; there is no KL to a reference; and equal rewards, compared as such, have advantage exactly 0. With one optimizer step
+a batch, the default, pi_old is pi and nothing is clipped. docs/algorithms.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
-from torchtitan_rl.core.algorithm.aggregations import Aggregation, TokenMean
 from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, TokenValues
 from torchtitan_rl.core.algorithm.kl import KL
@@ -20,7 +24,7 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
     record_ratio,
     record_sampler,
 )
-from torchtitan_rl.core.algorithm.losses import Clip, Loss
+from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, Loss, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, raise_for_token
 from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
