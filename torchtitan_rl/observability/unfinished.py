@@ -1,5 +1,6 @@
 """The samples of a step that fails: they are written for people to read, and are in no metric."""
 
+import math
 from collections.abc import Sequence
 
 from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
@@ -10,7 +11,9 @@ from torchtitan_rl.observability.tokens import TOKENS
 REASON = "its step failed"
 """Why these samples are not in the loss, unless the algorithm has left them out already."""
 SHOWN = ("top:1", "bottom:1", "random:1", "unscored:2")
-"""Selectors of the rows that are written with their tokens, which take the most time to write."""
+"""Selectors of the rows whose tokens are written first."""
+WRITTEN_TOKENS = 20_000
+"""Tokens take the most time to write: about 0.1 s for these."""
 
 
 class UnfinishedStep:
@@ -37,8 +40,11 @@ class UnfinishedStep:
         return not self._groups
 
     def rows(self) -> list[Row]:
-        """A row for each kept sample, marked as "unfinished". Selected rows, and the one on whose log-probabilities trainer and sampler
-        differ most, have their tokens."""
+        """A row for each kept sample, marked as "unfinished".
+
+        Up to `WRITTEN_TOKENS` tokens are with them: first of samples on whose log-probabilities trainer and sampler differ most, then of
+        the selected ones.
+        """
         rows = []
         for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
             trained = split == TRAINED_SPLIT
@@ -55,9 +61,14 @@ class UnfinishedStep:
                 }
             rows += members
         kept = Selection(SHOWN, keep_all=True).select(rows, self._step).kept
-        if worst := max((row for row in rows if row["logprob_diff_max"] is not None), key=_difference, default=None):
-            row = next(row for row in kept if row["episode_id"] == worst["episode_id"])
-            row |= {TOKENS: worst[TOKENS], "select_reason": f"{row['select_reason']}, log-prob diff".removeprefix(", ")}
+        payloads = {row["episode_id"]: row[TOKENS] for row in rows}
+        left = WRITTEN_TOKENS
+        for row in sorted(kept, key=lambda row: (-_difference(row), not row["select_reason"])):
+            left -= row["response_tokens"]
+            if left >= 0:
+                row[TOKENS] = payloads[row["episode_id"]]
+            else:
+                row.pop(TOKENS, None)
         return kept
 
 
@@ -69,6 +80,8 @@ def _drafted(group: Group) -> Group[Episode]:
 
 
 def _difference(row: Row) -> float:
-    """The largest difference of a sample's log-probabilities; NaN counts as the largest of all."""
+    """The largest difference of a sample's log-probabilities, 0 if it is not known; NaN counts as the largest of all."""
     most = row["logprob_diff_max"]
-    return most if most == most else float("inf")
+    if most is None:
+        return 0.0
+    return float("inf") if math.isnan(most) else most

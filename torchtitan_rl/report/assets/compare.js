@@ -15,7 +15,8 @@ function compare(main) {
   const names = runs.map((run, place) => [place, run.name]);
   const charts = h('div', { class: 'grid' });
   const pairs = h('div', {});
-  replace(main, finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
+  const other = taskSettings(a, b);
+  replace(main, other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`), finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
     h('h2', { class: 'run' }, 'The same prompts in two runs'),
     moreNote(again), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
     pairedMetrics(a, b), h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
@@ -96,7 +97,6 @@ function drawPairs(container, a, b) {
   const view = (pair) => { state.pair = pairName(pair); remember(); drawPairs(container, a, b); };
   const none = splits.filter((split) => !fair(split).length);
   replace(container,
-    other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`),
     !other.length && none.length < splits.length && table(['split', 'prompts', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p', 'samples of each'], splits.filter((split) => fair(split).length).map((split) => {
       const here = fair(split);
       const share = (side) => percent(average(here.map((pair) => pair.shares[side])));
@@ -173,7 +173,8 @@ function configTable(places) {
   const differs = (key) => sides.some((side) => told(side[key]) !== told(sides[0][key]));
   const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && !key.startsWith('environment.measured_speeds') && differs(key));
   if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
-  return table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config', even: places.length === 2 });
+  const all = table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config', even: places.length === 2 });
+  return keys.length > 8 ? h('details', { class: 'rendered' }, h('summary', {}, `${keys.length} settings differ`), all) : all;
 }
 const runName = (place) => h('span', {}, h('span', { class: 'dot', color: palette(place) }), runs[place].name);
 
@@ -192,10 +193,10 @@ function finalMetrics() {
     const value = (run) => run.series[key] && average(steps.map((step) => run.series[key][run.steps.indexOf(step)] ?? null));
     const ends = (run) => ['low', 'high'].map((end) => run.series[`${key}_${end}`]?.[run.steps.indexOf(steps[0])] ?? null);
     const shown = (run) => (run.series[key] ? [h('b', {}, evaluated ? percent(value(run)) : figure(value(run))), evaluated && ends(run)[0] !== null && h('small', {}, ` ${percent(ends(run)[0])} to ${percent(ends(run)[1])}`)].filter(Boolean) : '–');
-    return [[title, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`, ...runs.map(shown)]];
+    return [[h('span', {}, `${title} `, h('small', {}, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`)), ...runs.map(shown)]];
   });
-  const ended = ['How it ended', '', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(':')[0].slice(0, 60)))])];
-  return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', 'at', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final', even: runs.length === 2 }));
+  const ended = ['How it ended', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(':')[0].slice(0, 60)))])];
+  return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final', even: runs.length === 2 }));
 }
 /** A setting as text, without the addresses of functions, which differ from run to run. */
 const told = (value) => (value === undefined ? '–' : typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');

@@ -37,14 +37,27 @@ def test_runs_are_compared_at_the_last_step_that_all_have(browser, two):
     cells = browser.run(
         "[...document.querySelectorAll('[data-table=final] tbody tr')].map(r => [...r.children].map(c => c.innerText))"
     )
-    [accuracy] = [line for line in cells if line[0] == "Held-out accuracy"]
+    [accuracy] = [line for line in cells if line[0].startswith("Held-out accuracy")]
     expected = [f"{100 * run.series['evaluation/accuracy'][run.steps.index(8)]:.1f} %" for run in (a, b)]
-    assert accuracy == ["Held-out accuracy", "step 8", *expected]  # not step 12 of one and step 8 of the other
+    assert accuracy == ["Held-out accuracy step 8", *expected]  # not step 12 of one and step 8 of the other
     sides = browser.run(
         "[...document.querySelectorAll('.pair .history > .facts')].map(e => e.innerText.split('step ')[1])"
     )
     assert len(sides) == 2
     assert sides[0] == sides[1]
+
+
+def test_many_settings_are_folded_and_the_comparison_is_on_the_first_screen(browser, tmp_path):
+    many = {"trainer": {f"setting_{i}": 1 for i in range(30)}}
+    write_report([write_run(tmp_path / "a", steps=4), write_run(tmp_path / "b", steps=4, **many)], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="compare"))
+    assert (
+        browser.run("document.querySelector('details:has([data-table=config]) summary').innerText")
+        == "30 settings differ"
+    )
+    assert browser.run("document.querySelector('[data-table=outcomes]').getBoundingClientRect().top") < 1000
+    browser.run("document.querySelector('details:has([data-table=config]) summary').click()")
+    assert browser.run("document.querySelectorAll('[data-table=config] tbody tr').length") == 30
 
 
 def test_a_phone_shows_the_columns_of_both_runs(browser, tmp_path):
