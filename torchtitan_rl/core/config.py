@@ -1,4 +1,5 @@
-"""Config fields that declare their limits, and the check of all fields. The launcher imports it, so it imports no torch."""
+"""Config fields that declare their limits, and the check of all fields. The launcher imports it, so it imports no
+torch."""
 
 import math
 import operator
@@ -25,7 +26,8 @@ _COMPARISONS = {
 def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -> Any:
     """A config field for a number with limits: above (>), least (>=), most (<=), below (<).
 
-    A limit may be the name of another field of the same config. In a list, tuple or dict the limits apply to every number.
+    A limit may be the name of another field of the same config. In a list, tuple or dict the limits apply to every
+    number.
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
@@ -94,7 +96,8 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other value."""
+    """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other
+    value."""
     if isinstance(value, dict):
         return value.items()
     return [("", one) for one in (value if isinstance(value, (list, tuple)) else [value])]

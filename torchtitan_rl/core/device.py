@@ -1,7 +1,7 @@
 """Device-dependent settings. Import this module before vLLM.
 
-At import torchtitan picks its device type, with "cuda" as the fallback, and vLLM and Triton read their settings from the
-environment. This module therefore acts at import. No other module does.
+At import torchtitan picks its device type, with "cuda" as the fallback, and vLLM and Triton read their settings from
+the environment. This module therefore acts at import. No other module does.
 """
 
 import json
@@ -61,7 +61,8 @@ def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
 
 
 def import_engine_model(hf_assets_path: str) -> None:
-    """Import the engine's model class here. vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to leave CUDA alone.
+    """Import the engine's model class here. vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to
+    leave CUDA alone.
 
     The trainer has initialized CUDA already. vLLM itself refuses an architecture that it does not know.
     """
@@ -75,10 +76,12 @@ def import_engine_model(hf_assets_path: str) -> None:
 
 @contextmanager
 def without_preloads() -> Iterator[None]:
-    """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not have here.
+    """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not
+    have here.
 
-    Programs that rewards and tools start would load them too. The loader splits the variable at spaces and prints an error for
-    each part, so the libraries of an environment whose path has one are named here, from the current folder.
+    Programs that rewards and tools start would load them too. The loader splits the variable at spaces and prints an
+    error for each part, so the libraries of an environment whose path has one are named here, from the current
+    folder.
     """
     before = os.environ.get("LD_PRELOAD")
     packages = Path(torch.__file__).parents[1]

@@ -1,7 +1,7 @@
 """Events of a run for its listeners: metrics, timed phases and progress lines.
 
-The core calls these functions. `train.py` adds the listeners: the metrics, the terminal and the watchdog. Without listeners
-metrics are dropped and phases are silent; `progress` always prints.
+The core calls these functions. `train.py` adds the listeners: the metrics, the terminal and the watchdog. Without
+listeners metrics are dropped and phases are silent; `progress` always prints.
 """
 
 import os
@@ -56,13 +56,13 @@ def record_metric(key: str, value: Any, reduction: str = "mean", weight: float =
 
     Args:
         key: such as "reward/mean".
-        value: a number or a 0-d tensor; for "distribution" also a list or a 1-D tensor of numbers; for "table" a dict or a
-            list of dicts, each of them one row.
+        value: a number or a 0-d tensor; for "distribution" also a list or a 1-D tensor of numbers; for "table" a dict
+            or a list of dicts, each of them one row.
         reduction: the merge over calls and ranks, a value of `observability.Reduce`; always the same for one key.
         weight: for a mean or a standard deviation, the number of units (tokens, sequences) that the value stands for.
 
-    Every rank records a value that is equal on all ranks, with "last". Each rank records its own share of a distribution or
-    a table.
+    Every rank records a value that is equal on all ranks, with "last". Each rank records its own share of a
+    distribution or a table.
     """
     for listener in _listeners:
         listener.record(key, value, reduction, weight)

@@ -9,8 +9,8 @@ from torchtitan.config import Configurable
 class OwnConfig(Configurable):
     """A Configurable whose subclasses may leave out `Config`.
 
-    torchtitan builds the class that a Config is nested in. With the parent's Config, a subclass would silently be built as
-    its parent. This class therefore gives each subclass its own Config.
+    torchtitan builds the class that a Config is nested in. With the parent's Config, a subclass would silently be
+    built as its parent. This class therefore gives each subclass its own Config.
     """
 
     @dataclass(kw_only=True, slots=True)

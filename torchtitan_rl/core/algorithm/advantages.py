@@ -13,9 +13,9 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 class Advantage(OwnConfig, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the shared rules are here.
 
-    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal (`all_equal`),
-    every advantage is exactly 0. The test compares the rewards themselves: in floating point the mean of 0.1, 0.1, 0.1 is
-    not 0.1, and the standard deviation 1e-17 would become a divisor.
+    A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal
+    (`all_equal`), every advantage is exactly 0. The test compares the rewards themselves: in floating point the mean
+    of 0.1, 0.1, 0.1 is not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
     def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:

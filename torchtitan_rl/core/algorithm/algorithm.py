@@ -1,8 +1,10 @@
-"""`Algorithm`: the training objective. Rewards become credit (`assign_credit`), log-probabilities become a loss (`loss`).
+"""`Algorithm`: the training objective. Rewards become credit (`assign_credit`), log-probabilities become a loss
+(`loss`).
 
-The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in DAPO, instead of
-a mean of means; there is no KL to a reference; and equal rewards, compared as such, have advantage exactly 0. With one optimizer step
-a batch, the default, pi_old is pi and nothing is clipped. docs/algorithms.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
+The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in
+DAPO, instead of a mean of means; there is no KL to a reference; and equal rewards, compared as such, have advantage
+exactly 0. With one optimizer step a batch, the default, pi_old is pi and nothing is clipped. docs/algorithms.md says
+which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
 """
 
 import math
@@ -50,7 +52,8 @@ class LossOutput(NamedTuple):
 class Algorithm(OwnConfig):
     """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers.
 
-    Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns. Nothing
+    Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns.
+    Nothing
     communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
     """
 
@@ -61,8 +64,8 @@ class Algorithm(OwnConfig):
         loss: Loss.Config = field(default_factory=Clip.Config)
         """The policy loss: Clip, another of library/objectives.py, or MaxEnt."""
         credit: Literal["episode", "turn"] = "episode"
-        """One advantage for the whole completion, or one for each turn of a conversation, from the rewards of that turn and
-        later ones."""
+        """One advantage for the whole completion, or one for each turn of a conversation, from the rewards of that
+        turn and later ones."""
         aggregation: Aggregation.Config = field(default_factory=TokenMean.Config)
         """Token losses to one number: TokenMean, SeqMeanTokenMean or SeqSumConst."""
         mismatch: Mismatch.Config = field(default_factory=NoCorrection.Config)
@@ -74,9 +77,10 @@ class Algorithm(OwnConfig):
         truncation: Truncation.Config = field(default_factory=Truncation.Config)
         """The treatment of completions that were cut by the length limit or a conversation's limits."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
-        """Groups whose rewards are all equal (credit "turn": at every turn). Keep: advantage 0, counted in the normalisers.
-        Drop: left out of the forward. Refill: replaced by groups of new prompts; if their rewards are all equal too, they
-        are dropped."""
+        """Groups whose rewards are all equal (credit "turn": at every turn). Keep: advantage 0, counted in the
+        normalisers.
+        Drop: left out of the forward. Refill: replaced by groups of new prompts; if their rewards are all equal too,
+        they are dropped."""
         refill_rounds: int = number(1, least=1)
         """With zero_variance "refill": the largest number of rounds of new prompts per step."""
         seed_grpo: GroupScale.Config | None = None
@@ -133,7 +137,8 @@ class Algorithm(OwnConfig):
         """Keys of the merged metrics that `after_update` reads; empty without controllers."""
 
     def validate_sampling(self, n: int) -> None:
-        """Raise UserError if the objective does not work with n completions per prompt or with the longest completion."""
+        """Raise UserError if the objective does not work with n completions per prompt or with the longest
+        completion."""
         if self.policy_loss.uses_rewards:
             baseline = "at least 2 completions per prompt, because the group is its own baseline"
             expect(n >= 2, "sampling.n", n, baseline, "Use 4 or more; 8 and 16 are common.")
@@ -143,8 +148,8 @@ class Algorithm(OwnConfig):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         """Set the credit of the step's episodes.
 
-        The order is: non-finite values, truncation, KL in the reward, zero variance, advantages with the semantic-entropy
-        scale, and what the loss adds.
+        The order is: non-finite values, truncation, KL in the reward, zero variance, advantages with the
+        semantic-entropy scale, and what the loss adds.
 
         Args:
             groups: all groups of the step, because advantages may depend on all of them. With `needs_reference` each
@@ -174,7 +179,8 @@ class Algorithm(OwnConfig):
         if self.needs_reference and episode.reference_logprobs is None:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
-                "or the loss uses the reference (Algorithm.needs_reference). Score the groups with trainer.reference.Reference first."
+                "or the loss uses the reference (Algorithm.needs_reference). Score the groups with "
+                "trainer.reference.Reference first."
             )
         fault = episode_fault(episode)
         if fault is not None:
@@ -212,11 +218,13 @@ class Algorithm(OwnConfig):
                 episode.credit.left_out = reason
 
     def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
-        """Whether `zero_variance` "drop" and "refill" keep a group: if its rewards differ. A subclass may filter in another way."""
+        """Whether `zero_variance` "drop" and "refill" keep a group: if its rewards differ. A subclass may filter in
+        another way."""
         return self.rewards_differ(samples)
 
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
-        """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any turn."""
+        """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
+        turn."""
         return differ([self._returns(one, one.reward) for one in samples])
 
     def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
@@ -317,8 +325,8 @@ class Algorithm(OwnConfig):
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
             raise ValueError(
                 "batch.reference_logprobs = None: expected the reference's log-probabilities, because "
-                f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) or set the "
-                "coefficient to 0."
+                f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) "
+                "or set the coefficient to 0."
             )
         self.policy_loss.check_batch(batch)
 

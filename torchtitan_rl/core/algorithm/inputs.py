@@ -48,8 +48,8 @@ class TokenValues:
     logprobs: Tensor
     """log pi of the policy that is updated, with gradient."""
     old_logprobs: Tensor
-    """log pi_old of the policy before the first update on this batch, without gradient. The first update has none stored:
-    there pi_old is pi, so the ratio pi / pi_old is 1, with the gradient of log pi."""
+    """log pi_old of the policy before the first update on this batch, without gradient. The first update has none
+    stored: there pi_old is pi, so the ratio pi / pi_old is 1, with the gradient of log pi."""
     sampler_logprobs: Tensor
     """log mu of the engine that sampled the label."""
     reference_logprobs: Tensor | None
@@ -92,7 +92,8 @@ class TokenValues:
         return {name: values for name, values in named.items() if values is not None}
 
     def where(self, kept: Tensor) -> "TokenValues":
-        """The same with 0 wherever `kept` [T] is False. A product with a mask would not do: 0 * inf and its gradient are NaN."""
+        """The same with 0 wherever `kept` [T] is False. A product with a mask would not do: 0 * inf and its gradient
+        are NaN."""
 
         def zeroed(values: Tensor) -> Tensor:
             return torch.where(kept, values, 0.0)  # [T]

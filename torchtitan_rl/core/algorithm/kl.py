@@ -23,9 +23,10 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     (unbiased, >= 0). All are exactly 0 at d = 0. k3 uses expm1, because e^(-d) - 1 loses all digits of a small d in
     float32.
 
-    In k3, d is clamped to +-60 for the exponent and the linear term. Beyond the limit the value and the gradient
-    1 - e^(-d) stay constant: -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A plain clamp would make
-    the gradient 0. A clamp of the exponent alone would make it +1, which points away from the reference below -60.
+    In k3, d is clamped to +-60 for the exponent and the linear term. Beyond the limit the value and the gradient 1 -
+    e^(-d) stay constant: -1.1e26 below -60 and 1 above 60, towards the reference on both sides. A plain clamp would
+    make the gradient 0. A clamp of the exponent alone would make it +1, which points away from the reference below
+    -60.
 
     Args:
         log_ratio: d, of any shape; the result has the same shape.

@@ -80,9 +80,9 @@ def _thinned(row: Tensor) -> Tensor:
 def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs) -> None:
     """`loss/<name>` of each term, as a token-weighted mean that merges into the step's value.
 
-    A term is this micro-batch's share, already divided by the whole update's normaliser. It is scaled by N / n and weighted
-    by n, the micro-batch's own loss tokens. The weighted mean of an update's shares is then their sum, and several updates
-    in a step give their mean.
+    A term is this micro-batch's share, already divided by the whole update's normaliser. It is scaled by N / n and
+    weighted by n, the micro-batch's own loss tokens. The weighted mean of an update's shares is then their sum, and
+    several updates in a step give their mean.
     """
     scale = inputs.normalizers.num_tokens / num_tokens.clamp(min=1)  # 0-d
     for name, share in terms.items():
@@ -102,7 +102,8 @@ def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Loss
 
 
 def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> None:
-    """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by completion.
+    """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by
+    completion.
 
     Args:
         loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
@@ -136,7 +137,8 @@ def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inp
 
     Args:
         log_weight: [T] log pi_old - log mu.
-        fresh: [T] 1 on loss tokens of the newest weights. `sampler/logprob_diff` leaves out older ones; the rest has all.
+        fresh: [T] 1 on loss tokens of the newest weights. `sampler/logprob_diff` leaves out older ones; the rest has
+            all.
     """
     difference = log_weight.abs()  # [T]
     tally.mean("sampler/logprob_diff/mean", difference, fresh)

@@ -24,8 +24,8 @@ ADVICE = {
     "reward": f"Correct the reward function. {MASK}",
     "sampler": "The engine computed it.",
     "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
-    "": "The policy computed it: its weights or activations are not finite. Resume from an earlier checkpoint with a lower "
-    "trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
+    "": "The policy computed it: its weights or activations are not finite. Resume from an earlier "
+    "checkpoint with a lower trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
 }
 """The remedy, keyed by a word of the fault's description. The first key that matches applies."""
 

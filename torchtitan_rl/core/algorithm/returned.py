@@ -13,7 +13,8 @@ def tensor_from(part: object, field: str, returned: Any, shape: torch.Size | tup
     """Returns the tensor. Raises UserError, naming `field` and the part's class, if it is none of this shape.
 
     Args:
-        what: its meaning and the remedy. Example: "[T], a loss for each token. Leave the mean to algorithm.aggregation."
+        what: its meaning and the remedy. Example: "[T], a loss for each token. Leave the mean to
+            algorithm.aggregation."
     """
     if isinstance(returned, Tensor) and returned.shape == shape:
         return returned
@@ -41,8 +42,8 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
     values = list(returned)
     if len(values) != len(like):
         raise UserError(
-            f"{field}: {_name(part)} returned {len(values)} values for {len(like)}: expected one for each, in the same order. "
-            "With another number, credit would go to the wrong completions."
+            f"{field}: {_name(part)} returned {len(values)} values for {len(like)}: expected one for each, "
+            "in the same order. With another number, credit would go to the wrong completions."
         )
     return [numbers_from(part, field, value, one) for value, one in zip(values, like, strict=True)]
 

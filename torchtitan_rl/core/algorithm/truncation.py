@@ -26,7 +26,8 @@ class Truncation(OwnConfig):
         cut_reward: float = number(0.0, most=0)
         """Added to the reward of completions that were cut, in every mode."""
         cache_tokens: int | None = number(None, above=0)
-        """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480). At most the longest of the prompt."""
+        """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480). At most the longest of
+        the prompt."""
 
     def validate_length(self, max_completion_tokens: int) -> None:
         """Raise UserError if the cache is longer than the longest completion."""

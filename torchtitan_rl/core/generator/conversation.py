@@ -76,7 +76,8 @@ class Conversation:
         return [*self.prompt.token_ids.tolist(), *self.token_ids]
 
     def room(self, more: int = 0) -> int:
-        """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means none."""
+        """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means
+        none."""
         used = len(self.prompt.token_ids) + len(self.token_ids) + more
         return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
 

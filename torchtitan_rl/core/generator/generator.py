@@ -46,7 +46,8 @@ class Generator(Configurable):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
-        """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size / this."""
+        """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
+        this."""
 
         dtype: Literal["float32", "bfloat16"] = "bfloat16"
         """Type of the engine's weights and activations."""
@@ -55,11 +56,12 @@ class Generator(Configurable):
         """Maximum length of a prompt plus its completion, in tokens."""
 
         gpu_memory_utilization: float = number(0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer.")
-        """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer state
-        stay in memory beside it. No effect on a CPU."""
+        """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer
+        state stay in memory beside it. No effect on a CPU."""
 
         sleep: Literal[True, False, "auto"] = "auto"
-        """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on a CPU."""
+        """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on
+        a CPU."""
 
         enforce_eager: bool = False
         """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
@@ -141,16 +143,18 @@ class Generator(Configurable):
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
     ) -> Iterator[Group[Completion]]:
-        """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn or several.
+        """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn
+        or several.
 
-        Yields each group when its last completion ends, while other groups are still being sampled. The same (seed, step,
-        round, replica, prompts, weights, environments' answers) give the same tokens.
+        Yields each group when its last completion ends, while other groups are still being sampled. The same (seed,
+        step, round, replica, prompts, weights, environments' answers) give the same tokens.
 
         Args:
             step: the training step, part of the seed.
             round: the number of the call within the step, part of the seed.
             sampling_config: replaces the prompt's and the configured sampling, for evaluation.
-            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is slower.
+            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
+                slower.
         """
         begun = self.begin(prompts, step=step, round=round, sampling_config=sampling_config, seeded=seeded)
         yield from begun.whole_groups()
@@ -164,7 +168,8 @@ class Generator(Configurable):
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
     ) -> SamplingRound:
-        """Returns what `generate` with these arguments samples, before its first token. Sample it before the next call."""
+        """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
+        call."""
         if self.policy_version < 0:
             raise RuntimeError("The generator was called before the first weight sync: the engine's weights are empty.")
 
@@ -189,7 +194,8 @@ class Generator(Configurable):
         )
 
     def _seed(self, number: int) -> None:
-        """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw alike."""
+        """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw
+        alike."""
         torch.manual_seed(number)
         np.random.seed(number % 2**32)
 
@@ -219,7 +225,8 @@ class Generator(Configurable):
         return get_tp_group().broadcast_object(value, src=0)
 
     def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the probe."""
+        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the
+        probe."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
@@ -241,7 +248,8 @@ class Generator(Configurable):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
 
-        With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks have room.
+        With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks
+        have room.
         """
         self._wake_weights()
         adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
@@ -270,12 +278,14 @@ class Generator(Configurable):
                 yield name, tensor
 
     def _wake_weights(self) -> None:
-        """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second call."""
+        """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second
+        call."""
         if self._asleep:
             self.llm.wake_up(tags=["weights"])
 
     def inspect(self, function: Callable[[nn.Module], T]) -> T:
-        """Returns `function`'s result for this rank's part of the engine's model. It wakes a sleeping engine's weights."""
+        """Returns `function`'s result for this rank's part of the engine's model. It wakes a sleeping engine's
+        weights."""
         self._wake_weights()
         return self.llm.apply_model(function)[0]
 
@@ -292,9 +302,11 @@ class Generator(Configurable):
 def engine_options(config: Generator.Config) -> dict[str, Any]:
     """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
 
-    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to eighths.
+    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to
+    eighths.
     - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
-    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each turn of a
+    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each
+    turn of a
       conversation has one) lose half their tokens when preempted, because the CPU generator cannot be rewound.
     - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
     """

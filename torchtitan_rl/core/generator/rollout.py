@@ -8,7 +8,8 @@ from torchtitan_rl.core.generator.conversation import Answer, Conversation
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 
 Share = Callable[[Any], Any]
-"""Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same order."""
+"""Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same
+order."""
 
 
 class Environments(Protocol):
@@ -54,8 +55,8 @@ def roll_out(
 
     Args:
         environments: the running environments on the engine's first rank; None on other ranks and without environments.
-        wait_for_answers: pause sampling until every outstanding answer has arrived. The composition of a batch, and so the
-            last bits of its numbers, then does not depend on timing.
+        wait_for_answers: pause sampling until every outstanding answer has arrived. The composition of a batch, and
+            so the last bits of its numbers, then does not depend on timing.
         seeded: give each turn its own seed even without environments.
     """
     in_turns: Collection[int] = share(environments.places if environments else ())

@@ -40,11 +40,12 @@ class SamplingConfig:
     """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length"."""
 
     temperature: float = number(1.0, least=0, most=2)
-    """Softmax temperature; 0 is greedy, and otherwise at least 0.01, which is vLLM's least. The trainer computes its log-probabilities at the same temperature."""
+    """Softmax temperature; 0 is greedy, and otherwise at least 0.01, which is vLLM's least. The trainer computes its
+    log-probabilities at the same temperature."""
 
     top_p: float = number(1.0, above=0, most=1)
-    """Nucleus sampling, for evaluation only. Below 1 the sampler's distribution differs from the one that the trainer scores,
-    so training refuses it."""
+    """Nucleus sampling, for evaluation only. Below 1 the sampler's distribution differs from the one that the trainer
+    scores, so training refuses it."""
 
     top_k: int = number(0, least=0)
     """Sample from the k most likely tokens, for evaluation only; 0 keeps all tokens, as training requires."""

@@ -42,7 +42,8 @@ class TurnEngine:
         return self._engine.has_unfinished_requests()
 
     def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
-        """Request the conversation's next turn. With `seeded` it has its own seed, else it draws from the process's RNG."""
+        """Request the conversation's next turn. With `seeded` it has its own seed, else it draws from the process's
+        RNG."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind

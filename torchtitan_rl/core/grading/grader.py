@@ -51,16 +51,16 @@ class Grader(Configurable):
         """Weights of reward functions in the sum, by name. The default weight is 1."""
 
         on_failure: FailurePolicy = "raise"
-        """Policy for a reward function that raises, takes too long or returns an invalid score. "raise" stops the run; "none"
-        leaves these completions without a reward: excluded from the baseline, advantage 0, counted and shown. A function of
-        weight 0 takes no reward with it."""
+        """Policy for a reward function that raises, takes too long or returns an invalid score. "raise" stops the
+        run; "none" leaves these completions without a reward: excluded from the baseline, advantage 0, counted and
+        shown. A function of weight 0 takes no reward with it."""
 
         on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
         """`on_failure` of individual reward functions, by name."""
 
         scope_of: dict[str, Scope] = field(default_factory=dict)
-        """What one call of a reward function scores, by name: "group", one prompt's completions (default), or "batch", all
-        completions of the step on a replica. It replaces the function's attribute `scope`."""
+        """What one call of a reward function scores, by name: "group", one prompt's completions (default), or
+        "batch", all completions of the step on a replica. It replaces the function's attribute `scope`."""
 
         time_limit_seconds: float = number(60.0, least=0, remedy="Use 0 for no limit.")
         """Time limit for one call of a reward function; 0 means no limit."""
@@ -69,18 +69,21 @@ class Grader(Configurable):
         """`time_limit_seconds` of individual reward functions, by name."""
 
         workers: int = number(1, least=1, most=1024)
-        """Processes per generator replica in which reward functions and the task's judgement run while other groups are still
-        being sampled. A call over its time limit is killed. Async functions need no worker: they wait together."""
+        """Processes per generator replica in which reward functions and the task's judgement run while other groups
+        are still being sampled. A call over its time limit is killed. Async functions need no worker: they wait
+        together."""
 
         in_process: list[str] = field(default_factory=list)
-        """Names of reward functions that run in the training process after sampling, because they hold a model on the GPU or
-        share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one that hangs."""
+        """Names of reward functions that run in the training process after sampling, because they hold a model on the
+        GPU or share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one
+        that hangs."""
 
     def __init__(self, config: Config, *, scorers: dict[str, Scorers], start_workers: StartWorkers) -> None:
         """
         Args:
             scorers: the scorers of each member of the task, by name. `setup.build_grader` builds them.
-            start_workers: called once, with the functions that workers run. Workers inherit this process's state at that time.
+            start_workers: called once, with the functions that workers run. Workers inherit this process's state at
+                that time.
         """
         self._scorers = scorers
         self.reward_names: list[str] = []
@@ -131,7 +134,8 @@ class Grader(Configurable):
         return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope]
 
     def start(self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState) -> list[RewardCall]:
-        """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after another."""
+        """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
+        another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
         in_workers = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
         functions = [(self._function_idx[call.scorer], call.scorer.time_limit_seconds) for call in in_workers]
@@ -176,8 +180,9 @@ class Grader(Configurable):
         described = f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
         if scorer.on_failure == "raise":
             raise RewardError(
-                f"{described} Expected one finite float (at most 1e18) or None for each completion. Correct the function, or set "
-                f"grader.on_failure_of to {{{name!r}: 'none'}} to go on without a reward for such completions."
+                f"{described} Expected one finite float (at most 1e18) or None for each completion. "
+                f"Correct the function, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
+                "without a reward for such completions."
             )
         lost = "reward" if getattr(scorer, "weight", 0.0) else "value of it"
         self._warn_once(
@@ -211,10 +216,10 @@ class GradingRound:
     def scores(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
 
-        A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left out of
-        its sum. A completion for which a function failed has no reward, because the sum of the others is not comparable,
-        unless the function's weight is 0.
-        Raises RewardError if a function with policy "raise" fails, or if all have failed MOST_FAILED_STEPS times in a row.
+        A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
+        out of its sum. A completion for which a function failed has no reward, because the sum of the others is not
+        comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
+        if all have failed MOST_FAILED_STEPS times in a row.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)

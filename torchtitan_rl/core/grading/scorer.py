@@ -1,4 +1,5 @@
-"""What the grader asks of a scorer: a reward function, or the task's judgement. `library/scoring/` calls them as TRL does."""
+"""What the grader asks of a scorer: a reward function, or the task's judgement. `library/scoring/` calls them as TRL
+does."""
 
 import os
 from collections.abc import Sequence

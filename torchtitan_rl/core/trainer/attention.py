@@ -16,8 +16,8 @@ from torchtitan_rl.core.device import compute_capability
 from torchtitan_rl.core.types import SequenceLayout
 
 FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
-"""The kernels that torch can use instead of its own FA2, and their module, by major compute capability. No pinned wheel has
-either module."""
+"""The kernels that torch can use instead of its own FA2, and their module, by major compute capability. No pinned
+wheel has either module."""
 
 
 def attention_config(*, float32: bool) -> VarlenAttention.Config:
@@ -37,8 +37,8 @@ def describe_attention(config: VarlenAttention.Config) -> str:
 def flash_attention() -> tuple[str, str]:
     """Activate the best FlashAttention that can be imported. Returns its name and the module that a better one needs.
 
-    Returns ("FA3", "") on Hopper and ("FA4", "") on Blackwell if their packages are installed. Otherwise "FA2", PyTorch's own
-    for Ampere and later, with the missing module, or "" if no better one exists for this GPU.
+    Returns ("FA3", "") on Hopper and ("FA4", "") on Blackwell if their packages are installed. Otherwise "FA2",
+    PyTorch's own for Ampere and later, with the missing module, or "" if no better one exists for this GPU.
     """
     name, module = FLASH_KERNELS.get(compute_capability()[0], ("FA2", ""))
     if name == "FA2":
@@ -51,7 +51,8 @@ def flash_attention() -> tuple[str, str]:
 
 
 class FlashVarlen(VarlenAttention):
-    """torchtitan's varlen attention with any FlashAttention. torchtitan's own requires FA3 on Hopper and FA4 on Blackwell."""
+    """torchtitan's varlen attention with any FlashAttention. torchtitan's own requires FA3 on Hopper and FA4 on
+    Blackwell."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
@@ -67,7 +68,8 @@ class PackedRows(NamedTuple):
     """Index maps between a pack of T tokens and a right-padded batch of S sequences with W tokens each."""
 
     source: Tensor
-    """[S * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read back."""
+    """[S * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read
+    back."""
     width: int
     """W, the length of the longest sequence."""
     cell: Tensor
@@ -88,10 +90,12 @@ class PackedRows(NamedTuple):
 
 
 class PackedSDPA(VarlenAttention):
-    """Causal float32 attention inside each packed sequence, with one `scaled_dot_product_attention` call for all sequences.
+    """Causal float32 attention inside each packed sequence, with one `scaled_dot_product_attention` call for all
+    sequences.
 
-    The sequences become a right-padded batch. Padded keys come after all queries of their row, so the causal mask excludes
-    them and the fused kernel needs no mask tensor. Each row contains the tokens that its sequence shares with others.
+    The sequences become a right-padded batch. Padded keys come after all queries of their row, so the causal mask
+    excludes them and the fused kernel needs no mask tensor. Each row contains the tokens that its sequence shares
+    with others.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -143,5 +147,6 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
 
 
 def shares_prompts(model: Decoder) -> bool:
-    """Whether packed sequences may share their first tokens (see SequenceLayout). FlashAttention does not support it."""
+    """Whether packed sequences may share their first tokens (see SequenceLayout). FlashAttention does not support
+    it."""
     return isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config)

@@ -1,8 +1,8 @@
 """The exact divergence between a policy and its teacher over the whole vocabulary, without [T, V] logits.
 
-Notation as in logprobs.py: T tokens, D hidden size (Dt the teacher's), Vs vocabulary rows on this tensor-parallel rank, tiles of
-C tokens by R vocabulary rows. About eight tiles of 4 C R bytes exist at once, and both heads' logits are computed three times:
-for the normalisers, for the sum over the vocabulary and for the gradient.
+Notation as in logprobs.py: T tokens, D hidden size (Dt the teacher's), Vs vocabulary rows on this tensor-parallel
+rank, tiles of C tokens by R vocabulary rows. About eight tiles of 4 C R bytes exist at once, and both heads' logits
+are computed three times: for the normalisers, for the sum over the vocabulary and for the gradient.
 """
 
 import math
@@ -49,8 +49,8 @@ class _Constants(NamedTuple):
 def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
     """KL(a || b) over a tile's rows of the vocabulary, [C, R] each -> [C].
 
-    Over the whole vocabulary the terms b - a add up to 0. With them no term is negative, so large terms do not cancel, and a
-    normaliser's rounding changes the sum by the same fraction only.
+    Over the whole vocabulary the terms b - a add up to 0. With them no term is negative, so large terms do not
+    cancel, and a normaliser's rounding changes the sum by the same fraction only.
     """
     a = log_a.exp()  # [C, R]
     return ((log_a - log_b) * a + (log_b.exp() - a)).sum(-1)  # [C]
@@ -87,8 +87,8 @@ def _gradient(log_p: Tensor, log_q: Tensor, of_student: Tensor, beta: float) -> 
 class _ChunkedDivergence(torch.autograd.Function):
     """The divergence of each token; its gradient goes to the student's hidden states and weight.
 
-    With a sharded vocabulary each rank holds the same rows of both heads. The results are the same on every rank, and the
-    gradient to `hidden` is this rank's term of a sum over ranks.
+    With a sharded vocabulary each rank holds the same rows of both heads. The results are the same on every rank, and
+    the gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
     @staticmethod
@@ -137,7 +137,8 @@ class _ChunkedDivergence(torch.autograd.Function):
 def _tiles(
     hidden: Tensor, weight: Tensor, teacher: TeacherOutput, rows: slice, constants: _Constants
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, the student's logits, the teacher's).
+    """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, the student's logits, the
+    teacher's).
 
     Logits are [C, R], divided by the temperature.
     """
@@ -148,7 +149,8 @@ def _tiles(
 
 
 def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:
-    """Logits of student and teacher [C, R], overwritten, and their log-sums [2, C] -> log-probabilities, [C, R] each."""
+    """Logits of student and teacher [C, R], overwritten, and their log-sums [2, C] -> log-probabilities, [C, R]
+    each."""
     return [z.sub_(total[:, None]) for z, total in zip(logits, log_totals, strict=True)]
 
 

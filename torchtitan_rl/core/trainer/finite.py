@@ -28,8 +28,8 @@ class FiniteUpdates:
     def allows(self, loss: float, grad_norm: float) -> bool:
         """Whether to apply the update. `loss` and `grad_norm` are the same on every rank.
 
-        Raises NonFiniteLossError, with the cause, after too many skipped updates in a row, or if weights or moments are not
-        finite, because another batch would not help.
+        Raises NonFiniteLossError, with the cause, after too many skipped updates in a row, or if weights or moments
+        are not finite, because another batch would not help.
         """
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self._in_a_row = 0
@@ -44,8 +44,9 @@ class FiniteUpdates:
             raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
         if self._in_a_row > self._skip:
             raise NonFiniteLossError(
-                f"{what}. It is number {self._in_a_row} in a row and trainer.skip_nonfinite_updates allows {self._skip}. Look at "
-                "the step's rewards; where the loss had grown before, use a lower trainer.optimizer.lr."
+                f"{what}. It is number {self._in_a_row} in a row and "
+                f"trainer.skip_nonfinite_updates allows {self._skip}. Look at the step's rewards; where the loss "
+                "had grown before, use a lower trainer.optimizer.lr."
             )
         progress(f"skipped an update, {self._in_a_row} of at most {self._skip} in a row: {what}")
         return False
@@ -54,8 +55,8 @@ class FiniteUpdates:
         """Raise NonFiniteLossError if `norm`, of the updated weights, is not finite. Called before they are saved."""
         if not math.isfinite(norm):
             raise NonFiniteLossError(
-                f"the update left {fault_in(self._model, self._optimizer)} not finite. The last checkpoint, where there is one, "
-                "is good: resume from it with a lower trainer.optimizer.lr."
+                f"the update left {fault_in(self._model, self._optimizer)} not finite. The last "
+                "checkpoint, where there is one, is good: resume from it with a lower trainer.optimizer.lr."
             )
 
     def check_loaded(self) -> None:

@@ -20,18 +20,19 @@ EDGES = np.logspace(-8, 2, 101)
 """Edges of the histogram's bins. A quantile read from it is at most a quarter too high."""
 
 GROWTH, HISTORY, FIRST = 20.0, 20, 3
-"""The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST steps are
-known."""
+"""The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST
+steps are known."""
 
 FLOORS = {"float32": {"mean": 5e-6, "p99": 2e-5}, "bfloat16": {"mean": 1e-3, "p99": 2e-2}}
-"""Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is about 4e-7. In
-bfloat16 the difference grows with the policy's entropy."""
+"""Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is
+about 4e-7. In bfloat16 the difference grows with the policy's entropy."""
 
 FIRST_LIMITS = {"float32": {"mean": 1e-3, "p99": 2e-2}, "bfloat16": {"mean": math.inf, "p99": math.inf}}
 """The limits until FIRST steps are known."""
 
 ONE_TOKEN = {"float32": 1e-3, "bfloat16": 0.5}
-"""A step in which one token differs by this, and no other, stays below the limit on the mean, however few tokens it has."""
+"""A step in which one token differs by this, and no other, stays below the limit on the mean, however few tokens it
+has."""
 
 QUANTILE_TOKENS = 500
 """The 99th percentile of fewer tokens is not checked: it depends on five of them at most."""
@@ -87,12 +88,13 @@ class LogprobGate(Configurable):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit on single tokens.")
-        """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16 differs by
-        tenths on rare tokens."""
+        """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16
+        differs by tenths on rare tokens."""
 
         distribution: bool = True
-        """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20 steps
-        and over the dtype's floor (FLOORS). With any dtype, it means that weights or a cache are no longer the policy's."""
+        """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
+        steps and over the dtype's floor (FLOORS). With any dtype, it means that weights or a cache are no longer the
+        policy's."""
 
     def __init__(self, config: Config, *, dtypes: set[str]) -> None:
         """`dtypes`: those in which the trainer and the engine compute."""
@@ -132,9 +134,9 @@ class LogprobGate(Configurable):
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:
     return LogprobGateError(
-        f"sampler/logprob_diff/{which} is {value:.3g}, over {bound}: the sampler did not sample from the policy that is being "
-        "trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer does not mirror, or top_p / "
-        "top_k truncation. The update was not applied."
+        f"sampler/logprob_diff/{which} is {value:.3g}, over {bound}: the sampler did not sample from the policy "
+        "that is being trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer "
+        "does not mirror, or top_p / top_k truncation. The update was not applied."
     )
 
 

@@ -1,4 +1,5 @@
-"""Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by block."""
+"""Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by
+block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -42,10 +43,11 @@ def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf
 def hf_weights(
     model: Decoder, state_dict_adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both names.
+    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both
+    names.
 
-    Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors are held
-    at a time: FSDP frees them when the next one is asked for, so copy what you keep.
+    Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors
+    are held at a time: FSDP frees them when the next one is asked for, so copy what you keep.
 
     Args:
         whole_blocks: let FSDP gather a layer in one collective, as for a forward. Allowed only for the forward's dtype.

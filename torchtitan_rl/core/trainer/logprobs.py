@@ -1,7 +1,7 @@
 """Log-probabilities and entropies from hidden states, without [T, V] logits.
 
-Notation: T tokens, D hidden size, V vocabulary, Vs vocabulary rows on this tensor-parallel rank. Logits exist as tiles of C
-tokens by R vocabulary rows. Temporaries in bytes:
+Notation: T tokens, D hidden size, V vocabulary, Vs vocabulary rows on this tensor-parallel rank. Logits exist as
+tiles of C tokens by R vocabulary rows. Temporaries in bytes:
   4 C R         each of two tiles; in the backward also one tile in the operands' dtype
   4 R D, 4 T D  sums of the backward
   4 R D, 4 T D  on a CPU with bfloat16: a block of the weight and the hidden states in float32
@@ -24,8 +24,8 @@ from torchtitan.models.common.linear import Linear
 LOG2_E = math.log2(math.e)
 
 GPU_TILE = 2**26
-"""Logits in a tile on a GPU: 256 MiB. The host launches about 30 kernels for a tile, so few large tiles are faster than many
-that would stay in the GPU's cache."""
+"""Logits in a tile on a GPU: 256 MiB. The host launches about 30 kernels for a tile, so few large tiles are faster
+than many that would stay in the GPU's cache."""
 
 CPU_ROWS = 1024
 """Vocabulary rows of a tile that stays in a CPU's cache."""
@@ -55,8 +55,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (peak, rest, weighted), [C] each, of logits z [C, R], which are overwritten.
 
-    With u = (z - peak) / temperature, rest = Σ exp(u) - 1 and weighted = Σ u exp(u). `rest` is in float64, because it may be
-    tiny compared with 1. All terms of `weighted` have the same sign, so nothing cancels. `sharpness` is
+    With u = (z - peak) / temperature, rest = Σ exp(u) - 1 and weighted = Σ u exp(u). `rest` is in float64, because it
+    may be tiny compared with 1. All terms of `weighted` have the same sign, so nothing cancels. `sharpness` is
     log2(e) / temperature, for exp2, which takes a quarter of exp's time on a CPU.
     """
     peak = z.amax(-1)  # [C]
@@ -117,9 +117,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
-    The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over blocks of the
-    vocabulary: each block of the weight is widened once, and its gradient is complete at the end of the block.
-    With a sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on every rank, and the
+    The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over
+    blocks of the
+    vocabulary: each block of the weight is widened once, and its gradient is complete at the end of the block. With a
+    sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on every rank, and the
     gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
@@ -188,8 +189,8 @@ def partial_product(a: Tensor, b: Tensor) -> Tensor:
 def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
     """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((z - peak) / temperature) and entropy, [T] each.
 
-    A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The result is
-    the same on every rank. The entropy is log Σe - Σ u e / Σe. Neither term is negative.
+    A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The
+    result is the same on every rank. The entropy is log Σe - Σ u e / Σe. Neither term is negative.
     """
     own_peak, rest, weighted = own  # [blocks, T] each
     peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
@@ -236,7 +237,8 @@ def chunked_logprobs(
 
 
 class LogprobHead(Linear):
-    """An `lm_head` that returns log-probability and entropy, [B*L] each, instead of [B, L, V] logits inside `scoring(...)`.
+    """An `lm_head` that returns log-probability and entropy, [B*L] each, instead of [B, L, V] logits inside
+    `scoring(...)`.
 
     It is the model's output module. It runs once per forward inside the hooks of FSDP2 and tensor parallelism, with its
     weight gathered, so callers need no knowledge of sharding.

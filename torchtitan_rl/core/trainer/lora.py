@@ -1,4 +1,5 @@
-"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. library/lora does the work."""
+"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. library/lora does
+the work."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -42,9 +42,9 @@ class MeasuredSteps:
     def update_and_weight_norm(self) -> tuple[float, float]:
         """Returns (‖last update‖, ‖weights‖), the same on every rank. Collective.
 
-        The update of Adam and AdamW is without weight decay, and recomputed from the moments, so that no copy of the weights is
-        made. That of another optimizer is the whole change of the weights. It is 0 for a parameter that has not been updated.
-        The second norm is NaN or infinite if any weight is.
+        The update of Adam and AdamW is without weight decay, and recomputed from the moments, so that no copy of the
+        weights is made. That of another optimizer is the whole change of the weights. It is 0 for a parameter that
+        has not been updated. The second norm is NaN or infinite if any weight is.
         """
         squares: list[Tensor] = []
         for optimizer in self._optimizer:
@@ -102,7 +102,8 @@ def local_shard(t: Tensor) -> Tensor:
 
 
 def _share_of_ranks(t: Tensor) -> float:
-    """1 / (number of ranks that hold the same values), so that a replicated parameter counts once in a sum over ranks."""
+    """1 / (number of ranks that hold the same values), so that a replicated parameter counts once in a sum over
+    ranks."""
     shards = 1
     if isinstance(t, DTensor):  # is_shard() is False for the strided shards of FSDP over TP
         shards = math.prod(t.device_mesh.size(i) for i, p in enumerate(t.placements) if not p.is_replicate())

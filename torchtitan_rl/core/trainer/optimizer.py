@@ -52,7 +52,8 @@ class UpdateReport:
     learning_rate: float
     optimizer_steps: int
     work: FloatArray
-    """[2, 3] `packing.count_work` over all passes and ranks: of forwards, and of backwards, which not every micro-batch has."""
+    """[2, 3] `packing.count_work` over all passes and ranks: of forwards, and of backwards, which not every
+    micro-batch has."""
     rank_tokens: list[int]
     """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
     trained_tokens: int
@@ -64,5 +65,5 @@ class UpdateReport:
     padding_tokens: int
     """Padding in this rank's micro-batches."""
     metrics: list[dict[str, Metric]]
-    """Metrics of the objective for each of this rank's micro-batches, then of its controllers. Empty on all but the first
-    tensor-parallel rank, because they compute the same values."""
+    """Metrics of the objective for each of this rank's micro-batches, then of its controllers. Empty on all but the
+    first tensor-parallel rank, because they compute the same values."""

@@ -138,9 +138,9 @@ def score_only(
 ) -> Tensor:
     """Returns log π(label) as `score` does, [T], without a graph, and reshards all weights.
 
-    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here. They
-    would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next backward
-    would gather the head once more, because FSDP2 still counts on a backward of this forward.
+    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here.
+    They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next
+    backward would gather the head once more, because FSDP2 still counts on a backward of this forward.
     """
     logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
     model.reset_iter_state()

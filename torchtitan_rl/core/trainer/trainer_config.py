@@ -1,4 +1,5 @@
-"""The trainer's settings. They are apart from the trainer, whose imports take seconds: `--help` needs the settings alone."""
+"""The trainer's settings. They are apart from the trainer, whose imports take seconds: `--help` needs the settings
+alone."""
 
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class LRSchedule(Configurable.Config):
-    """Warm-up, plateau and decay, counted in steps of the controller; torchtitan's LRSchedulersContainer does the work."""
+    """Warm-up, plateau and decay, counted in steps of the controller; torchtitan's LRSchedulersContainer does the
+    work."""
 
     warmup_steps: int = number(5, least=0, remedy="Use 0 for none.")
     """Steps in which the learning rate rises from 0 to its peak."""
@@ -76,8 +78,8 @@ class TrainerConfig(Configurable.Config):
     """torch.compile each transformer block."""
 
     skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
-    """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is NaN
-    or infinite. One more stops training, as do weights or moments that are not finite."""
+    """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is
+    NaN or infinite. One more stops training, as do weights or moments that are not finite."""
 
     logprob_chunk_tokens: int = number(1024, least=1)
     """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see trainer/logprobs.py)."""
