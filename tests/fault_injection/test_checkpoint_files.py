@@ -28,7 +28,7 @@ DAMAGES = {
 @pytest.mark.parametrize(
     "damage", [pytest.param(d, marks=pytest.mark.quick if d == "flipped" else ()) for d in DAMAGES]
 )
-def test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same(whole_run, tmp_path, damage):
+def test_damaged_checkpoint_resumes_from_the_one_before_bitwise(whole_run, tmp_path, damage):
     run = copy_until(whole_run, 3, tmp_path)
     act, reason = DAMAGES[damage]
     act(run / "checkpoint" / "step-3")
@@ -40,7 +40,7 @@ def test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same(whole_r
     assert list(metrics_of(run)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_no_good_checkpoint_is_no_new_run(whole_run, tmp_path):
+def test_run_without_an_intact_checkpoint_refuses_to_start_over(whole_run, tmp_path):
     run = copy_until(whole_run, 2, tmp_path)
     for step in (1, 2):
         flip_a_bit(run / "checkpoint" / f"step-{step}" / "__0_0.distcp")
@@ -50,7 +50,7 @@ def test_no_good_checkpoint_is_no_new_run(whole_run, tmp_path):
     assert steps_of(run) == [1, 2]
 
 
-def test_a_fork_goes_on_elsewhere_and_leaves_the_other_run_alone(whole_run, tmp_path):
+def test_fork_writes_to_its_own_folder_and_leaves_the_source_unchanged(whole_run, tmp_path):
     before = sorted(p.name for p in whole_run.rglob("*"))
     ended = train(tmp_path, *STEPS, "--resume", str(whole_run / "checkpoint" / "step-4"))
     assert ended.code == 0
@@ -62,7 +62,7 @@ def test_a_fork_goes_on_elsewhere_and_leaves_the_other_run_alone(whole_run, tmp_
     assert list(metrics_of(tmp_path / "run")) == [5, 6]
 
 
-def test_what_would_be_silently_wrong_is_refused_until_it_is_accepted(whole_run, tmp_path):
+def test_resume_with_a_changed_config_is_refused_until_accepted(whole_run, tmp_path):
     run = copy_until(whole_run, 2, tmp_path)
     first = (run / "config.json").read_text()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}

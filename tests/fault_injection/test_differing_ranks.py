@@ -15,7 +15,7 @@ WHERE = "tests/fault_injection/differing.py"
         ("other_advantages", 3, r"stopped: step 1: the advantages differ between the ranks: they are not the same on rank 0 and"),
     ],
 )  # fmt: skip
-def test_ranks_that_differ_end_the_run_with_what_differs(tmp_path, config, code, message):
+def test_differing_ranks_end_the_run_and_name_the_difference(tmp_path, config, code, message):
     ended = start(tmp_path, "--config", f"{WHERE}:{config}", "--num-steps", "3", ranks=2).end(240)
     assert ended.code == code
     ended.says(message)

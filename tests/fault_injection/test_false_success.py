@@ -25,7 +25,7 @@ def reward(name, *, in_process=False):
         ("vanishes", True, 1, r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
     ],
 )
-def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(
+def test_reward_that_calls_exit_stops_the_run_with_a_message_and_keeps_the_checkpoint(
     tmp_path, name, in_process, code, message
 ):
     ended = train(tmp_path, *SHORT, *reward(name, in_process=in_process))
@@ -35,7 +35,7 @@ def test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays(
 
 
 @pytest.mark.parametrize("program", ["", "torch.distributed.run"])
-def test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success(tmp_path, program):
+def test_unfinished_run_without_launcher_has_a_nonzero_exit_code(tmp_path, program):
     ended = train(tmp_path, *SHORT, *reward("vanishes", in_process=True), program=program)
     assert ended.code == 1
     ended.says("rank 0 ended with code 0 before the end of training: something called os._exit")
@@ -46,33 +46,33 @@ def test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_succe
 
 
 @pytest.mark.parametrize("program", ["", "torch.distributed.run", "torchtitan_rl.resilience.launch"])
-def test_an_alarm_that_a_reward_has_set_is_named(tmp_path, program):
+def test_alarm_signal_set_by_a_reward_is_named(tmp_path, program):
     ended = train(tmp_path, *SHORT, *reward("sets_an_alarm", in_process=True), program=program)
     assert ended.code == (1 if program == "torch.distributed.run" else 128 + signal.SIGALRM)
     ended.says(r"rank 0 .*was killed by signal 14 \(SIGALRM\)")
 
 
-def test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1(tmp_path):
+def test_job_exits_with_1_if_one_of_two_ranks_exits_early_with_0(tmp_path):
     ended = train(tmp_path, *SHORT, *reward("vanishes", in_process=True), ranks=2, BAD_RANK="1")
     assert ended.code == 1
     ended.says(r"rank 1 \(.*\) in step 2: grade ended with code 0 before the end of training")
     ended.never_says("Traceback")
 
 
-def test_a_reward_that_forks_and_returns_twice_trains_once(tmp_path):
+def test_reward_that_forks_and_returns_twice_is_counted_once(tmp_path):
     ended = train(tmp_path, *SHORT, *reward("forks"))
     assert ended.code == 0
     ended.says("forked and returned in the child too: the child ends here")
     assert steps_of(tmp_path / "run") == [3, 4]
 
 
-def test_what_rewards_started_ends_with_the_run(tmp_path):
+def test_processes_started_by_rewards_end_with_the_run(tmp_path):
     run = start(tmp_path, *SHORT, *reward("leaves_a_child"))
     assert run.end().code == 0
     assert not [command for command in run.everything().values() if "sleep" in command]
 
 
-def test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3(tmp_path):
+def test_deleting_the_run_folder_stops_the_run_with_exit_code_3(tmp_path):
     run = start(tmp_path, "--num-steps", "500", "--checkpoint.interval", "500")
     run.wait_in("train")
     while (tmp_path / "run").exists():
@@ -97,9 +97,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room(
-    tmp_path, small_disk
-):
+def test_full_disk_is_reported_in_bytes_and_training_continues_once_there_is_room(tmp_path, small_disk):
     dump = ["--dump-folder", str(small_disk / "run")]
     ended = train(tmp_path, "--num-steps", "4", "--checkpoint.interval", "1", *dump)
     assert ended.code == 3
@@ -115,7 +113,7 @@ def test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes
     assert steps_of(small_disk / "run") == [3, 4]
 
 
-def test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved(tmp_path):
+def test_file_size_limit_fails_a_save_and_keeps_earlier_checkpoints(tmp_path):
     """As a quota does: the room that the file system shows is not the room that there is."""
     command = ["bash", "-c", 'ulimit -f 20000; exec "$@"', "bash"]
     ended = train(tmp_path, *SHORT, prefix=command)

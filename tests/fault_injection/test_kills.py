@@ -33,7 +33,7 @@ def half_written(folder):
     return {path.stat().st_ino for path in folder.glob("checkpoint/.writing-*")}
 
 
-def test_everything_killed_at_20_random_moments_ends_with_the_same_bits(tmp_path, tmp_path_factory):
+def test_kill_at_20_random_moments_resumes_bitwise(tmp_path, tmp_path_factory):
     whole = tmp_path_factory.mktemp("whole60")
     assert train(whole, *MANY).code == 0
     chance, torn = random.Random(7), 0
@@ -53,7 +53,7 @@ def test_everything_killed_at_20_random_moments_ends_with_the_same_bits(tmp_path
 
 
 @pytest.mark.parametrize("phase", ["generate", "grade", "checkpoint/save"])
-def test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits(whole_run_2, tmp_path, phase):
+def test_killed_rank_of_two_is_named_and_the_job_resumes_bitwise(whole_run_2, tmp_path, phase):
     copy_until(whole_run_2, 2, tmp_path)
     run = start(tmp_path, *STEPS, ranks=2, log="killed.log")
     run.wait_for("resuming after step 2")
@@ -82,7 +82,7 @@ def test_a_killed_rank_of_four_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["torchtitan_rl.resilience.launch", "torchtitan_rl.resilience.agent"])
-def test_nothing_outlives_the_launcher_or_the_agent(tmp_path, victim):
+def test_no_process_outlives_a_killed_launcher_or_agent(tmp_path, victim):
     run = start(tmp_path, "--num-steps", "500", ranks=2, log="orphans.log")
     run.wait_in("generate")
     if victim == "torchtitan_rl.resilience.launch":
@@ -99,7 +99,7 @@ def test_nothing_outlives_the_launcher_or_the_agent(tmp_path, victim):
     assert run.left() == {}
 
 
-def test_with_max_restarts_a_killed_run_goes_on_by_itself_and_ends_with_the_same_bits(whole_run, tmp_path):
+def test_max_restarts_resumes_a_killed_run_automatically_and_bitwise(whole_run, tmp_path):
     run = start(tmp_path, *STEPS, launcher=["--standalone", "--max-restarts=1"])
     run.wait_until(lambda: steps_of(tmp_path / "run"), "save")
     run.signal(signal.SIGKILL, rank=0)

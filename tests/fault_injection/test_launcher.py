@@ -66,7 +66,7 @@ class Job:
 
 
 @pytest.mark.quick
-def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_path):
+def test_killed_rank_is_reported_with_phase_memory_and_resume_command(tmp_path):
     job = Job(tmp_path, "killed")
     code, said = job.end()
     assert code == 137
@@ -84,7 +84,7 @@ def test_a_killed_rank_is_named_with_its_phase_its_memory_and_the_way_on(tmp_pat
     )
 
 
-def test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_success(tmp_path):
+def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path):
     job = Job(tmp_path, "lingers")
     code, said = job.end()
     assert code == 0, said
@@ -95,7 +95,7 @@ def test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_s
     assert job.left() == []
 
 
-def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
+def test_rank_exiting_early_with_code_0_fails_the_job(tmp_path):
     job = Job(tmp_path, "exit")
     code, said = job.end()
     assert code == 1
@@ -104,7 +104,7 @@ def test_a_rank_that_ends_well_too_early_is_no_success(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
+def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job = Job(tmp_path, "run")
     job.wait_for_step_3()
     job.process.send_signal(number)
@@ -113,7 +113,7 @@ def test_one_request_lets_the_ranks_finish(tmp_path, number, code):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_request_before_the_first_step_does_not_hide_why_the_run_failed(tmp_path, number):
+def test_stop_signal_before_the_first_step_does_not_hide_an_earlier_failure(tmp_path, number):
     job = Job(tmp_path, "full disk", ranks=1)
     while not (job.folder / "begun").exists():
         time.sleep(0.05)
@@ -124,7 +124,7 @@ def test_a_request_before_the_first_step_does_not_hide_why_the_run_failed(tmp_pa
     assert "nothing new is saved" not in said
 
 
-def test_a_stopped_agent_is_named_and_does_not_keep_a_run_that_is_over(tmp_path):
+def test_suspended_agent_is_reported_and_does_not_delay_the_end_of_a_finished_run(tmp_path):
     job = Job(tmp_path, "run")
     job.wait_for_step_3()
     (agent,) = job_processes.children(job.process.pid)[-1:]
@@ -141,7 +141,7 @@ def test_a_stopped_agent_is_named_and_does_not_keep_a_run_that_is_over(tmp_path)
 
 
 @pytest.mark.quick
-def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
+def test_second_stop_signal_kills_unresponsive_ranks(tmp_path):
     job = Job(tmp_path, "late")
     job.wait_for_step_3()
     time.sleep(0.3)
@@ -159,7 +159,7 @@ def test_a_second_request_ends_at_once_what_does_not_answer(tmp_path):
     assert job.left() == []
 
 
-def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit(tmp_path):
+def test_hanging_rank_is_shown_with_its_stack_and_the_job_ends_at_the_timeout(tmp_path):
     job = Job(tmp_path, "hang")
     code, said = job.end()
     assert code == 1
@@ -178,7 +178,7 @@ def test_a_rank_that_hangs_is_shown_with_its_stack_and_the_job_ends_at_the_limit
     assert "hang_here" in (tmp_path / "run" / "logs" / "stacks_rank_1.txt").read_text()
 
 
-def test_a_stopped_rank_is_called_stopped(tmp_path):
+def test_suspended_rank_is_reported_as_stopped(tmp_path):
     job = Job(tmp_path, "run")
     job.wait_for_step_3()
     rank = next(p for p in job_processes.find_marked(job.mark) if f"{p}" in open_rank(job, 0))
@@ -201,7 +201,7 @@ def open_rank(job, rank):
 
 
 @pytest.mark.quick
-def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_path):
+def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
     assert len(job_processes.find_marked(job.mark)) >= 6
@@ -217,7 +217,7 @@ def test_nothing_outlives_a_killed_launcher_not_even_what_left_its_session(tmp_p
     assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
 
 
-def test_what_a_rank_started_ends_with_the_job(tmp_path):
+def test_child_processes_of_a_rank_end_with_the_job(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
     job.process.send_signal(signal.SIGTERM)
@@ -234,7 +234,7 @@ def test_ranks_of_one_node_find_each_other_whatever_the_node_is_called(tmp_path)
     assert job.end()[0] == 143
 
 
-def test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what(tmp_path):
+def test_max_restarts_restarts_the_ranks_and_reports_the_cause(tmp_path):
     code, said = Job(tmp_path, "killed", "--standalone", "--max-restarts=1").end()
     assert code == 0, said
     assert re.search(r"rank 1 \(.*\) in step 3: grade was killed by signal 9 .*The ranks are started again", said)
@@ -248,7 +248,7 @@ def two_nodes(tmp_path, act, *more):
     return [Job(tmp_path, act, f"--node_rank={n}", *common, ranks=1, log=f"node{n}") for n in range(2)]
 
 
-def test_a_port_in_use_is_said_and_a_node_that_waits_says_so(tmp_path):
+def test_port_in_use_and_waiting_for_other_nodes_are_reported(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -269,7 +269,7 @@ def test_a_port_in_use_is_said_and_a_node_that_waits_says_so(tmp_path):
     assert alone.end()[0] == 130
 
 
-def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
+def test_stop_signal_on_one_node_gives_both_nodes_the_same_exit_code(tmp_path):
     first, second = two_nodes(tmp_path, "run")
     first.wait_for_step_3()
     for job in (first, second):
@@ -277,7 +277,7 @@ def test_a_stop_on_one_node_is_a_stop_with_one_code_on_both(tmp_path):
     assert (first.end()[0], second.end()[0]) == (75, 75)
 
 
-def test_a_rank_killed_on_one_node_ends_both_with_the_reason(tmp_path):
+def test_killed_rank_ends_both_nodes_with_the_reason(tmp_path):
     first, second = two_nodes(tmp_path, "late")
     first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
@@ -289,7 +289,7 @@ def test_a_rank_killed_on_one_node_ends_both_with_the_reason(tmp_path):
     assert re.search(r"watchdog: node .* has ended: rank 1 \(.*\) in step 3: grade was killed by signal 9", said)
 
 
-def test_over_two_nodes_a_killed_rank_starts_both_again(tmp_path):
+def test_killed_rank_restarts_both_nodes(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -300,7 +300,7 @@ def test_over_two_nodes_a_killed_rank_starts_both_again(tmp_path):
     assert any(re.search(r"rank 1 .* was killed by signal 9 .*The ranks are started again", said) for _, said in ends)
 
 
-def test_a_node_that_vanishes_ends_the_other_with_a_reason(tmp_path):
+def test_lost_node_ends_the_other_node_with_a_reason(tmp_path):
     first, second = two_nodes(tmp_path, "late")
     first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:

@@ -14,7 +14,9 @@ from tests.fault_injection.harness import copy_until, metrics_of, train, weights
         (4, ["--generator.tensor-parallel-degree", "2"]),
     ],
 )
-def test_two_fsdp_ranks_go_on_with_tensor_parallelism_and_on_four(whole_run_2, tmp_path, ranks, layout):
+def test_checkpoint_of_two_fsdp_ranks_resumes_with_tensor_parallelism_and_on_four_ranks(
+    whole_run_2, tmp_path, ranks, layout
+):
     run = copy_until(whole_run_2, 3, tmp_path)
     ended = train(tmp_path, *STEPS, *layout, ranks=ranks)
     assert ended.code == 0

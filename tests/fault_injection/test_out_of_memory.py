@@ -60,9 +60,7 @@ def remove(folder):
     assert not folder.exists()
 
 
-def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on(
-    tmp_path, memory_group
-):
+def test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower(tmp_path, memory_group):
     run = start(tmp_path, *STEPS, *EATS, ranks=2, prefix=memory_group.prefix, BAD_RANK="1")
     run.wait_until(lambda: steps_of(tmp_path / "run"), "save")
     memory_group.limit(more_bytes=2**29)
@@ -84,7 +82,7 @@ print(pool.submit(0).exception())
 """
 
 
-def test_a_workers_process_that_the_kernel_kills_is_told_from_another_kill(memory_group):
+def test_out_of_memory_kill_of_a_worker_is_distinguished_from_other_kills(memory_group):
     memory_group.limit(more_bytes=2**30)
     command = [*memory_group.prefix, sys.executable, "-c", WORKER]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

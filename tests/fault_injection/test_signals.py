@@ -20,9 +20,7 @@ LONG = ["--num-steps", "500", "--checkpoint.interval", "500"]
         (signal.SIGUSR1, "grade", 75),
     ],
 )
-def test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits(
-    whole_run, tmp_path, number, phase, code
-):
+def test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise(whole_run, tmp_path, number, phase, code):
     run = start(tmp_path, *STEPS)
     run.wait_in(phase)
     run.signal(number)
@@ -38,7 +36,7 @@ def test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits(
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
 
 
-def test_all_ranks_end_after_the_same_step(tmp_path):
+def test_all_ranks_stop_after_the_same_step(tmp_path):
     run = start(tmp_path, *LONG, ranks=2)
     run.wait_in("generate", rank=1)
     run.signal(signal.SIGTERM)
@@ -49,7 +47,7 @@ def test_all_ranks_end_after_the_same_step(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
+def test_second_stop_signal_ends_the_run_at_once(tmp_path, number, code):
     hang = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
     run = start(tmp_path, *LONG, *hang, ranks=2, BAD_RANK="1")
     run.wait_for("") and run.wait_in("gather")
@@ -65,7 +63,7 @@ def test_a_second_request_ends_everything_at_once(tmp_path, number, code):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_request_before_the_first_step_ends_at_once_without_a_traceback(tmp_path, number):
+def test_stop_signal_before_the_first_step_ends_at_once_without_a_traceback(tmp_path, number):
     run = start(tmp_path, *LONG)
     run.wait_in("start the vLLM engine")
     run.signal(number)
@@ -76,7 +74,7 @@ def test_a_request_before_the_first_step_ends_at_once_without_a_traceback(tmp_pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_request_while_the_report_is_written_lets_the_run_end(tmp_path, ranks):
+def test_stop_signal_during_the_report_lets_the_run_finish(tmp_path, ranks):
     slow = ["--config", "tests/fault_injection/slow_report.py:slow_report", "--metrics.report"]
     run = start(tmp_path, "--num-steps", "2", *slow, ranks=ranks, SLOW_S="8")
     run.wait_until(lambda: run.statuses().get(0) and run.statuses()[0].outcome, "come to its end")
@@ -90,7 +88,7 @@ def test_a_request_while_the_report_is_written_lets_the_run_end(tmp_path, ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(tmp_path, ranks):
+def test_stop_signal_in_the_warm_start_ends_at_once_and_leaves_no_partial_checkpoint(tmp_path, ranks):
     other = ["--config", "tests/fault_injection/new_start.py:from_a_long_start"]
     run = start(tmp_path, *LONG, *other, ranks=ranks, STARTS=str(tmp_path / "starts"))
     run.wait_for("warm start: making the starting checkpoint")
@@ -105,7 +103,7 @@ def test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start(
 
 @pytest.mark.quick
 @pytest.mark.parametrize("processes", [2, 3, 4])
-def test_ctrl_c_during_the_imports_ends_at_once_with_one_sentence(tmp_path, processes):
+def test_ctrl_c_during_imports_ends_at_once_with_one_sentence(tmp_path, processes):
     """The launcher and its reaper, then torchrun's agent, then the rank begin one after another."""
     run = start(tmp_path, *LONG)
     run.wait_until(lambda: len(run.everything()) >= processes, f"have {processes} processes")

@@ -11,7 +11,7 @@ LIMITS = ["--watchdog.notice-seconds", "10", "--watchdog.limit-seconds", "30", "
 REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.in-process", "hangs"]
 
 
-def test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit(tmp_path):
+def test_suspended_rank_is_named_with_a_remedy_and_the_job_ends_at_the_timeout(tmp_path):
     run = start(tmp_path, *LIMITS, ranks=2)
     run.wait_in("train", rank=1)
     run.signal(signal.SIGSTOP, rank=1)
@@ -28,7 +28,7 @@ def test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit(t
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_reward_that_hangs_is_shown_with_its_stack(tmp_path, ranks):
+def test_hanging_reward_is_shown_with_its_stack(tmp_path, ranks):
     bad = str(ranks - 1)
     run = start(tmp_path, *LIMITS, *REWARD, "--checkpoint.interval", "1", ranks=ranks, BAD_RANK=bad)
     run.wait_until(lambda: (tmp_path / "run" / "checkpoint" / "step-1").exists(), "save")
@@ -45,7 +45,7 @@ def test_a_reward_that_hangs_is_shown_with_its_stack(tmp_path, ranks):
     assert (tmp_path / "run" / "checkpoint" / "step-1" / "manifest.json").exists()
 
 
-def test_a_config_that_never_ends_its_import_is_shown_with_its_stack(tmp_path):
+def test_config_with_endless_import_is_shown_with_its_stack(tmp_path):
     (tmp_path / "loops.py").write_text("import time\n\nwhile True:\n    time.sleep(1)\n")
     run = start(tmp_path, "--config", f"{tmp_path}/loops.py:f")
     run.wait_for(r"watchdog: rank 0 \(.*\) in read the config for 3\d s; the job is ended at 300 s", timeout_s=90)

@@ -24,12 +24,12 @@ PARAGRAPHS = """
 a rank is killed
   rank 1 (node3) in step 3: grade was killed by signal 9 (SIGKILL). ... Its peak was ... The same command with --dump-folder
   RUN goes on after step-2.
-  137 fault_injection/test_kills.py::test_a_killed_rank_of_two_is_named_the_job_ends_and_goes_on_with_the_same_bits
+  137 fault_injection/test_kills.py::test_killed_rank_of_two_is_named_and_the_job_resumes_bitwise
 
 a rank is killed because memory ran out
   ...: out of memory, by the kernel's log (...). Its peak was 3.4 of the 6.5 GiB of memory that its control group allows ...
   Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
-  137 fault_injection/test_out_of_memory.py::test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_what_to_lower_and_the_way_on
+  137 fault_injection/test_out_of_memory.py::test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower
 
 a rank is refused memory (MemoryError)
   This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts_per_step or ...
@@ -37,32 +37,32 @@ a rank is refused memory (MemoryError)
 
 the launcher or torchrun's agent is killed
   torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
-  137 fault_injection/test_kills.py::test_nothing_outlives_the_launcher_or_the_agent
+  137 fault_injection/test_kills.py::test_no_process_outlives_a_killed_launcher_or_agent
 
 a rank ends by itself, with code 0
   rank 1 (node3) in step 2: grade ended with code 0 before the end of training
-  1 fault_injection/test_false_success.py::test_one_of_two_ranks_that_ends_successfully_ends_the_job_with_1
+  1 fault_injection/test_false_success.py::test_job_exits_with_1_if_one_of_two_ranks_exits_early_with_0
 
 ranks have another config: a file, a variable or a random number that is not the same on every node
   error: config: it differs between the ranks: seed is 0 on rank 0, 1 on rank 1. Start every node with the same command, ...
-  2 fault_injection/test_differing_ranks.py::test_ranks_that_differ_end_the_run_with_what_differs
+  2 fault_injection/test_differing_ranks.py::test_differing_ranks_end_the_run_and_name_the_difference
 
 ranks come to other prompts, completions, rewards or advantages
   stopped: step 1: the prompts differ between the ranks: they are not the same on ranks 0, 2 and on rank 1. Every rank must
   compute the same from the config, the seed and the step alone. ...
-  3 fault_injection/test_differing_ranks.py::test_ranks_that_differ_end_the_run_with_what_differs
+  3 fault_injection/test_differing_ranks.py::test_differing_ranks_end_the_run_and_name_the_difference
 
 a rank ends by itself with code 0, without the launcher
   rank 0 ended with code 0 before the end of training: something called os._exit(0). The run is not done.
-  1 fault_injection/test_false_success.py::test_without_the_launcher_too_a_run_that_has_not_come_to_its_end_is_no_success
+  1 fault_injection/test_false_success.py::test_unfinished_run_without_launcher_has_a_nonzero_exit_code
 
 a run in which no completion ever has a reward
   stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
-  3 unit_tests/observability/metrics/test_idle.py::test_a_run_without_any_reward_is_no_success
+  3 unit_tests/observability/metrics/test_idle.py::test_run_without_any_reward_fails
 
 flipped bytes in metrics.jsonl or samples.jsonl, met on resume
   metrics.jsonl: 1 of 40 lines are damaged (lines 3); the file as it was is kept as metrics.damaged-1.jsonl, and the run goes on with the other lines
-  0 unit_tests/observability/test_files.py::test_damaged_lines_are_set_aside_and_the_file_goes_on
+  0 unit_tests/observability/test_files.py::test_damaged_lines_are_moved_aside_and_writing_continues
 
 a user's file that ends the process at its import, in a dry run
   rank 0 ended with code 3 in: import of my_rewards.py: something called os._exit(3).
@@ -74,15 +74,15 @@ a reward function that fails in a dry run
 
 an alarm that a reward function has set
   rank 0 (node3) in step 2: grade was killed by signal 14 (SIGALRM).
-  142 fault_injection/test_false_success.py::test_an_alarm_that_a_reward_has_set_is_named
+  142 fault_injection/test_false_success.py::test_alarm_signal_set_by_a_reward_is_named
 
 torchrun's agent is stopped by a signal
   watchdog: torchrun's agent is stopped by a signal: kill -CONT 712 lets it go on. It is ended when all ranks have ended
-  0 fault_injection/test_launcher.py::test_a_stopped_agent_is_named_and_does_not_keep_a_run_that_is_over
+  0 fault_injection/test_launcher.py::test_suspended_agent_is_reported_and_does_not_delay_the_end_of_a_finished_run
 
 importing the config never ends
   watchdog: rank 0 (node3) in read the config for 31 s; the job is ended at 300 s, with its stack
-  1 fault_injection/test_stalls.py::test_a_config_that_never_ends_its_import_is_shown_with_its_stack
+  1 fault_injection/test_stalls.py::test_config_with_endless_import_is_shown_with_its_stack
 
 importing the config never ends, without the launcher
   rank 0 has read the config for 300 s: an import in it loops or waits. It is ended.
@@ -90,7 +90,7 @@ importing the config never ends, without the launcher
 
 a rank does not end after its training, as in a close of the engine that never returns
   watchdog: rank 0 (node3) has not ended 601 s after its training has; it is ended now, with its stack
-  0 fault_injection/test_launcher.py::test_ranks_that_do_not_end_after_their_training_are_ended_and_the_run_is_a_success
+  0 fault_injection/test_launcher.py::test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds
 
 importing the config calls sys.exit(0)
   error: --config = 'mine.py': expected Python that can be imported, but it calls sys.exit(0).
@@ -102,11 +102,11 @@ the other nodes never come, or have another address
 
 the disk is full while an evaluation is written
   evaluation/step-4.json is not written: [Errno 28] No space left on device; the run continues without it
-  0 unit_tests/observability/test_disk.py::test_an_evaluation_that_does_not_fit_the_disk_is_a_warning_and_leaves_no_file
+  0 unit_tests/observability/test_disk.py::test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file
 
 metrics.jsonl is deleted during the run
   metrics.jsonl was deleted during the run: its steps before that are lost (said at once, and again at the end)
-  0 unit_tests/observability/test_disk.py::test_a_deleted_file_begins_anew
+  0 unit_tests/observability/test_disk.py::test_deleted_file_is_started_again
 
 a KL run is resumed with another start as its reference
   ... reference 5f0c... -> 81ab... (the KL term pulls towards other weights). ... accept it with --resume-changed.
@@ -115,39 +115,39 @@ a KL run is resumed with another start as its reference
 a rank is stopped by a signal
   watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
   signal: kill -CONT 712
-  1 fault_injection/test_stalls.py::test_a_stopped_rank_is_named_with_the_remedy_and_the_job_ends_at_the_limit
+  1 fault_injection/test_stalls.py::test_suspended_rank_is_named_with_a_remedy_and_the_job_ends_at_the_timeout
 
 a reward function of grader.in_process hangs on one rank
   watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack
-  1 fault_injection/test_stalls.py::test_a_reward_that_hangs_is_shown_with_its_stack
+  1 fault_injection/test_stalls.py::test_hanging_reward_is_shown_with_its_stack
 
 a node is lost
   watchdog: no news from rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
-  1 fault_injection/test_launcher.py::test_a_node_that_vanishes_ends_the_other_with_a_reason
+  1 fault_injection/test_launcher.py::test_lost_node_ends_the_other_node_with_a_reason
 
 a rank dies with --max-restarts
   ... was killed by signal 9 ... The ranks are started again and go on from the last checkpoint.
-  0 fault_injection/test_launcher.py::test_with_max_restarts_the_ranks_start_again_and_it_is_said_after_what
+  0 fault_injection/test_launcher.py::test_max_restarts_restarts_the_ranks_and_reports_the_cause
 
 Ctrl-C, SIGTERM
   SIGINT: saving a checkpoint after this step; a second signal stops at once
-  130, 143 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+  130, 143 fault_injection/test_signals.py::test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise
 
 a second signal
   stopped at once; earlier checkpoints are whole
-  130, 143 fault_injection/test_signals.py::test_a_second_request_ends_everything_at_once
+  130, 143 fault_injection/test_signals.py::test_second_stop_signal_ends_the_run_at_once
 
 a signal before the first step
   SIGINT before the first step: nothing new is saved
-  130, 143, 138 fault_injection/test_signals.py::test_a_request_before_the_first_step_ends_at_once_without_a_traceback
+  130, 143, 138 fault_injection/test_signals.py::test_stop_signal_before_the_first_step_ends_at_once_without_a_traceback
 
 a signal in the warm start
   SIGINT before the first step: nothing new is saved
-  130 fault_injection/test_signals.py::test_a_request_in_the_warm_start_ends_at_once_and_leaves_no_half_made_start
+  130 fault_injection/test_signals.py::test_stop_signal_in_the_warm_start_ends_at_once_and_leaves_no_partial_checkpoint
 
 SIGUSR1 before a time limit
   SIGUSR1: saving a checkpoint after this step
-  75 fault_injection/test_signals.py::test_one_request_ends_the_step_saves_and_the_run_goes_on_with_the_same_bits
+  75 fault_injection/test_signals.py::test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise
 
 the terminal of a run under nohup is closed
   nothing: the run continues
@@ -155,11 +155,11 @@ the terminal of a run under nohup is closed
 
 a reward function calls sys.exit(0)
   stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0
-  3 fault_injection/test_false_success.py::test_a_reward_that_exits_ends_the_run_and_says_so_and_its_checkpoint_stays
+  3 fault_injection/test_false_success.py::test_reward_that_calls_exit_stops_the_run_with_a_message_and_keeps_the_checkpoint
 
 a reward function forks and returns twice
   a reward or tool forked and returned in the child too: the child ends here
-  0 fault_injection/test_false_success.py::test_a_reward_that_forks_and_returns_twice_trains_once
+  0 fault_injection/test_false_success.py::test_reward_that_forks_and_returns_twice_is_counted_once
 
 a reward function prints 5 MB
   reward functions printed 5,000,001 characters here: the first 4,000 are shown
@@ -175,7 +175,7 @@ nobody reads its output any more (a closed terminal, head -1)
 
 every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row
-  3 unit_tests/core/grading/test_calls.py::test_when_every_completion_fails_again_and_again_the_run_stops
+  3 unit_tests/core/grading/test_calls.py::test_run_stops_after_repeated_steps_without_any_reward
 
 your own code raises
   a traceback, and: The last line of your own code in it: mine.py, line 7
@@ -184,15 +184,15 @@ your own code raises
 the disk is full
   step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, until
   step 3
-  0, or 3 fault_injection/test_false_success.py::test_a_full_disk_is_said_in_bytes_the_last_checkpoint_stays_and_the_run_goes_on_when_there_is_room
+  0, or 3 fault_injection/test_false_success.py::test_full_disk_is_reported_in_bytes_and_training_continues_once_there_is_room
 
 a quota is reached
   step 1 is not saved: writing it failed: rank 0: ...
-  0, or 3 fault_injection/test_false_success.py::test_a_limit_on_file_sizes_ends_a_write_but_not_what_was_saved
+  0, or 3 fault_injection/test_false_success.py::test_file_size_limit_fails_a_save_and_keeps_earlier_checkpoints
 
 the run folder is deleted
   stopped: the run folder RUN has vanished, with all that was saved.
-  3 fault_injection/test_false_success.py::test_a_run_folder_deleted_in_the_middle_ends_the_run_with_3
+  3 fault_injection/test_false_success.py::test_deleting_the_run_folder_stops_the_run_with_exit_code_3
 
 the run folder is moved, and another run starts in its place
   stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
@@ -200,15 +200,15 @@ the run folder is moved, and another run starts in its place
 
 the disk is full at the start
   error: dump_folder: cannot write to RUN: No space left on device. Pass --dump-folder with a folder you may write to.
-  2 unit_tests/observability/test_disk.py::test_a_full_disk_at_the_start_is_wrong_input
+  2 unit_tests/observability/test_disk.py::test_full_disk_at_the_start_is_a_user_error
 
 a checkpoint's file is flipped, torn or lost
   skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written
-  0 fault_injection/test_checkpoint_files.py::test_damage_is_found_the_step_before_is_used_and_the_end_is_the_same
+  0 fault_injection/test_checkpoint_files.py::test_damaged_checkpoint_resumes_from_the_one_before_bitwise
 
 all checkpoints are damaged
   error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...
-  2 fault_injection/test_checkpoint_files.py::test_no_good_checkpoint_is_no_new_run
+  2 fault_injection/test_checkpoint_files.py::test_run_without_an_intact_checkpoint_refuses_to_start_over
 
 a checkpoint's index or value names code
   the index names os.system, which no checkpoint of this program contains
@@ -216,7 +216,7 @@ a checkpoint's index or value names code
 
 another seed, model, task or batch on resume
   this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
-  2 fault_injection/test_checkpoint_files.py::test_what_would_be_silently_wrong_is_refused_until_it_is_accepted
+  2 fault_injection/test_checkpoint_files.py::test_resume_with_a_changed_config_is_refused_until_accepted
 
 fewer steps on resume than are done
   num_steps = 19: expected at least 20, the steps done at step-20. Raise it, or --resume an earlier step.
@@ -248,19 +248,19 @@ a folder that another run is using
 
 NaN in the weights
   the weights of layers.3.feed_forward.w2.weight not finite
-  3 unit_tests/core/trainer/test_finite.py::test_weights_that_are_not_finite_are_never_skipped
+  3 unit_tests/core/trainer/test_finite.py::test_non_finite_weights_always_stop_training
 
 NaN in the gradient
   loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row
-  3 unit_tests/core/trainer/test_finite.py::test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew
+  3 unit_tests/core/trainer/test_finite.py::test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one
 
 NaN in a reward
   the prompt, the sample and the function, by name
-  3 unit_tests/core/algorithm/test_nonfinite.py::test_a_reward_names_prompt_sample_and_function
+  3 unit_tests/core/algorithm/test_nonfinite.py::test_non_finite_reward_is_reported_with_prompt_sample_and_function
 
 NaN in the sampler's log-probabilities
   the prompt and the token
-  3 unit_tests/core/algorithm/test_nonfinite.py::test_a_samplers_log_probability_is_named_or_masked
+  3 unit_tests/core/algorithm/test_nonfinite.py::test_non_finite_sampler_logprob_is_reported_or_masked
 
 sampler and trainer disagree
   sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy

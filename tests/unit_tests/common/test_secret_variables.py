@@ -19,7 +19,7 @@ assert child == ["hunter-12345", "postgres://me:hunter-67890@db/rows"]
 """
 
 
-def test_proc_shows_none_and_the_process_and_its_children_have_them():
+def test_secrets_are_hidden_from_proc_but_available_to_the_process_and_its_children():
     secrets = {"JUDGE_KEY": "hunter-12345", "DATABASE_URL": "postgres://me:hunter-67890@db/rows", "PLAIN": "as-it-was"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env={**os.environ, **secrets}, capture_output=True, text=True

@@ -45,7 +45,7 @@ class Outer:
     "settings",
     [{}, {"count": MANY}, {"size": 1}, {"most": math.inf}, {"ids": [0, 3]}, {"weights": {"a": -1.0}}, {"texts": ["a"]}],
 )
-def test_what_fits_passes(settings):
+def test_valid_numbers_are_accepted(settings):
     assert check_fields(Outer(**settings)) is None
 
 
@@ -71,7 +71,7 @@ def test_what_fits_passes(settings):
         ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_full_name(settings, message):
+def test_number_out_of_range_is_refused_with_its_full_name(settings, message):
     with pytest.raises(UserError) as raised:
         check_fields(Outer(**settings), "run")
     assert str(raised.value).startswith(message)
@@ -98,7 +98,7 @@ def undeclared(config: type) -> set[str]:
     return {f"{config.__qualname__}.{one.name}" for one in numbers if "limits" not in one.metadata}
 
 
-def test_every_number_of_every_config_declares_its_limits():
+def test_every_number_in_a_config_declares_its_range():
     for module in pkgutil.walk_packages(library.__path__, "torchtitan_rl.library."):
         import_module(module.name)  # what one may put into a field of another's type
     configs = [*own_configs(RunConfig, set())]
@@ -107,7 +107,7 @@ def test_every_number_of_every_config_declares_its_limits():
     assert set().union(*map(undeclared, configs)) == {*ANY_NUMBER}
 
 
-def test_a_number_without_limits_is_found():
+def test_number_without_a_range_is_found():
     @dataclass(kw_only=True)
     class Loose:
         share: float | None = None

@@ -10,7 +10,7 @@ CASES, BATCHES = 200, 8
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_the_loss_and_gradient_of_an_update_are_the_dense_references(batch):
+def test_update_loss_and_gradient_equal_the_dense_reference(batch):
     found = {seed: differences(seed) for seed in range(batch, CASES, BATCHES)}
     wrong = {
         seed: pairs for seed, pairs in found.items() if max((max(pair) for pair in pairs or ()), default=0) > BOUND
@@ -20,7 +20,7 @@ def test_the_loss_and_gradient_of_an_update_are_the_dense_references(batch):
     assert compared > 0.7 * len(found)  # the others learn nothing, or are too close to a bound of a clip or mask
 
 
-def test_the_cases_draw_every_choice():
+def test_random_cases_cover_every_option():
     drawn = Counter()
     for seed in range(CASES):
         case, _, _ = random_case(seed)

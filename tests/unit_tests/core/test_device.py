@@ -22,7 +22,7 @@ from torchtitan_rl.core.generator.generator import Generator, engine_options
         ({"PYTORCH_ALLOC_CONF": "backend:native", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
     ],
 )
-def test_growing_segments_are_found_where_pytorch_reads_them(monkeypatch, settings, found):
+def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(monkeypatch, settings, found):
     for name in device.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
@@ -50,7 +50,7 @@ NO_CUSTOM = {"disable_custom_all_reduce": True}
         (False, True, "float32", 2, OF_A_GPU | TRITON | NO_CUSTOM),
     ],
 )
-def test_what_the_engine_is_told(monkeypatch, on_cpu, growing, dtype, degree, expected):
+def test_engine_options_for_each_device(monkeypatch, on_cpu, growing, dtype, degree, expected):
     monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
     monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
     assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
@@ -69,7 +69,7 @@ def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():
     assert torch.float32 in TritonAttentionBackend.supported_dtypes
 
 
-def test_tritons_float32_products_are_exact():
+def test_triton_uses_exact_float32_products():
     import os
 
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
@@ -83,7 +83,7 @@ def test_a_cpu_needs_no_compiler():
 
 
 @pytest.mark.skipif(not device.ON_CPU, reason="a GPU engine shares no such memory")
-def test_what_a_killed_run_left_is_taken_away_and_nothing_else():
+def test_only_shared_memory_of_killed_runs_is_removed():
     names = {which: Path(f"/dev/shm/-tp:0-[{ranks}]-cpushm_{which[0]}") for which, ranks in
              {"1 mine": "90002-90003", "0 my sibling's": "90002-90003", "1 another replica's": "90000-90001"}.items()}  # fmt: skip
     for path in names.values():
@@ -97,7 +97,7 @@ def test_what_a_killed_run_left_is_taken_away_and_nothing_else():
 
 
 @pytest.mark.parametrize("before", [None, "/lib/libmine.so"])
-def test_the_engines_preloads_are_forgotten_after_its_start(monkeypatch, before):
+def test_ld_preload_is_reset_after_the_engine_start(monkeypatch, before):
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     if before:
         monkeypatch.setenv("LD_PRELOAD", before)
@@ -106,7 +106,7 @@ def test_the_engines_preloads_are_forgotten_after_its_start(monkeypatch, before)
     assert os.environ.get("LD_PRELOAD") == before
 
 
-def test_the_engines_model_is_imported_in_this_process(tmp_path):
+def test_engine_model_is_imported_in_this_process(tmp_path):
     from vllm import ModelRegistry
 
     (tmp_path / "config.json").write_text('{"architectures": ["Unknown", "Qwen3ForCausalLM"]}')

@@ -11,13 +11,13 @@ from torchtitan_rl.core.types import Group, ScoredCompletion
 from torchtitan_rl.observability.evaluation_results import print_results, results_of, write_results
 
 
-def test_due_before_the_first_step_every_so_many_and_after_the_last():
+def test_evaluation_is_due_before_the_first_step_at_its_interval_and_after_the_last():
     evaluation = Evaluation.Config(every=10).build()
     assert [step for step in range(26) if evaluation.due(step, 25)] == [0, 10, 20, 25]
     assert not any(Evaluation.Config(every=0).build().due(step, 25) for step in range(26))
 
 
-def test_a_sampled_pass_has_names_of_its_own():
+def test_sampled_evaluation_has_its_own_metric_names():
     [(greedy, sampling)] = Evaluation.Config().build().passes.items()
     assert (greedy.prefix, greedy.split, sampling.temperature) == ("evaluation", "eval_greedy", 0)
     _, (sampled, sampling) = Evaluation.Config(sampled=SamplingConfig(n=4)).build().passes.items()
@@ -33,7 +33,7 @@ def concluded(evaluation, *accuracies):
     return best
 
 
-def test_the_best_result_and_when_to_give_up():
+def test_best_result_and_early_stopping():
     evaluation = Evaluation.Config(best_by="evaluation/accuracy", stop_after=2).build()
     assert concluded(evaluation, 0.5, 0.4, 0.6, 0.6) == [True, False, True, False]
     assert not evaluation.gives_up
@@ -47,7 +47,7 @@ def test_the_best_result_and_when_to_give_up():
     assert concluded(Evaluation.Config().build(), 0.5) == [False]
 
 
-def test_settings_that_cannot_decide_are_errors():
+def test_contradictory_early_stopping_settings_are_errors():
     with pytest.raises(UserError, match="evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"):
         Evaluation.Config(stop_after=3).build()
     with pytest.raises(UserError, match="evaluation.every = 0: expected 1 or more, as evaluation.best_by asks"):
@@ -67,7 +67,7 @@ def evaluated(*correct, idx=0, task=""):
     return Group(prompt=asked.prompt, samples=samples)
 
 
-def test_results_are_told_for_all_and_for_each_task_with_the_wrong_answers(tmp_path, capsys):
+def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, capsys):
     told = [(True, "a"), (False, "a"), (True, "b")]
     groups = draft_episodes([evaluated(right, idx=i, task=task) for i, (right, task) in enumerate(told)])
     results = results_of({"evaluation": groups})

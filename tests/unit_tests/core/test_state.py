@@ -18,7 +18,7 @@ class Part:
         self.value = state["value"]
 
 
-def test_a_step_adds_its_prompts_its_optimizer_steps_and_the_tokens_it_trained_on():
+def test_step_increments_prompt_optimizer_step_and_token_counters():
     groups = [group("abc", "de", prompt_idx=0), group("f", prompt_idx=1)]
     state = RunState()
     for _ in range(2):
@@ -26,7 +26,7 @@ def test_a_step_adds_its_prompts_its_optimizer_steps_and_the_tokens_it_trained_o
     assert (state.optimizer_steps, state.prompts_seen, state.tokens_seen) == (8, 4, 20)
 
 
-def test_counters_and_parts_survive_and_a_new_part_keeps_its_own_start():
+def test_state_dict_restores_counters_and_a_new_part_keeps_its_initial_state():
     saved = RunState(old=Part(3))
     saved.step = 7
     state = saved.state_dict()

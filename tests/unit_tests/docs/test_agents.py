@@ -28,7 +28,7 @@ def files(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_agent_plays_and_its_reward_is_trained_on(files):
+def test_documented_agent_runs_and_its_reward_is_trained_on(files):
     config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
     secret = int(config.task.build().train_example(0, seed=0).expected_answer)
     prompt, scored = talk(config, str(secret + 1), "x", str(secret))
@@ -40,7 +40,7 @@ def test_the_agent_plays_and_its_reward_is_trained_on(files):
     assert scored.completion.turns[-1].columns == {"guesses": 3}
 
 
-def test_the_variables_and_reasons_of_the_page_are_those_of_the_code():
+def test_documented_variables_and_finish_reasons_match_the_code():
     from torchtitan_rl.library.agents import running
 
     assert set(running.INHERITED) <= set(re.findall(r"`(\w+)`", PAGE.read_text()))
@@ -55,7 +55,7 @@ def test_the_variables_and_reasons_of_the_page_are_those_of_the_code():
         assert reason in code
 
 
-def test_a_reward_function_sees_what_the_agent_has_logged(files):
+def test_reward_function_receives_the_agents_logs(files):
     config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
     config.grader.rewards, config.grader.weights = [f"{files}/my_agent_rewards.py:quick"], {"quick": 0.2}
     secret = config.task.build().train_example(0, seed=0).expected_answer
@@ -90,7 +90,7 @@ def judge_url():
         server.shutdown()
 
 
-def test_a_judge_is_asked_in_the_workers(files, judge_url, monkeypatch):
+def test_judge_reward_runs_in_workers(files, judge_url, monkeypatch):
     monkeypatch.setenv("JUDGE_URL", judge_url)
     config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
     config.grader.rewards, config.grader.workers = [f"{files}/my_judge.py:tidy"], 2
@@ -102,7 +102,7 @@ def test_a_judge_is_asked_in_the_workers(files, judge_url, monkeypatch):
 
 
 @pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
-def test_an_environment_of_verifiers_gives_its_reward_and_its_metrics(files):
+def test_verifiers_environment_returns_reward_and_metrics(files):
     (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
     config = load_config(f"{files}/my_verifiers_task.py:words")
     config.conversations.call_seconds = 600  # a busy machine

@@ -66,7 +66,7 @@ def test_the_example_of_a_new_advantage_runs(examples):
     assert [episode.credit.advantage for episode in episodes] == [0.0, -1.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_the_example_of_a_filter_leaves_out_easy_groups_under_their_own_name(examples):
+def test_example_filter_leaves_out_easy_groups_with_its_own_reason(examples):
     filters = importlib.import_module("not_too_easy").NotTooEasy
     algorithm = filters.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
     easy = group(0, [1.0] * 4 + [0.0], correct=[True] * 4 + [False])

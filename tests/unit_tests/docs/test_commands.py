@@ -48,7 +48,7 @@ def source_of(program: str) -> Path:
     return Path(spec.origin if spec and spec.origin else program)
 
 
-def test_every_program_that_is_started_exists_and_knows_its_flags():
+def test_documented_commands_exist_and_accept_their_flags():
     wrong, seen = [], 0
     for page, command in code_of_pages():
         if not (found := started(command)):
@@ -67,7 +67,7 @@ def test_every_program_that_is_started_exists_and_knows_its_flags():
     assert not wrong
 
 
-def test_every_file_of_the_package_that_is_named_exists():
+def test_documented_package_files_exist():
     named = {(page, file) for page, line in code_of_pages() for file in re.findall(r"^[a-z_]+/[a-z_/]+\.py$", line)}
     missing = [
         f"{page}: {file}" for page, file in sorted(named) if not any((root / file).is_file() for root in _roots())

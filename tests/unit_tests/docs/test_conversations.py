@@ -71,7 +71,7 @@ def talk(config, *texts: str):
     return one.prompt, scored.samples[0]
 
 
-def test_every_python_block_is_a_file_of_this_test_and_as_short_as_it_should_be(files):
+def test_documented_python_blocks_are_tested_and_short(files):
     assert {path.stem for path in files.glob("*.py")} == set(MODULES)
     lines = {name: [line for line in (files / f"{name}.py").read_text().splitlines() if line] for name in MODULES}
     assert len(lines["my_tools"]) <= 30
@@ -119,7 +119,7 @@ def test_the_environment_counts_in_turn(files):
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
 
 
-def test_the_start_learns_the_very_text_that_a_run_renders(files):
+def test_documented_warm_start_uses_the_text_that_a_run_renders(files):
     config = load_config(f"{files}/my_start.py:countup_small")
     recipe = load_function(config.task.warm_start, "task.warm_start")()
     text = recipe.worked(config.task.build().train_example(0, seed=0), random.Random(0))
@@ -131,7 +131,7 @@ def test_the_start_learns_the_very_text_that_a_run_renders(files):
     assert scored.correct
 
 
-def test_the_method_with_a_seed_is_as_the_page_has_it(files):
+def test_documented_method_with_a_seed_works(files):
     config = load_config(f"{files}/my_environment.py:countup")
     import my_environment
 

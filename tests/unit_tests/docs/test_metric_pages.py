@@ -8,7 +8,7 @@ from tests.parts.metric_pages import documented_keys, undocumented
 PACKAGE = Path(__file__).parents[3] / "torchtitan_rl"
 
 
-def test_a_key_that_no_page_has_is_found():
+def test_undocumented_metric_key_is_found():
     logged = [
         "reward/mean",
         "reward/f/failures",
@@ -23,7 +23,7 @@ def test_a_key_that_no_page_has_is_found():
     ]  # fmt: skip
 
 
-def test_every_documented_key_is_made_of_names_in_the_code():
+def test_documented_metric_keys_exist_in_the_code():
     """The last part of a key stands in a text of the code, alone or in a longer key; test_algorithms.py has the objective's."""
     texts = set()
     for file in PACKAGE.rglob("*.py"):

@@ -35,7 +35,7 @@ def record(folder, steps, resumed_after=None):
     run.close()
 
 
-def test_a_resumed_run_has_each_step_once_in_the_documented_sink(csv_sink, tmp_path):
+def test_documented_sink_has_each_step_once_after_a_resume(csv_sink, tmp_path):
     record(tmp_path, [1, 2, 3, 4])
     record(tmp_path, [3, 4, 5], resumed_after=2)
     lines = (tmp_path / "reward.csv").read_text().split()

@@ -35,7 +35,7 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
-def test_the_config_and_the_reward_of_the_readme_on_a_plain_and_on_a_chat_tokenizer(files, template):
+def test_readme_config_and_reward_work_with_plain_and_chat_tokenizers(files, template):
     _, config = parse_args(["--config", "my_configs.py:longer_sums"])
     validate(config, world_size=1)
     task = config.task.build()
@@ -68,7 +68,7 @@ def _lines(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
-def test_every_command_line_is_understood(files, page, arguments):
+def test_documented_command_lines_parse(files, page, arguments):
     (files / "mine.py").write_text(as_python("debug_rows", load_config("debug_rows")))  # the tutorial's --print-config
     args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
     assert parse_args(args)[1].num_steps >= 1

@@ -30,7 +30,7 @@ def files(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_every_python_block_is_a_file_of_this_test(files):
+def test_documented_python_blocks_are_tested(files):
     assert {path.stem for path in files.glob("*.py")} == set(MODULES)
     assert PAGE.read_text().count("```python") == len(MODULES)
 
@@ -60,7 +60,7 @@ def test_the_batch_function_ranks_all_completions_of_the_step(files):
     assert found == [0.0, 1.0, 0.5]
 
 
-def test_what_a_function_sees_is_on_the_first_screen():
+def test_reward_function_arguments_are_on_the_first_screen():
     first = PAGE.read_text().splitlines()[:45]
     assert any('scope = "batch"' in line for line in first)
 
@@ -80,7 +80,7 @@ def test_the_task_gives_prompts_and_rewards(files):
     assert [s.reward for s in scored] == [1.0, 1.0, pytest.approx(0.5 * 4 / 6), 0.0]
 
 
-def test_every_keyword_of_the_table_is_handed_over(files):
+def test_documented_keywords_are_passed_to_reward_functions(files):
     table = re.search(r"\| keyword .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
     named = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line))
     seen = {}
@@ -93,7 +93,7 @@ def test_every_keyword_of_the_table_is_handed_over(files):
     assert set(named) == set(seen)
 
 
-def test_the_config_is_a_config_of_the_registry(files):
+def test_documented_config_loads_from_the_registry(files):
     from torchtitan_rl.setup.registry import parse_args
 
     name, config = parse_args(["--config", f"{files}/my_config.py:backwards", "--task.upper"])
@@ -102,7 +102,7 @@ def test_the_config_is_a_config_of_the_registry(files):
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_the_command_lines_are_understood(files, monkeypatch, block):
+def test_documented_reward_command_lines_parse(files, monkeypatch, block):
     from torchtitan_rl.setup.registry import parse_args
 
     monkeypatch.chdir(files)

@@ -38,11 +38,11 @@ def config_on(path: str):
     return config
 
 
-def test_the_first_row_of_the_data_is_the_one_shown():
+def test_documented_first_row_is_the_first_row_of_the_data():
     assert json.dumps(rows(2000, 0)[0]) in PAGE
 
 
-def test_the_start_knows_the_form_and_the_habit_shown(here):
+def test_warm_start_has_the_documented_format_and_habit(here):
     task = config_on("arrivals.jsonl").task.build()
     shown = re.findall(r"`([^`]*<answer>[^`]*)`", PAGE)
     assert shown
@@ -51,7 +51,7 @@ def test_the_start_knows_the_form_and_the_habit_shown(here):
     assert arrivals().chat
 
 
-def test_the_reward_of_the_page_sees_the_column_and_logs(here):
+def test_documented_reward_receives_its_column_and_logs(here):
     config = config_on("arrivals.jsonl")
     config.grader.rewards, config.grader.weights = ["tutorial_rewards.py:short"], {"short": 0.2}
     task = config.task.build()
@@ -69,20 +69,20 @@ def test_the_reward_of_the_page_sees_the_column_and_logs(here):
     assert drained(grader)["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
 
 
-def test_what_is_told_of_the_rows_of_the_page_is_what_it_shows(here, capsys):
+def test_documented_report_on_rows_matches_the_output(here, capsys):
     config_on("mine.jsonl").task.build().leave_out(lambda examples: [None] * len(examples))
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 2
     assert all(line in PAGE for line in told)
 
 
-def test_a_row_that_cannot_be_used_is_an_error(here):
+def test_unusable_row_is_an_error(here):
     (here / "mine.jsonl").write_text('{"answer": 1}\n')
     with pytest.raises(UserError, match="task.prompt_column"):
         config_on("mine.jsonl").task.build()
 
 
-def test_the_notebook_of_the_page_trains_what_it_says(here, monkeypatch):
+def test_documented_notebook_trains_as_described(here, monkeypatch):
     [cell] = re.findall(r"```python\n(from torchtitan_rl.observability.*?)```", PAGE, re.DOTALL)
     started, read = [], []
     monkeypatch.setattr(notebook, "_run", lambda command, environment: started.append(command) or _kept(command))

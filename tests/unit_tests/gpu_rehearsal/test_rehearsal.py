@@ -50,40 +50,40 @@ def reports(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_trainer_runs_on_each_layout_and_nothing_is_wrong(reports, layout):
+def test_simulated_gpu_trainer_runs_on_each_layout_without_faults(reports, layout):
     assert list(reports["trainer"]["layouts"]) == LAYOUTS
     assert reports["trainer"]["layouts"][layout] == []
 
 
 @pytest.mark.parametrize("fault", SEEN_AS)
-def test_an_introduced_fault_is_seen(reports, fault):
+def test_introduced_fault_is_detected(reports, fault):
     assert list(reports["trainer"]["faults"]) == list(SEEN_AS)
     assert any(SEEN_AS[fault] in sentence for sentence in reports["trainer"]["faults"][fault])
 
 
-def test_too_many_synchronisations_are_told_with_their_lines(reports):
+def test_excess_device_synchronizations_are_reported_with_their_lines(reports):
     [told] = [s for s in reports["trainer"]["faults"]["item() in a loop"] if "host synchronisations" in s]
     assert "core/trainer/trainer.py:" in told
 
 
-def test_engine_as_on_cuda_completes_every_prompt_over_sleeps_and_preemptions(reports):
+def test_simulated_gpu_engine_completes_prompts_through_sleeps_and_preemptions(reports):
     assert reports["engine"]["rehearse_steps"] == []
 
 
-def test_every_shipped_config_makes_an_engine_for_cuda(reports):
+def test_every_shipped_config_builds_a_cuda_engine_config(reports):
     assert reports["engine"]["rehearse_configs"] == []
 
 
-def test_an_option_that_vllm_lacks_is_seen(reports):
+def test_engine_option_unknown_to_vllm_is_detected(reports):
     assert "no_such_option" in reports["engine"]["rehearse_missing_option"][0]
 
 
-def test_a_proof_that_reads_a_sleeping_engine_is_seen(reports):
+def test_proof_reading_a_sleeping_engine_is_detected(reports):
     assert (
         "clone uses memory that the sleeping engine has given back" in reports["engine"]["rehearse_unmapped_proof"][0]
     )
 
 
-def test_without_gpp_the_reason_to_skip_names_it(monkeypatch):
+def test_skip_reason_names_a_missing_cpp_compiler(monkeypatch):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     assert "needs g++" in native.reason_to_skip()

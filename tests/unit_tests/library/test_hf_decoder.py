@@ -74,7 +74,7 @@ def folder_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_policy_and_gradients_are_those_of_transformers(folder_of, family):
+def test_policy_and_gradients_equal_transformers(folder_of, family):
     folder = folder_of(family)
     figures = policy_figures(folder)
     assert {name: value for name, value in figures.items() if not value <= BOUNDS[name]} == {}
@@ -91,7 +91,7 @@ def test_policy_and_gradients_are_those_of_transformers(folder_of, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_weights_come_back_bit_by_bit(folder_of, family):
+def test_weights_round_trip_bitwise(folder_of, family):
     model, adapter = hf_policy(folder_of(family))
     stored, back = load_file(folder_of(family) / "model.safetensors"), dict(hf_weights(model, adapter, torch.float32))
     assert back.keys() == stored.keys() | {"lm_head.weight"}
@@ -108,7 +108,7 @@ def test_selective_checkpointing_gives_the_same_gradients(folder_of):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_sequences_that_share_a_prompt_see_it_through_their_window(folder_of):
+def test_sliding_window_applies_across_a_shared_prompt(folder_of):
     """The second sequence continues the first one's 20 tokens, of which only some are in its window."""
     model, _ = hf_policy(folder_of("gemma3_text"))
     parts = sequences()
@@ -144,7 +144,7 @@ def trainer_of(folder) -> Trainer:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "olmo2"])
-def test_a_policy_trains_is_resumed_bit_by_bit_and_exports_its_log_probabilities(folder_of, tmp_path, family):
+def test_policy_trains_resumes_bitwise_and_its_export_has_the_same_logprobs(folder_of, tmp_path, family):
     folder, exported = folder_of(family), tmp_path / "exported"
     first = trainer_of(folder)
     start = copies(first)
@@ -198,7 +198,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "settings", "said"), REFUSED, ids=[f"{one[0]}-{one[2][:12]}" for one in REFUSED])
-def test_what_is_not_computed_is_refused_by_name(tmp_path, family, settings, said):
+def test_unsupported_model_features_are_refused_by_name(tmp_path, family, settings, said):
     entries = {**ODD_DIMENSIONS, "pad_token_id": None, **settings}
     config = AutoConfig.for_model(family, **entries)
     with torch.device("meta"):
@@ -244,7 +244,7 @@ def test_tensor_parallelism_and_lora_are_refused_by_name(folder_of):
         Lora(LoraConfig(rank=8)).convert(model)
 
 
-def test_a_run_is_bound_to_the_windows_and_scales_of_its_model(tmp_path, folder_of):
+def test_run_cannot_resume_with_other_windows_or_scales(tmp_path, folder_of):
     save_hf_family(tmp_path, "gemma3_text", sliding_window=WINDOW + 1)
     one, other = (hf_architecture(spec_from_folder(folder).model) for folder in (folder_of("gemma3_text"), tmp_path))
     assert {key for key in one if one[key] != other[key]} == {"sliding_window"}
@@ -267,7 +267,7 @@ class Plain(torch.nn.Module):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_layer_is_one_graph_for_the_compiler(folder_of, family):
+def test_each_layer_compiles_to_one_graph(folder_of, family):
     """As `--trainer.compile` has it, except for Inductor."""
     model = unsharded_policy(folder_of(family))
     model._inner = dict.fromkeys(model._inner, Plain())
@@ -281,14 +281,14 @@ def test_each_layer_is_one_graph_for_the_compiler(folder_of, family):
     assert torch.equal(found, expected)
 
 
-def test_a_mask_or_direction_of_a_model_s_own_is_refused():
+def test_model_with_its_own_mask_or_bidirectional_attention_is_refused():
     q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
     for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
         with pytest.raises(Unsupported, match=said):
             packed_attention(torch.nn.Identity(), q, q, q, packed=Calls(), **{"attention_mask": None, **options})
 
 
-def test_cohere_2_is_refused_where_its_engine_s_windows_would_be_longer(tmp_path):
+def test_cohere_2_is_refused_if_the_engine_window_is_longer(tmp_path):
     save_hf_family(tmp_path, "cohere2")
     model = spec_from_folder(tmp_path).model
     check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW)
@@ -298,6 +298,6 @@ def test_cohere_2_is_refused_where_its_engine_s_windows_would_be_longer(tmp_path
         check_other_parts(model, lora_rank=0, engine_degree=1, max_model_len=WINDOW + 1)
 
 
-def test_the_probe_is_longer_than_every_window(folder_of):
+def test_probe_is_longer_than_every_window(folder_of):
     assert longest_window(spec_from_folder(folder_of("gemma3_text")).model) == WINDOW
     assert longest_window(spec_from_folder(folder_of("olmo2")).model) == 0

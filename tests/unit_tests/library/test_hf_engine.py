@@ -36,7 +36,7 @@ def computed(model) -> list[torch.Tensor]:
     return [logprobs, *(p.grad.full_tensor().clone() for p in model.parameters())]
 
 
-def test_the_engine_is_the_policy_and_neither_changes_the_other(pair):
+def test_engine_equals_the_policy_without_changing_it(pair):
     """Bit for bit: the policy from before the engine's start, and one that is built after it."""
     family, folder, model, adapter, engine, before = pair
     kind = engine.generator.llm.apply_model(lambda m: type(m).__name__)[0]
@@ -52,7 +52,7 @@ WRONG = {"gemma3_text": {"sliding_window": 13}, "granite": {"logits_scaling": 3.
 """A detail of each family that weights do not show, a little off: the window by one token, the logit scale by 3 %."""
 
 
-def test_a_wrong_window_or_logit_scale_is_caught_at_the_first_push(pair, tmp_path):
+def test_wrong_window_or_logit_scale_is_detected_at_the_first_push(pair, tmp_path):
     """The policy has the same weights, so each of them arrives. Its computation differs from the engine's."""
     family, _, _, adapter, engine, _ = pair
     if family not in WRONG:

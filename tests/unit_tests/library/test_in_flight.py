@@ -80,13 +80,13 @@ def said(groups):
     }
 
 
-def test_a_quota_keeps_room_for_urgent_groups():
+def test_oldest_groups_are_finished_first():
     quota = Quota(3, urgent=[7])
     assert [quota.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
     assert quota.left == 0
 
 
-def test_new_prompts_take_the_places_that_are_free(made):
+def test_new_prompts_fill_the_free_slots(made):
     stream = Stream(made)
     in_flight = InFlight.Config(prompts=6).build(prompt_at=stream.at)
     assert in_flight.num_new(4) == 6
@@ -99,7 +99,7 @@ def test_new_prompts_take_the_places_that_are_free(made):
     assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
 
 
-def test_without_groups_in_flight_nothing_changes(generator, made):
+def test_zero_groups_in_flight_equals_plain_sampling(generator, made):
     plain = Run(generator, made, prompts=0)
     groups = plain.step()
     generator.llm.reset_prefix_cache()
@@ -109,7 +109,7 @@ def test_without_groups_in_flight_nothing_changes(generator, made):
     assert not plain.in_flight.carried
 
 
-def test_greedy_tokens_are_those_of_completions_that_were_never_cut(generator, made):
+def test_resumed_completions_have_the_greedy_tokens_of_uninterrupted_ones(generator, made):
     greedy = SamplingConfig(n=1, max_tokens=40, temperature=0)
     run = Run(generator, made, prompts=8, sampling=greedy)
     groups = [group for _ in range(6) for group in run.step()]
@@ -125,7 +125,7 @@ def test_greedy_tokens_are_those_of_completions_that_were_never_cut(generator, m
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_every_prompt_is_trained_once_and_none_beyond_the_greatest_age(generator, made):
+def test_every_prompt_is_trained_once_within_the_maximum_age(generator, made):
     run = Run(generator, made, prompts=8, max_age=2)
     groups = []
     for step in range(12):
@@ -142,7 +142,7 @@ def test_every_prompt_is_trained_once_and_none_beyond_the_greatest_age(generator
     assert max(ages) == 2
 
 
-def test_versions_say_which_step_sampled_a_token(generator, made):
+def test_policy_versions_name_the_step_that_sampled_each_token(generator, made):
     run = Run(generator, made, prompts=8)
     seen: dict[tuple[int, int], list[int]] = {}
     for step in range(6):
@@ -164,7 +164,7 @@ def test_versions_say_which_step_sampled_a_token(generator, made):
                 seen[carried.prompt.stream_idx, i] = list(partial.versions)
 
 
-def test_every_token_has_the_log_probability_of_the_weights_that_sampled_it(generator, made, folder):
+def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, made, folder):
     start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
     run, groups = Run(generator, made, prompts=8), []
@@ -191,7 +191,7 @@ def test_every_token_has_the_log_probability_of_the_weights_that_sampled_it(gene
     generator.load_weights(start.items(), policy_version=0)
 
 
-def test_a_checkpoint_goes_on_bitwise(generator, made):
+def test_checkpoint_with_groups_in_flight_resumes_bitwise(generator, made):
     one = Run(generator, made, prompts=8)
     for _ in range(3):
         one.step()
@@ -208,7 +208,7 @@ def test_a_checkpoint_goes_on_bitwise(generator, made):
             assert np.array_equal(a.logprobs, b.logprobs)
 
 
-def test_a_checkpoint_is_refused_if_its_prompts_have_changed(generator, made):
+def test_checkpoint_with_changed_prompts_is_refused(generator, made):
     run = Run(generator, made, prompts=8)
     run.step()
     state = json.loads(json.dumps(run.in_flight.state_dict()))
@@ -226,7 +226,7 @@ def test_a_resumed_run_may_have_another_number_of_samples(generator, made, n):
     assert {len(group.samples) for group in groups} == {n}
 
 
-def test_carried_groups_are_finished_when_the_setting_is_turned_off(generator, made):
+def test_groups_in_flight_are_finished_after_the_setting_is_turned_off(generator, made):
     run = Run(generator, made, prompts=8)
     run.step()
     carried = len(run.in_flight.carried)

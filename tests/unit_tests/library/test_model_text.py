@@ -32,7 +32,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_its_time_is_in_proportion_to_the_text(reader):
+def test_answer_extraction_time_is_linear_in_the_text(reader):
     read = READERS[reader]
     for begin in ("", "```", "<answer>", "\\boxed{", "####", "<think>"):
         for piece in PIECES:
@@ -47,7 +47,7 @@ def seconds(read, text):
     return time.process_time() - started
 
 
-def test_the_last_closed_tag_is_the_answer():
+def test_last_closed_tag_is_the_answer():
     assert last_tagged("<answer>1</answer> <answer> 2 </answer> <answer>3") == "2"
     assert last_tagged("<answer> a <answer>4</answer>") == "a <answer>4"
     assert last_tagged("</answer><answer>") is None

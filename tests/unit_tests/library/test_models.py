@@ -49,7 +49,7 @@ def policy_of(folder):
 
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("architecture", sorted(ODD))
-def test_log_probabilities_are_those_of_transformers_and_the_weights_come_back(tmp_path, architecture, tie):
+def test_logprobs_equal_transformers_and_weights_round_trip(tmp_path, architecture, tie):
     save_odd_checkpoint(tmp_path, architecture, tie=tie)
     model, adapter = policy_of(tmp_path)
     token_ids = torch.randint(0, 130, (96,), generator=torch.Generator().manual_seed(0))  # [T]
@@ -67,7 +67,7 @@ def test_log_probabilities_are_those_of_transformers_and_the_weights_come_back(t
 
 
 @pytest.mark.parametrize("size", QWEN3_SIZES)
-def test_a_published_size_read_from_its_config_is_torchtitans_own(tmp_path, size):
+def test_published_config_json_gives_torchtitans_model(tmp_path, size):
     with torch.device("meta"):
         new_hf_model(qwen3(size)).config.save_pretrained(tmp_path)
     described = json.loads((tmp_path / "config.json").read_text())
@@ -99,7 +99,7 @@ LLAMA_3_2 = {
 }
 
 
-def test_a_config_without_head_dim_and_with_the_older_form_of_rope(tmp_path):
+def test_config_json_without_head_dim_and_with_old_rope_fields_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2))
     spec = spec_from_folder(tmp_path)
     rope = spec.model.layers[0].attention.rope
@@ -157,7 +157,7 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_sca
         ),
     ],
 )
-def test_what_vllm_does_not_compute_as_transformers_does_is_refused(tmp_path, change, said):
+def test_models_that_vllm_computes_differently_are_refused(tmp_path, change, said):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_3_2, **change}))
     with pytest.raises(UserError, match=f"hf_assets_path = .*{said}"):
         spec_from_folder(tmp_path)
@@ -174,7 +174,7 @@ def test_what_vllm_does_not_compute_as_transformers_does_is_refused(tmp_path, ch
     ],
     ids=["llama-linear", "llama-biases", "qwen2-yarn", "qwen3-yarn", "qwen3-windows"],
 )
-def test_what_torchtitan_lacks_runs_with_transformers_layers(tmp_path, family, settings):
+def test_models_unknown_to_torchtitan_run_with_transformers_layers(tmp_path, family, settings):
     save_hf_family(tmp_path, family, **settings)
     spec = spec_from_folder(tmp_path)
     assert isinstance(spec.model, HFDecoder.Config)

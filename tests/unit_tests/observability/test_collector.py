@@ -9,7 +9,7 @@ import torch
 from torchtitan_rl.observability import Reduce, record_metric
 
 
-def test_ranks_of_1_1_1_and_0_merge_to_0_75_in_one_gather_each(ranks):
+def test_mean_of_ranks_with_1_1_1_and_0_is_0_75_with_one_gather(ranks):
     world = ranks(2)
     for value in (1, 1, 1):
         world.record(0, "reward/mean", value)
@@ -28,7 +28,7 @@ def test_ranks_may_record_different_keys_conditionally(ranks):
     assert world.gathers == [1, 1, 1, 1]
 
 
-def test_a_rank_that_recorded_nothing_takes_part(ranks):
+def test_rank_without_values_takes_part_in_the_merge(ranks):
     world = ranks(2)
     world.record(1, "a", 1.0, "sum")
     assert world.flush(1)["a"] == 1.0
@@ -50,7 +50,7 @@ def test_a_tensor_changed_after_the_call_keeps_the_recorded_value(recorder):
     assert run.flush(1)["loss"] == 0.0
 
 
-def test_a_device_tensor_is_read_at_the_flush_and_one_that_cannot_be_is_dropped_and_counted(recorder, caplog):
+def test_device_tensor_is_read_at_flush_and_an_unreadable_one_is_counted(recorder, caplog):
     run = recorder()
     record_metric("x", torch.empty((), device="meta"))
     assert caplog.text == ""
@@ -85,14 +85,14 @@ def test_many_threads_lose_no_value(recorder):
     assert run.flush(1)["n"] == 16_000
 
 
-def test_an_empty_key_is_left_out_and_not_0(recorder):
+def test_key_without_values_is_absent(recorder):
     run = recorder()
     record_metric("once", 3.0)
     assert "once" in run.flush(1)
     assert "once" not in run.flush(2)
 
 
-def test_non_finite_values_are_counted_shown_and_kept_out_of_the_mean(ranks):
+def test_non_finite_values_are_counted_and_excluded_from_the_mean(ranks):
     world = ranks(2)
     for rank, value in ((0, 1.0), (0, float("nan")), (1, 3.0), (1, float("inf"))):
         world.record(rank, "loss", value)
@@ -125,7 +125,7 @@ def test_two_reductions_of_one_key_on_two_ranks_warn_and_the_lower_rank_wins(ran
 
 
 @pytest.mark.parametrize("value", ["text", None, [1.0], {"a": 1}, torch.ones(3), object()])
-def test_what_is_no_number_is_dropped_counted_and_warned_once(recorder, caplog, value):
+def test_non_numeric_value_is_dropped_counted_and_warned_once(recorder, caplog, value):
     run = recorder()
     for _ in range(2):
         record_metric("x", value)
@@ -136,7 +136,7 @@ def test_what_is_no_number_is_dropped_counted_and_warned_once(recorder, caplog, 
     assert caplog.text.count("metric 'x'") == 1
 
 
-def test_a_row_that_is_no_dict_or_an_unknown_reduction_is_dropped_and_warned(recorder, caplog):
+def test_invalid_row_or_reduction_is_dropped_with_a_warning(recorder, caplog):
     run = recorder()
     record_metric("t", ["no dict"], Reduce.TABLE)
     record_metric("u", 1.0, "median")
@@ -145,7 +145,7 @@ def test_a_row_that_is_no_dict_or_an_unknown_reduction_is_dropped_and_warned(rec
     assert "median" in caplog.text
 
 
-def test_before_a_recorder_runs_there_is_one_warning_and_then_silence(caplog):
+def test_recording_without_a_recorder_warns_once(caplog):
     for _ in range(3):
         record_metric("early", 1.0)
     assert caplog.text.count("no Recorder is running") == 1
@@ -182,7 +182,7 @@ def test_counters_maxima_and_quantiles_are_not_averaged_over_the_steps_between_t
     assert (values["q/p50"], values["loss"]) == (2, 2)
 
 
-def test_waiting_values_are_folded_before_they_pile_up(recorder):
+def test_many_values_of_one_step_are_merged_in_bounded_memory(recorder):
     run = recorder()
     for _ in range(20_000):
         record_metric("n", 1, Reduce.SUM)
@@ -190,7 +190,7 @@ def test_waiting_values_are_folded_before_they_pile_up(recorder):
     assert run.flush(1)["n"] == 20_000
 
 
-def test_keys_and_values_that_cannot_even_be_shown_never_raise(recorder):
+def test_unprintable_keys_and_values_never_raise(recorder):
     class Hostile:
         def __repr__(self):
             raise RuntimeError("no repr")

@@ -32,7 +32,7 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert len(output) == 6
 
 
-def test_the_step_line_names_the_largest_loss_from_a_tenth_of_the_step_on():
+def test_step_line_names_the_largest_time_loss_above_a_tenth_of_the_step():
     assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "25% lost to last completions"
     assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
 
@@ -96,7 +96,7 @@ def test_an_evaluation_begins_with_its_accuracy_and_fits_its_terminal(recorder, 
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_a_sample_never_parts_a_name_from_its_value(monkeypatch, columns):
+def test_sample_panel_never_splits_a_name_from_its_value(monkeypatch, columns):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     console = plain_console()
@@ -121,7 +121,7 @@ def test_a_sample_never_parts_a_name_from_its_value(monkeypatch, columns):
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
-def test_a_panel_never_breaks_a_name(monkeypatch, columns):
+def test_panel_never_wraps_a_name(monkeypatch, columns):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     console = plain_console()
@@ -132,7 +132,7 @@ def test_a_panel_never_breaks_a_name(monkeypatch, columns):
     assert max(map(len, stream.getvalue().splitlines())) <= columns
 
 
-def test_console_that_nobody_reads_any_more_falls_silent(tmp_path):
+def test_console_with_a_closed_pipe_stops_writing(tmp_path):
     code = """
 from torchtitan_rl.observability.panels import plain_console
 console = plain_console()
@@ -144,7 +144,7 @@ for line in range(100_000):
     assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 0)
 
 
-def test_console_shows_model_output_as_it_is_and_nothing_that_could_harm_a_terminal(recorder, monkeypatch):
+def test_console_shows_model_output_without_terminal_escapes(recorder, monkeypatch):
     output = console_output(recorder, monkeypatch, console_every=1)
     assert "[/answer] list[int] [bold]x[/] red link" in output
     assert "<script>alert(1)</script>" in output
@@ -189,7 +189,7 @@ def test_console_shows_each_reward_function_s_mean(recorder, monkeypatch):
     assert "reward/correct/mean" in stream.getvalue()
 
 
-def test_console_copes_with_an_ascii_terminal(recorder, monkeypatch):
+def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)

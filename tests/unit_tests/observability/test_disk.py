@@ -46,7 +46,7 @@ def steps_of(folder) -> list[int]:
     return [line["step"] for line in read_lines(folder / "metrics.jsonl", b"\n")]
 
 
-def test_steps_wait_for_space_and_are_written_in_order_when_it_is_back(recorder, tmp_path, caplog):
+def test_steps_wait_for_disk_space_and_are_written_in_order(recorder, tmp_path, caplog):
     run = recorder()
     with caplog.at_level(logging.WARNING):
         step(run, 1)
@@ -62,7 +62,7 @@ def test_steps_wait_for_space_and_are_written_in_order_when_it_is_back(recorder,
     assert not any(r.exc_info for r in said)
 
 
-def test_what_no_longer_fits_the_queue_is_lost_and_counted(recorder, tmp_path):
+def test_steps_beyond_the_queue_are_dropped_and_counted(recorder, tmp_path):
     run = recorder(queue_size=2)
     step(run, 1)
     with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
@@ -73,7 +73,7 @@ def test_what_no_longer_fits_the_queue_is_lost_and_counted(recorder, tmp_path):
     assert run.sinks["jsonl"].dropped_writes == 2
 
 
-def test_a_disk_that_stays_full_costs_these_steps_alone(recorder, tmp_path, caplog):
+def test_permanently_full_disk_loses_only_its_steps(recorder, tmp_path, caplog):
     run = recorder()
     step(run, 1)
     with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
@@ -83,7 +83,7 @@ def test_a_disk_that_stays_full_costs_these_steps_alone(recorder, tmp_path, capl
     assert "sink jsonl: 1 writes are lost: the disk never accepted them" in caplog.text
 
 
-def test_a_deleted_file_begins_anew(tmp_path, caplog):
+def test_deleted_file_is_started_again(tmp_path, caplog):
     file = LineFile(tmp_path / "metrics.jsonl", b"\n")
     file.append(1, [{"loss": 1.0}])
     (tmp_path / "metrics.jsonl").unlink()
@@ -94,7 +94,7 @@ def test_a_deleted_file_begins_anew(tmp_path, caplog):
     assert caplog.messages[-1] == "metrics.jsonl was deleted during the run: its steps before that are lost"
 
 
-def test_an_evaluation_that_does_not_fit_the_disk_is_a_warning_and_leaves_no_file(tmp_path, caplog):
+def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
     observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
     observer._write_results(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
     with no_space_over(10):
@@ -103,7 +103,7 @@ def test_an_evaluation_that_does_not_fit_the_disk_is_a_warning_and_leaves_no_fil
     assert list((tmp_path / "evaluation").iterdir()) == []
 
 
-def test_an_evaluation_alone_whose_results_are_not_there_ends_with_a_sentence(tmp_path, monkeypatch):
+def test_standalone_evaluation_without_results_ends_with_a_message(tmp_path, monkeypatch):
     monkeypatch.setattr(comm, "is_rank_0", lambda: True)
     with pytest.raises(
         TrainingStopped, match="results could not be written to .*step-4.json. Make room and start it again"
@@ -111,7 +111,7 @@ def test_an_evaluation_alone_whose_results_are_not_there_ends_with_a_sentence(tm
         print_results_of(tmp_path, 4)
 
 
-def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):
+def test_run_files_follow_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
         LineFile(tmp_path / "private" / "metrics.jsonl", b"\n").close()
@@ -121,14 +121,14 @@ def test_files_are_the_users_own_where_the_umask_says_so(tmp_path):
     assert (tmp_path / "private" / "metrics.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_file_that_cannot_be_written_costs_no_traceback_on_the_terminal(tmp_path, capsys):
+def test_unwritable_log_file_prints_no_traceback(tmp_path, capsys):
     handler = LogFile(tmp_path / "rank_0.log")
     with no_space_over(0):
         handler.handle(logging.makeLogRecord({"msg": "a library's record"}))
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_at_the_start_is_wrong_input(tmp_path):
+def test_full_disk_at_the_start_is_a_user_error(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
@@ -137,7 +137,7 @@ def test_a_full_disk_at_the_start_is_wrong_input(tmp_path):
         dist.destroy_process_group()
 
 
-def test_known_secrets_are_hidden_in_everything_that_sinks_write(recorder, tmp_path, monkeypatch):
+def test_known_secrets_are_masked_in_every_sink(recorder, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "sk-12345678")
     run = recorder(sinks=["jsonl:per_rank_no_reduce", "tensorboard"], mask=masked)
     row = {

@@ -17,7 +17,7 @@ def step(sampled: int, prompt: int = 0, cached: int = 0) -> IterationStats:
     return stats
 
 
-def test_a_steps_time_is_shared_by_what_was_read_and_what_was_sampled(monkeypatch):
+def test_engine_time_is_split_between_prefill_and_decoding(monkeypatch):
     clock = iter([0.0, 8.0, 10.0, 20.0, 21.0])
     monkeypatch.setattr(engine_stats, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     stats = EngineStats()

@@ -48,7 +48,7 @@ def start(folder):
     return process, ours
 
 
-def test_kill_9_in_the_middle_of_writes_and_resume_loses_no_step_and_repeats_none(tmp_path):
+def test_kill_9_during_writes_and_resume_keeps_each_step_once(tmp_path):
     chance = random.Random(0)
     for _ in range(4):
         process, pipe = start(tmp_path)
@@ -70,7 +70,7 @@ def test_kill_9_in_the_middle_of_writes_and_resume_loses_no_step_and_repeats_non
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "los', '{"step": 3}', "\x00\x00"])
-def test_a_torn_last_batch_is_cut_off_when_the_file_is_opened_and_skipped_when_it_is_read(tmp_path, torn):
+def test_incomplete_last_batch_is_truncated_on_open_and_skipped_on_read(tmp_path, torn):
     path = tmp_path / "f"
     file = LineFile(path, b" \n")
     file.append(1, [{"a": 1}, {"a": 2}])
@@ -93,7 +93,7 @@ def test_the_end_of_a_batch_is_found_across_read_blocks(tmp_path):
         file.close()
 
 
-def test_resuming_without_a_checkpoint_state_still_writes_no_step_twice(recorder, tmp_path):
+def test_resume_without_recorder_state_repeats_no_step(recorder, tmp_path):
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
         run = recorder()
         if steps[0] > 1:
@@ -120,12 +120,12 @@ def test_a_resumed_run_that_fails_before_its_first_step_removes_no_step(recorder
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_without_the_recorder_s_state_is_warned_of_and_cuts_nothing(recorder, tmp_path, caplog):
+def test_checkpoint_without_recorder_state_warns_and_removes_nothing(recorder, tmp_path, caplog):
     recorder().load_state_dict({})
     assert "no state of the recorder" in caplog.text
 
 
-def test_a_run_that_begins_again_in_its_folder_replaces_the_steps_it_repeats(recorder, tmp_path):
+def test_restarted_run_replaces_repeated_steps(recorder, tmp_path):
     for value in (1.0, 2.0):
         run = recorder()
         for step in (1, 2):
@@ -136,7 +136,7 @@ def test_a_run_that_begins_again_in_its_folder_replaces_the_steps_it_repeats(rec
     assert [(line["step"], line["x"]) for line in lines] == [(1, 2.0), (2, 2.0)]
 
 
-def test_the_run_id_stays_over_resumptions(recorder, tmp_path):
+def test_run_id_is_kept_over_resumes(recorder, tmp_path):
     recorder().close()
     first = (tmp_path / "run_id").read_text()
     recorder().close()
@@ -163,7 +163,7 @@ def test_a_damaged_run_id_is_replaced_by_the_same_one_on_all_ranks(recorder, tmp
     ],
 )
 @pytest.mark.parametrize("end", [b"\n", b" \n"])
-def test_damaged_lines_are_set_aside_and_the_file_goes_on(tmp_path, caplog, damage, kept, end):
+def test_damaged_lines_are_moved_aside_and_writing_continues(tmp_path, caplog, damage, kept, end):
     path = tmp_path / "metrics.jsonl"
     file = LineFile(path, end)
     for step in range(1, 6):
@@ -184,7 +184,7 @@ def test_damaged_lines_are_set_aside_and_the_file_goes_on(tmp_path, caplog, dama
     assert not (tmp_path / "metrics.damaged-2.jsonl").exists()
 
 
-def test_the_byte_budget_stops_the_store_and_says_so(recorder, tmp_path, caplog):
+def test_store_stops_at_its_byte_budget_with_a_warning(recorder, tmp_path, caplog):
     run = recorder(store_bytes=2000)
     for step in range(1, 8):
         record_metric("t", {"score": 1, "response": "x" * 500}, Reduce.TABLE)
@@ -227,7 +227,7 @@ def test_a_new_column_gives_null_in_the_rows_before_it(recorder, tmp_path, caplo
     assert "'extra/new'" in caplog.text
 
 
-def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path):
+def test_folder_that_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="samples.jsonl does not exist"):
         read_samples(tmp_path)
 

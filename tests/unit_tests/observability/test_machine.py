@@ -8,7 +8,7 @@ from torchtitan_rl.observability import machine
 GIB = 2**30
 
 
-def test_peak_memory_is_of_the_whole_gpu_and_begins_anew_when_read(monkeypatch):
+def test_peak_memory_covers_the_whole_gpu_and_resets_when_read(monkeypatch):
     monkeypatch.setattr(machine, "ON_CPU", False)
     free = iter([70, 30, 50, 60, 65])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free) * GIB, 80 * GIB))
@@ -28,7 +28,7 @@ def test_memory_in_use_without_a_gpu_is_the_resident_set():
     assert with_it - machine.sample_memory() > 128 * 2**20
 
 
-def test_a_timed_part_is_sampled_at_its_end(monkeypatch):
+def test_memory_is_sampled_at_the_end_of_a_timed_block(monkeypatch):
     samples = []
     monkeypatch.setattr(machine, "sample_memory", lambda: samples.append(1))
     end = listen(machine.MemorySampler())

@@ -48,7 +48,7 @@ def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
     assert [line["x"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [15.0]
 
 
-def test_per_rank_reduce_hands_over_tables_distributions_and_traces_too(ranks, tmp_path):
+def test_per_rank_reduce_passes_tables_distributions_and_traces(ranks, tmp_path):
     world = ranks(2, sinks=["tensorboard:per_rank_reduce"], select=["top:1"])
     for rank in (0, 1):
         world.record(rank, "reward/mean", 0.5, "last")
@@ -68,7 +68,7 @@ def test_per_rank_reduce_hands_over_tables_distributions_and_traces_too(ranks, t
     assert {row["prompt_idx"] for row in read_samples(tmp_path).to_pylist()} == {1}
 
 
-def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_path):
+def test_per_rank_no_reduce_streams_each_value_immediately_in_order(ranks, tmp_path):
     world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
     for value in range(5):
         world.record(1, "x", value)
@@ -83,7 +83,7 @@ def test_per_rank_no_reduce_streams_each_value_at_once_and_in_order(ranks, tmp_p
     assert found[-1]["value"] == [{"score": 1}]
 
 
-def test_a_burst_of_streamed_values_as_in_one_step_loses_none_and_holds_its_times(recorder, tmp_path):
+def test_burst_of_streamed_values_loses_none_and_keeps_times(recorder, tmp_path):
     run = recorder(sinks=["jsonl:per_rank_no_reduce"])
     with timed("generate"):
         run.sinks["jsonl"].put(Job(lambda sink: time.sleep(0.2)))
@@ -180,7 +180,7 @@ def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(record
     assert 2 <= len(reasons) <= 3
 
 
-def test_a_row_stays_as_it_was_recorded_whatever_its_cells_become(recorder, tmp_path):
+def test_recorded_row_is_unaffected_by_later_changes(recorder, tmp_path):
     run = recorder()
     nested, counts = {"tries": [1]}, np.array([1, 2])
     record_metric("t", {"score": 1.0, "nested": nested, "counts": counts}, Reduce.TABLE)
@@ -193,7 +193,7 @@ def test_a_row_stays_as_it_was_recorded_whatever_its_cells_become(recorder, tmp_
     assert (row["nested"], row["counts"]) == ({"tries": [1]}, [1, 2])
 
 
-def test_streamed_rows_hold_no_tokens_that_nothing_can_read(recorder, tmp_path):
+def test_streamed_rows_omit_token_payloads(recorder, tmp_path):
     run = recorder(sinks=["jsonl:per_rank_no_reduce"])
     record_metric("rollout/samples", rows_of(group(0, sample())), Reduce.TABLE)
     run.close()
@@ -277,14 +277,14 @@ def test_slim_draws_every_series_of_a_short_run(recorder, monkeypatch):
     assert series(points, "constant") == [(step, 5.0) for step in range(1, 6)]
 
 
-def test_what_is_charted_stays_charted_after_a_resume(recorder, monkeypatch):
+def test_charted_series_stay_charted_after_a_resume(recorder, monkeypatch):
     points, _ = charts_of(recorder, monkeypatch, 24, resumed_at=12)
     assert series(points, "once") == [(step, float(step == 3)) for step in range(1, 25)]
     assert series(points, "constant") == []
 
 
 @pytest.mark.parametrize("resumed_at", [1, 3, 12, 24])
-def test_a_resumed_run_charts_the_series_of_one_that_was_not_interrupted(recorder, monkeypatch, tmp_path, resumed_at):
+def test_resumed_run_charts_the_same_series_as_an_uninterrupted_one(recorder, monkeypatch, tmp_path, resumed_at):
     def charted(name, at):
         _, state = charts_of(partial(recorder, folder=tmp_path / name), monkeypatch, 30, resumed_at=at)
         return {key for key in state["charted"] if not key.startswith(("obs/", "time/"))}
@@ -301,7 +301,7 @@ class ChartingSink(Sink):
         self.points.extend(points.items())
 
 
-def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):
+def test_unaccounted_time_is_the_step_time_outside_all_phases(ranks):
     world = ranks(2)
     slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
     for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):
@@ -337,7 +337,7 @@ def conditional_run(rank, folder, results):
     results.put((rank, values.get("mean")))
 
 
-def test_two_real_processes_that_log_conditionally_finish_and_merge_right(tmp_path):
+def test_two_processes_with_different_keys_merge_without_hanging(tmp_path):
     results = FORK.SimpleQueue()
     processes = [FORK.Process(target=conditional_run, args=(rank, tmp_path, results)) for rank in (0, 1)]
     for process in processes:

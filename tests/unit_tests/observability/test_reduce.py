@@ -42,7 +42,7 @@ def test_mean_is_weighted_by_what_each_value_stands_for():
     assert reduced(Reduce.MEAN, [(2.0, 3.0), (6.0, 1.0)]) == 3.0
 
 
-def test_std_of_large_close_numbers_is_0_816_in_any_split_over_ranks():
+def test_std_of_large_close_numbers_is_stable_in_any_split_over_ranks():
     values = [1e8, 1e8 + 1, 1e8 + 2]
     expected = math.sqrt(2 / 3)
     assert reduced(Reduce.STD, once(values)) == pytest.approx(expected, abs=1e-9)
@@ -55,7 +55,7 @@ def test_last_of_several_ranks_is_the_lowest_rank_s_latest():
 
 
 @pytest.mark.parametrize("reduction", [*FORMULAS, Reduce.DISTRIBUTION])
-def test_empty_has_no_value(reduction):
+def test_empty_series_has_no_value(reduction):
     assert reduced(reduction, []) is None
     assert reduced(reduction, once([1.0])) is not None
 
@@ -86,7 +86,7 @@ def distribution(*arrays):
     return one
 
 
-def test_a_distribution_s_numbers_stay_what_they_were_when_more_comes():
+def test_distribution_values_do_not_change_when_more_are_added():
     one = distribution([1.0])
     values = one.numbers()
     one.append(np.array([2.0]))
@@ -112,5 +112,5 @@ def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
     assert values["x/p50"] == pytest.approx(0.0, abs=0.05)
 
 
-def test_reduce_is_named_by_its_string_too():
+def test_reduction_can_be_given_as_a_string():
     assert Reduce("distribution") is Reduce.DISTRIBUTION

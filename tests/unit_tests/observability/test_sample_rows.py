@@ -26,7 +26,7 @@ def test_an_episode_row_has_every_specified_column_in_order():
     assert list(row) == [*SPECIFIED, "reward/correct", "extra/note", "example/level"]
 
 
-def test_an_episode_row_s_values():
+def test_episode_row_values():
     one = sample(
         1,
         0.5,
@@ -43,7 +43,7 @@ def test_an_episode_row_s_values():
     assert (row["in_loss"], row["left_out"], row["logprob_diff_max"]) == (False, "truncated", 1e-4)
 
 
-def test_mass_and_the_reference_are_shown_where_there_are_some():
+def test_row_has_probability_and_reference_logprob_if_available():
     [row] = rows_of(
         group(0, sample(columns={"mass": 0.25, "q_mass": 0.5}, reference_logprobs=np.float32([-1, -2, -3])))
     )
@@ -51,13 +51,13 @@ def test_mass_and_the_reference_are_shown_where_there_are_some():
     assert not {"mass", "q_mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
 
 
-def test_tokens_of_an_environment_are_counted_apart_and_in_no_mean():
+def test_environment_tokens_are_counted_separately_and_excluded_from_means():
     mask = [True, False, True]
     [row] = rows_of(group(0, sample(loss_mask=mask, reference_logprobs=np.float32([-1, -9, -3]))))
     assert (row["response_tokens"], row["observed_tokens"], row["reference_logprob_mean"]) == (2, 1, -2.0)
 
 
-def test_rows_that_are_not_trained_on_have_no_advantage_and_are_not_in_the_loss():
+def test_untrained_rows_have_no_advantage_and_in_loss_false():
     [row] = rows_of(group(0, sample()), split="eval_greedy")
     assert (row["advantage"], row["in_loss"], row["episode_id"]) == (None, False, "eval_greedy/1/0/0")
 
@@ -67,7 +67,7 @@ def test_an_empty_response_has_no_logprob():
     assert (row["response_tokens"], row["logprob_mean"]) == (0, None)
 
 
-def test_rank_in_group_is_by_reward_within_the_prompt_and_none_without_a_reward():
+def test_rank_in_group_orders_by_reward_and_is_none_without_one():
     first = group(0, *(sample(s, reward) for s, reward in enumerate([0.1, 0.9, None, math.nan, 0.9])))
     rows = rows_of(first, group(1, sample(0, 0.5)))
     assert [row["rank_in_group"] for row in rows] == [2, 0, None, None, 1, 0]
@@ -81,7 +81,7 @@ def test_a_reward_function_or_an_example_s_column_named_like_a_core_column_canno
     assert row["example/reward"] == 7.0
 
 
-def test_the_value_of_a_table_is_always_a_list_inside(recorder):
+def test_table_values_are_stored_as_lists(recorder):
     run = recorder(keep_all_rows=True)
     record_metric("t", {"score": 1}, Reduce.TABLE)
     record_metric("t", [{"score": 2}, {"score": 3}], Reduce.TABLE)
@@ -112,12 +112,12 @@ def test_rows_without_a_score_come_last_with_one_warning(recorder, caplog):
         (torch.ones(2), [1.0, 1.0]),
     ],
 )
-def test_cells_are_made_plain(cell, expected):
+def test_cells_are_converted_to_plain_values(cell, expected):
     assert plain(cell) == expected
     assert type(plain(cell)) in (str, int, float, bool, dict, list, type(None))
 
 
-def test_a_cell_that_cannot_be_shown_says_so():
+def test_unprintable_cell_says_so():
     class Hostile:
         def __str__(self):
             raise RuntimeError
@@ -126,7 +126,7 @@ def test_a_cell_that_cannot_be_shown_says_so():
     assert plain_row({"a": Hostile()})["a"].startswith("<Hostile")
 
 
-def test_a_cell_that_holds_itself_comes_to_an_end_and_is_written(recorder, tmp_path):
+def test_self_referencing_cell_is_written_finitely(recorder, tmp_path):
     loop = []
     loop += [loop, loop]
     run = recorder()
@@ -150,7 +150,7 @@ def test_a_new_column_is_warned_of_once_by_name_and_nothing_is_dropped():
     assert "step 2" in message
 
 
-def test_mixed_types_in_a_column_become_text_rather_than_raising():
+def test_column_of_mixed_types_becomes_text():
     warned = {}
     schema = Schema(lambda topic, message: warned.setdefault(topic, message))
     schema.fit("t", [{"a": 1, "b": 1, "n": None}], 1)

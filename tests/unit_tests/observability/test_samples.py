@@ -28,7 +28,7 @@ def run(recorder, tmp_path):
     return make
 
 
-def test_without_options_the_last_step_s_selected_rows_are_shown(run, capsys):
+def test_default_shows_selected_rows_of_the_last_step(run, capsys):
     folder = run("a")
     assert main([folder]) == 0
     output = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_without_options_the_last_step_s_selected_rows_are_shown(run, capsys):
     assert sorted(re.findall(r"answer \d-\d-\d", output)) == sorted(selected)
 
 
-def test_best_and_worst_rank_the_whole_run_or_a_step(run, capsys):
+def test_best_and_worst_cover_the_whole_run_or_one_step(run, capsys):
     folder = run("a")
     assert main([folder, "--best", "2", "--worst", "1"]) == 0
     output = capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_best_and_worst_rank_the_whole_run_or_a_step(run, capsys):
     assert "answer 1-1-2" in capsys.readouterr().out
 
 
-def test_siblings_of_a_group_stand_side_by_side(run, capsys):
+def test_samples_of_a_group_are_shown_side_by_side(run, capsys):
     assert main([run("a"), "--group", "1", "--step", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(all(f"answer 2-1-{s}" in line for s in range(3)) for line in lines)
@@ -55,7 +55,7 @@ def test_siblings_of_a_group_stand_side_by_side(run, capsys):
     assert "keep_all_rows" in capsys.readouterr().out
 
 
-def test_a_group_of_training_and_one_of_evaluation_stand_apart(recorder, tmp_path, capsys):
+def test_training_and_evaluation_groups_are_shown_separately(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
     for split in ("train", "eval_greedy"):
         rows = rows_of(group(2, sample(0, text=f"of {split}"), text=f"prompt of {split}"), step=4, split=split)
@@ -69,7 +69,7 @@ def test_a_group_of_training_and_one_of_evaluation_stand_apart(recorder, tmp_pat
     ]  # fmt: skip
 
 
-def test_one_prompt_over_time(run, capsys):
+def test_one_prompt_is_shown_over_the_steps(run, capsys):
     assert main([run("a"), "--prompt", "What is 1 + 1"]) == 0
     output = capsys.readouterr().out
     places = [output.index(f"answer {step}-1-0") for step in (1, 2, 3)]
@@ -77,14 +77,14 @@ def test_one_prompt_over_time(run, capsys):
     assert "-0-0" not in output
 
 
-def test_two_runs_on_the_same_prompts(run, capsys):
+def test_two_runs_are_compared_on_their_common_prompts(run, capsys):
     assert main([run("a"), "--diff", run("b", better=10.0)]) == 0
     output = capsys.readouterr().out
     assert "2 prompts in both runs" in output
     assert any("score 12.3" in line and "score 22.3" in line for line in output.splitlines())
 
 
-def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_path):
+def test_empty_filter_results_have_their_exit_codes(run, capsys, tmp_path):
     folder = run("a")
     assert main([folder, "--split", "train", "--table", "rollout/samples"]) == 0
     assert main([folder, "--split", "eval"]) == 1
@@ -96,7 +96,7 @@ def test_filters_and_what_is_not_there_have_their_exit_codes(run, capsys, tmp_pa
     assert "samples.jsonl does not exist" in errors
 
 
-def test_nasty_output_is_safe_in_every_view(recorder, tmp_path, capsys):
+def test_control_characters_are_escaped_in_every_view(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
     rows = rows_of(group(0, *(sample(s, text=NASTY) for s in range(2))))
     record_metric("t", rows, Reduce.TABLE)
@@ -110,7 +110,7 @@ def test_nasty_output_is_safe_in_every_view(recorder, tmp_path, capsys):
         assert "[/answer]" in output
 
 
-def test_rows_that_were_stored_but_not_selected_are_counted_and_not_shown(recorder, tmp_path, capsys):
+def test_unselected_rows_are_counted_and_not_shown(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
     groups = [group(0, *(sample(s, float(s), text=f"answer {s:02d}") for s in range(40)))]
     record_metric("rollout/samples", rows_of(*groups, step=1), Reduce.TABLE)

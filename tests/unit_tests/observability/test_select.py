@@ -70,7 +70,7 @@ def test_top_and_bottom_k_over_1_2_and_4_ranks_equal_those_of_the_pooled_rows(ro
 
 @settings(max_examples=80, deadline=None)
 @given(rows=some_rows, count=st.sampled_from([2, 4]), seed=st.integers(0, 2**16))
-def test_every_selector_is_the_same_over_any_spread_of_the_rows(rows, count, seed):
+def test_selection_is_independent_of_how_rows_are_spread_over_ranks(rows, count, seed):
     where = chance.Random(seed)
     ranks = [[] for _ in range(count)]
     for one in rows:
@@ -81,7 +81,7 @@ def test_every_selector_is_the_same_over_any_spread_of_the_rows(rows, count, see
 
 @settings(max_examples=40, deadline=None)
 @given(rows=some_rows)
-def test_rows_that_every_rank_holds_alike_are_one_row_each(rows):
+def test_replicated_rows_are_selected_once(rows):
     assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept) == repr(
         over_ranks([rows], ALL, keep_all=True).kept
     )
@@ -92,7 +92,7 @@ def ties(step, seed=0, **cells):
     return rows, [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"), seed=seed)]
 
 
-def test_ties_rotate_by_step_and_seed_and_are_the_same_in_any_order_of_arrival():
+def test_ties_rotate_by_step_and_seed_independent_of_arrival_order():
     assert len({tuple(ties(step)[1]) for step in range(20)}) > 8, "prompt 0 must not be shown in every step"
     assert len({tuple(ties(1, seed)[1]) for seed in range(20)}) > 8
     rows, expected = ties(1)
@@ -101,7 +101,7 @@ def test_ties_rotate_by_step_and_seed_and_are_the_same_in_any_order_of_arrival()
         assert [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))] == expected
 
 
-def test_of_equal_scores_a_row_that_teaches_comes_before_those_that_do_not():
+def test_rows_with_a_signal_win_ties():
     for step in range(10):
         idle = [row(p, 0, 1.0, step=step, advantage=0.0, in_loss=True) for p in range(8)]
         out = [row(p, 1, 1.0, step=step, advantage=2.0, in_loss=False) for p in range(8)]
@@ -112,31 +112,31 @@ def test_of_equal_scores_a_row_that_teaches_comes_before_those_that_do_not():
     assert selected([row(0, 0, 2.0, advantage=0.0), teaching], ("top:1",))[0]["score"] == 2.0, "a score goes first"
 
 
-def test_one_row_with_k_1_plus_1_appears_once_with_both_reasons():
+def test_single_row_selected_as_top_and_bottom_appears_once_with_both_reasons():
     found = selected([row()], ("top:1", "bottom:1"))
     assert len(found) == 1
     assert found[0]["select_reason"] == "top, bottom"
 
 
-def test_one_row_appears_once_though_it_was_recorded_twice_but_twins_that_differ_both_stay():
+def test_duplicate_rows_are_merged_and_different_ones_kept():
     assert len(selected([row(), row()], ("top:5",))) == 1
     assert len(selected([row(response="a"), row(response="b")], ("top:5",))) == 2
 
 
-def test_nan_and_none_scores_are_a_bucket_of_their_own_shown_and_never_in_a_heap():
+def test_rows_with_nan_or_none_score_are_selected_separately():
     rows = [row(0, 0, math.nan), row(0, 1, None), row(0, 2, 1.0), row(0, 3, "text")]
     found = selected(rows, ("top:3", "bottom:3", "unscored:3"))
     assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
 
 
-def test_unscored_rows_are_shown_without_being_asked_for_and_k_0_turns_them_off():
+def test_unscored_rows_are_shown_by_default_and_k_0_disables_them():
     rows = [row(0, 0, None), row(0, 1, 1.0)]
     assert [r["select_reason"] for r in selected(rows, ("top",))] == ["top", "unscored"]
     assert [r["select_reason"] for r in selected(rows, ("top", "unscored:0"))] == ["top"]
 
 
 @pytest.mark.parametrize("side", ["top", "bottom", "random"])
-def test_k_0_turns_a_side_off(side):
+def test_k_0_disables_top_or_bottom(side):
     assert selected([row()], (f"{side}:0",)) == []
 
 
@@ -159,7 +159,7 @@ def test_random_is_the_same_for_a_seed_and_differs_over_steps_and_seeds():
     assert len({pick(1, seed) for seed in range(10)}) > 4
 
 
-def test_score_is_the_reward_of_rows_without_one_and_may_be_anything_else():
+def test_score_defaults_to_the_reward_and_may_be_another_column():
     assert selected([row(0, 0) | {"reward": 9.0}], ("top",))[0]["score"] == 0.0
     without = [{"reward": r, "response": "x" * n} for r, n in ((1.0, 5), (2.0, 1))]
     assert selected(without, ("top",))[0]["reward"] == 2.0
@@ -167,7 +167,7 @@ def test_score_is_the_reward_of_rows_without_one_and_may_be_anything_else():
     assert selected(by_length, ("top",))[0]["reward"] == 1.0
 
 
-def test_each_named_selector_finds_its_rows():
+def test_each_named_selector_selects_its_rows():
     rows = [
         row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),
         row(0, 1, 0.0, response_tokens=2, answer=None, finish_reason="stop", prompt="one"),
@@ -205,26 +205,26 @@ def test_rows_without_a_score_on_several_ranks_are_unscored_there_too():
     assert len(found) == 3
 
 
-def test_a_rank_sends_candidates_and_not_its_rows():
+def test_ranks_send_only_candidate_rows():
     rows = [row(p, s, float(p * s)) for p in range(50) for s in range(4)]
     assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3
     assert len(Selection((), keep_all=True).candidates(rows)) == 200
 
 
-def test_each_split_has_its_own_traces_the_selected_rows_first():
+def test_each_split_has_its_traces_with_selected_rows_first():
     rows = [row(p, 0, float(p), split=split, step=1) for split in ("train", "eval") for p in range(50)]
     traces = Selection(("top:1",), num_traces=4).select(rows, 1).traces
     assert [r["split"] for r in traces] == ["eval"] * 4 + ["train"] * 4
     assert [r["select_reason"] for r in traces] == ["top", "trace", "trace", "trace"] * 2
 
 
-def test_tables_are_not_only_for_episodes():
+def test_tables_may_hold_rows_other_than_episodes():
     rows = [{"name": "a", "score": 1}, {"name": "b", "score": 2}]
     assert [r["name"] for r in selected(rows, ("top:1", "bottom:1"))] == ["b", "a"]
 
 
 @pytest.mark.parametrize("text", ["tops", "top:x", "top:-1", "pinned"])
-def test_a_selector_that_cannot_be_is_an_error_naming_it(text):
+def test_invalid_selector_is_an_error_naming_it(text):
     with pytest.raises(UserError, match="metrics.select"):
         parse_selector(text)
     if text == "tops":

@@ -95,7 +95,7 @@ def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorde
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) >= STEPS - 8
 
 
-def test_an_exception_disables_that_sink_after_one_clear_error_and_no_other(recorder, faulty, caplog, tmp_path):
+def test_exception_disables_only_its_sink_with_one_error(recorder, faulty, caplog, tmp_path):
     run = recorder(sinks=["raising", "jsonl"])
     for step in range(1, 6):
         record_metric("loss", 1.0)
@@ -116,7 +116,7 @@ def test_the_rows_of_a_step_that_a_sink_failed_to_write_count_as_dropped(recorde
     assert run.flush(2)["obs/dropped_rows"] == 2
 
 
-def test_a_full_disk_under_metrics_jsonl_itself_ends_that_sink_only(recorder, caplog, tmp_path):
+def test_full_disk_ends_only_the_file_sink(recorder, caplog, tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     run = recorder(sinks=["jsonl"])
     assert train(run).shape == (STEPS,)
@@ -125,7 +125,7 @@ def test_a_full_disk_under_metrics_jsonl_itself_ends_that_sink_only(recorder, ca
     assert (tmp_path / "samples.jsonl").read_text().count('"table"') == STEPS
 
 
-def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, caplog):
+def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, caplog):
     run = recorder(sinks=["blocked"], queue_size=2)
     for step in range(1, 9):
         rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
@@ -138,7 +138,7 @@ def test_a_full_queue_drops_counts_the_rows_and_says_so_once(recorder, faulty, c
     BlockedSink.release.set()
 
 
-def test_a_stuck_sink_is_left_behind_at_the_end_with_a_message(faulty, caplog, recorder):
+def test_blocked_sink_is_abandoned_at_the_end_with_a_message(faulty, caplog, recorder):
     context_sink = BlockedSink.__new__(BlockedSink)
     sink_thread = SinkThread("blocked", lambda: context_sink, 4)
     sink_thread.submit(StepRecord(step=1, time_s=0.0))
@@ -149,7 +149,7 @@ def test_a_stuck_sink_is_left_behind_at_the_end_with_a_message(faulty, caplog, r
     assert "still busy" in caplog.text
 
 
-def test_a_stuck_sink_takes_no_other_s_time_to_close(faulty, recorder, monkeypatch):
+def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observability.recorder.CLOSE_SECONDS", 0.5)
     monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
     run = recorder(sinks=["blocked", "slow"], queue_size=1)
@@ -182,7 +182,7 @@ def test_flush_returns_at_once_while_a_sink_is_blocked(recorder, faulty):
     BlockedSink.release.set()
 
 
-def test_a_gather_that_fails_costs_the_metrics_of_other_ranks_but_never_raises(recorder, caplog):
+def test_failed_gather_loses_other_ranks_metrics_without_raising(recorder, caplog):
     def broken(collection):
         raise RuntimeError("connection lost")
 
@@ -201,7 +201,7 @@ def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder
     assert len(calls) == 1
 
 
-def test_state_dict_does_not_wait_for_ever_for_a_blocked_file(recorder, monkeypatch, caplog):
+def test_state_dict_waits_a_bounded_time_for_a_blocked_file(recorder, monkeypatch, caplog):
     run = recorder()
     monkeypatch.setattr("torchtitan_rl.observability.recorder.CHECKPOINT_SECONDS", 0.2)
     release = threading.Event()

@@ -46,7 +46,7 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-def test_tensorboard_shows_a_conversation_by_lines_with_what_tools_answered(recorder, tmp_path):
+def test_tensorboard_shows_conversations_with_tool_answers(recorder, tmp_path):
     said = [
         {"role": "assistant", "content": "17 * <23>", "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 0}},
         {"role": "tool", "name": "multiply", "content": "391"},
@@ -214,7 +214,7 @@ def trackio_rows(tmp_path):
     return run
 
 
-def test_trackio_holds_scalars_tables_and_16_traces_of_each_split_a_step_however_many_generation_calls(trackio_rows):
+def test_trackio_has_scalars_tables_and_16_traces_per_split_and_step(trackio_rows):
     metrics, traces = trackio_rows(n=20, calls=4)
     scalars = {step: values for step, values in metrics if "reward/mean" in values}
     assert sorted(scalars) == [1, 2, 3]

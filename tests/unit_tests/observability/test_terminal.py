@@ -18,7 +18,7 @@ def wait_until(happened):
         time.sleep(0.01)
 
 
-def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
+def test_phase_prints_its_start_and_duration(capsys):
     with phase("start vLLM engine"):
         assert capsys.readouterr().out == "start vLLM engine ...\n"
         time.sleep(0.12)
@@ -26,7 +26,7 @@ def test_a_phase_says_that_it_began_and_how_long_it_took(capsys):
     assert float(said[1]) >= 0.1
 
 
-def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys, monkeypatch):
+def test_long_phase_prints_heartbeats_at_growing_intervals(capsys, monkeypatch):
     assert (terminal.HEARTBEAT_SECONDS, terminal.LONGEST_SILENCE_SECONDS) == (8.0, 120.0)
     monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(terminal, "LONGEST_SILENCE_SECONDS", 0.3)
@@ -45,7 +45,7 @@ def test_a_long_phase_says_that_it_goes_on_and_the_longer_the_more_seldom(capsys
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, monkeypatch):
+def test_long_step_prints_its_current_part_and_a_short_one_nothing(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
     with heartbeat("step 1"), timed("train"):
         pass
@@ -57,7 +57,7 @@ def test_a_long_step_says_which_part_of_it_runs_and_a_quick_one_nothing(capsys, 
     assert re.fullmatch(r"step 2: generate \.\.\. \d+ s", said[0])
 
 
-def test_a_phase_that_fails_says_so_and_lets_the_error_through(capsys):
+def test_failing_phase_is_reported_and_its_error_propagates(capsys):
     with pytest.raises(RuntimeError, match="no engine"), phase("start"):
         raise RuntimeError("no engine")
     assert re.search(r"start: failed after \d+\.\d s", capsys.readouterr().out)
@@ -68,7 +68,7 @@ class FullDisk(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_full_disk_a_closed_or_an_ascii_stdout_stops_no_phase(monkeypatch):
+def test_unwritable_stdout_does_not_stop_a_phase(monkeypatch):
     closed = io.StringIO()
     closed.close()
     for stream in (FullDisk(), closed, io.TextIOWrapper(io.BytesIO(), encoding="ascii")):

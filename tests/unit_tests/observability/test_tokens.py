@@ -33,7 +33,7 @@ def stored(tmp_path):
     return make
 
 
-def test_the_store_has_text_log_probability_difference_and_advantage_of_every_token(stored):
+def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
     best = sample(
         1,
         2.0,
@@ -47,22 +47,22 @@ def test_the_store_has_text_log_probability_difference_and_advantage_of_every_to
     }  # fmt: skip
 
 
-def test_tokens_of_groups_in_flight_have_their_age(stored):
+def test_tokens_of_groups_in_flight_have_their_staleness(stored):
     (row,) = stored(group(0, sample(token_versions=[1, 3, 3])))
     assert row["tokens"]["age"] == [2, 0, 0]
     assert (row["staleness"], row["carried_tokens"]) == (2, 1)
 
 
-def test_of_all_rows_that_are_kept_those_shown_have_tokens(stored):
+def test_only_shown_rows_have_tokens(stored):
     rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
     assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]
 
 
-def test_without_a_way_to_text_there_are_no_tokens(stored):
+def test_tokens_are_omitted_without_a_decoder(stored):
     assert "tokens" not in stored(group(0, sample()), decode=None)[0]
 
 
-def test_a_character_over_several_tokens_is_with_the_last():
+def test_multi_token_character_is_shown_at_its_last_token():
     payload = TokenPayload(sample(token_ids=(5, 9, 10, 9)), False)
     assert payload.written(decode)["text"] == ["4", "", "é", "\ufffd"]
     assert set(payload.written(decode)) == {"text", "logprob"}

@@ -24,11 +24,11 @@ IDS = ["group_mean", "grpo", "batch_std", "rloo"]
         (Grpo.Config(std_eps=0.5), [1.0, 0.0, 0.0, 0.0], [0.75, -0.25, -0.25, -0.25]),
     ],
 )
-def test_closed_form(config, rewards, expected):
+def test_advantages_equal_their_closed_form(config, rewards, expected):
     assert config.build()([rewards])[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_batch_std_divides_every_group_by_the_steps_std():
+def test_batch_std_divides_every_group_by_the_std_of_the_step():
     # rewards 0, 1, 0, 3: mean 1, squares 1 + 0 + 1 + 4 = 6, over N - 1 = 3: variance 2
     first, second = BatchStd.Config().build()([[0.0, 1.0], [0.0, 3.0]])
     divisor = math.sqrt(2) + 1e-4
@@ -44,7 +44,7 @@ def test_equal_rewards_give_exactly_zero_even_if_their_mean_is_not_exact(config,
 
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)
-def test_none_takes_no_part_in_the_baseline_and_gets_zero(config):
+def test_reward_none_is_excluded_from_the_baseline_and_has_advantage_zero(config):
     advantage = config.build()
     with_none = advantage([[1.0, None, 0.0, None]])[0]
     without = advantage([[1.0, 0.0]])[0]
@@ -53,7 +53,7 @@ def test_none_takes_no_part_in_the_baseline_and_gets_zero(config):
 
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)
-def test_sums_to_zero_and_is_shift_invariant_and_permutation_equivariant(config):
+def test_advantages_sum_to_zero_and_are_shift_invariant_and_permutation_equivariant(config):
     advantage = config.build()
     rewards = [0.3, -1.2, 2.0, 0.3, 5.5]
     values = advantage([rewards])[0]

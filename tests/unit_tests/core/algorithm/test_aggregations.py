@@ -18,7 +18,7 @@ IDS = [0, 0, 0, 1]
         (SeqSumConst.Config(), 16 / (2 * MAX_TOKENS)),
     ],
 )
-def test_closed_form(config, expected):
+def test_aggregations_equal_their_closed_form(config, expected):
     inputs = loss_inputs(torch.zeros(4, dtype=torch.float64), advantages=[0.0] * 4, sequence_ids=IDS)
     assert config.build()(torch.tensor(LOSSES, dtype=torch.float64), inputs).item() == pytest.approx(
         expected, abs=1e-14
@@ -26,7 +26,7 @@ def test_closed_form(config, expected):
 
 
 @pytest.mark.parametrize("config", [TokenMean.Config(), SeqMeanTokenMean.Config(), SeqSumConst.Config()])
-def test_tokens_outside_the_mask_count_nothing(config):
+def test_tokens_outside_the_mask_do_not_change_the_loss(config):
     inputs = loss_inputs(torch.zeros(4, dtype=torch.float64), advantages=[0.0] * 4, sequence_ids=IDS)
     inputs.mask[2] = 0
     inputs.sequences.lengths[0] = 2

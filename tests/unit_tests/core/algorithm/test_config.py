@@ -87,12 +87,12 @@ def test_impossible_settings_of_a_controller_are_refused_by_name(controller, mes
         Algorithm.Config(loss=MaxEnt.Config(beta=0.1, **{field: controller}))
 
 
-def test_a_controlled_beta_must_not_start_at_0():
+def test_beta_with_a_controller_must_not_start_at_0():
     with pytest.raises(UserError, match=r"algorithm\.loss\.beta = 0\.0"):
         MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1))
 
 
-def test_floors_that_take_all_the_mass_of_a_group_are_refused_before_a_run():
+def test_probability_floors_that_sum_to_1_in_a_group_are_refused_before_a_run():
     algorithm = Algorithm.Config(loss=MaxEnt.Config(q_floor=0.25)).build(max_completion_tokens=16)
     algorithm.validate_sampling(3)
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_floors_that_take_all_the_mass_of_a_group_are_refused_before_a_run():
         algorithm.validate_sampling(4)
 
 
-def test_a_subclass_without_a_config_is_built_as_itself():
+def test_subclass_that_inherits_its_config_builds_the_subclass():
     class Half(Grpo):
         """A_i = half of Grpo's."""
 
@@ -127,7 +127,7 @@ class Job:
     algorithm: Algorithm.Config
 
 
-def test_dotted_overrides_reach_the_pieces_that_the_config_function_chose():
+def test_dotted_overrides_apply_to_the_parts_chosen_by_the_config_function():
     default = Job(algorithm=Algorithm.Config(loss=Gspo.Config()))
     arguments = [
         "--algorithm.loss.eps-low",

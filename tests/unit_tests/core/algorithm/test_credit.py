@@ -31,7 +31,7 @@ def test_truncated_completions_are_kept_by_default():
     assert [episode.in_loss for episode in episodes] == [True, True]
 
 
-def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
+def test_masked_truncated_completions_are_out_of_the_loss_and_in_the_baseline():
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
         max_completion_tokens=MAX_TOKENS
     )
@@ -44,23 +44,23 @@ def test_masked_truncated_completions_leave_the_loss_but_not_the_baseline():
 @pytest.mark.parametrize(
     ("length", "expected"), [(0, 0.0), (10, 0.0), (12, 0.0), (13, -0.25), (14, -0.5), (16, -1.0), (20, -1.0)]
 )
-def test_the_soft_penalty_is_linear_over_the_cache(length, expected):
+def test_soft_overlong_penalty_is_linear_within_its_interval(length, expected):
     truncation = Truncation.Config(mode="penalty", cache_tokens=4).build()
     assert truncation.penalty(length, 16) == expected
 
 
-def test_a_cache_longer_than_the_own_limit_of_a_mixture_s_member_is_that_limit():
+def test_penalty_interval_is_at_most_the_length_limit_of_a_mixture_member():
     truncation = Truncation.Config(mode="penalty", cache_tokens=10).build()
     assert [truncation.penalty(length, 8) for length in (0, 4, 8)] == [0.0, -0.5, -1.0]
 
 
-def test_the_default_cache_is_a_fifth_of_the_longest_completion():
+def test_default_penalty_interval_is_a_fifth_of_the_longest_completion():
     truncation = Truncation.Config(mode="penalty").build()
     assert truncation.penalty(16384, 20480) == 0.0  # DAPO's numbers
     assert truncation.penalty(16384 + 2048, 20480) == -0.5
 
 
-def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_gave():
+def test_length_penalty_changes_the_advantage_and_not_the_logged_reward():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), truncation=Truncation.Config(mode="penalty", cache_tokens=8)
     ).build(max_completion_tokens=MAX_TOKENS)
@@ -70,7 +70,7 @@ def test_the_penalty_reaches_the_advantage_and_the_reward_stays_what_the_grader_
     assert [episode.credit.advantage for episode in episodes] == [0.25, -0.25]
 
 
-def test_a_cache_longer_than_the_completion_is_refused_before_a_run():
+def test_penalty_interval_longer_than_the_completion_is_refused_before_a_run():
     config = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=99))
     config.build(max_completion_tokens=99).validate_sampling(8)
     with pytest.raises(ValueError, match=r"truncation\.cache_tokens = 99: expected at most the longest completion"):
@@ -87,7 +87,7 @@ def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
-def test_sums_of_the_same_rewards_in_another_order_are_no_preference(scale):
+def test_rewards_equal_up_to_summation_order_give_no_advantage(scale):
     algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
     sums = [scale * ((0.1 + 0.2) + 0.3), scale * ((0.3 + 0.2) + 0.1)]
     assert sums[0] != sums[1]
@@ -100,7 +100,7 @@ def test_sums_of_the_same_rewards_in_another_order_are_no_preference(scale):
     assert [episode.in_loss for episode in close] == [True, True]
 
 
-def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
+def test_zero_variance_group_is_dropped_despite_a_length_penalty():
     algorithm = Algorithm.Config(zero_variance="drop", truncation=Truncation.Config(mode="penalty")).build(
         max_completion_tokens=MAX_TOKENS
     )
@@ -109,7 +109,7 @@ def test_a_length_penalty_does_not_save_a_group_from_being_dropped():
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 
-def test_completions_without_a_reward_or_without_tokens_take_no_part_in_the_loss():
+def test_completions_without_reward_or_tokens_are_excluded_from_the_loss():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0, logprobs=())))
     assert [episode.credit.left_out for episode in episodes] == [None, "no reward", "no tokens"]
@@ -147,7 +147,7 @@ def test_semantic_entropy_in_closed_form(answers, means, expected):
     assert semantic_entropy(answers, means) == pytest.approx(expected, abs=1e-12)
 
 
-def test_seed_grpo_divides_the_whole_groups_advantages():
+def test_seed_grpo_scales_all_advantages_of_a_group_alike():
     plain = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build(
         max_completion_tokens=MAX_TOKENS
@@ -182,7 +182,7 @@ def test_seed_grpo_leaves_out_completions_without_a_reward():
     assert seed.group_metrics(episodes.groups)["semantic_entropy/max_possible"].value == math.log(2)
 
 
-def test_a_completion_without_tokens_says_nothing_about_the_meaning():
+def test_empty_completion_is_excluded_from_the_semantic_entropy():
     seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=1.0)).build(
         max_completion_tokens=MAX_TOKENS
     )
@@ -192,7 +192,7 @@ def test_a_completion_without_tokens_says_nothing_about_the_meaning():
     assert metrics["semantic_entropy/max_possible"].value == math.log(2)
 
 
-def test_the_penalty_sets_in_before_the_limit_that_the_prompt_was_sampled_with():
+def test_length_penalty_uses_the_limit_that_the_prompt_was_sampled_with():
     algorithm = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=4)).build(
         max_completion_tokens=MAX_TOKENS
     )
@@ -202,7 +202,7 @@ def test_the_penalty_sets_in_before_the_limit_that_the_prompt_was_sampled_with()
     assert [episode.credit.shaped_reward for episode in episodes_of(algorithm, own)] == [0.5, 0.0]
 
 
-def test_only_sampled_tokens_have_a_length_and_a_likelihood():
+def test_length_and_likelihood_count_only_sampled_tokens():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(),
         seed_grpo=SeedGrpo.Config(alpha=1.0),

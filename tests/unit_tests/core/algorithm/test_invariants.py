@@ -84,7 +84,7 @@ def assert_same(one, other):
 
 @each_algorithm
 @pytest.mark.parametrize("on_policy", [True, False])
-def test_packing_padding_order_and_micro_batches_change_nothing(name, on_policy):
+def test_loss_is_independent_of_packing_padding_order_and_micro_batches(name, on_policy):
     algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     reference = gradients(algorithm, episodes, [{}], on_policy=on_policy)
@@ -127,7 +127,7 @@ def test_the_first_update_is_exactly_on_policy(name):
 
 
 @each_algorithm
-def test_a_batch_without_loss_tokens_gives_a_connected_zero(name):
+def test_batch_without_loss_tokens_has_loss_zero_with_a_gradient(name):
     algorithm = ALGORITHMS[name].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     for episode in episodes:
@@ -153,7 +153,7 @@ def length_gradient(config: Algorithm.Config, length: int) -> float:
     return grads[0].sum().item()
 
 
-def test_dr_grpos_gradient_is_linear_in_the_completions_length_and_grpos_is_not():
+def test_dr_grpo_gradient_is_linear_in_the_completion_length_and_grpo_is_not():
     dr_grpo = [length_gradient(ALGORITHMS["dr_grpo"], length) for length in (1, 2, 4, 8)]
     assert dr_grpo == pytest.approx([dr_grpo[0] * length for length in (1, 2, 4, 8)], rel=1e-12)
     grpo = [length_gradient(ALGORITHMS["grpo"], length) for length in (1, 2, 4, 8)]
@@ -173,7 +173,7 @@ def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> 
 
 
 @pytest.mark.parametrize("loss", [Reinforce.Config(), Clip.Config(), Cispo.Config(), Gspo.Config()])
-def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
+def test_gradient_on_a_bandit_equals_reinforce_with_baseline(loss):
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), loss=loss).build(max_completion_tokens=1)
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     arms = [0, 1, 1, 2]
@@ -186,7 +186,7 @@ def test_a_bandits_gradient_is_reinforce_with_a_baseline(loss):
     assert torch.allclose(logits.grad, expected, atol=1e-14)
 
 
-def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
+def test_expected_rloo_gradient_is_the_policy_gradient():
     algorithm = Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config()).build(
         max_completion_tokens=MAX_TOKENS
     )
@@ -201,7 +201,7 @@ def test_the_expected_gradient_of_rloo_is_the_policy_gradient():
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {"kl", "icepop"}])
-def test_the_best_arm_wins(name):
+def test_training_on_a_bandit_finds_the_best_arm(name):
     algorithm = ALGORITHMS[name].build(max_completion_tokens=1)
     torch.manual_seed(0)
     logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)

@@ -31,13 +31,13 @@ from torchtitan_rl.core.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenM
         ("k3", 100.0, 59.0),
     ],
 )
-def test_closed_form(estimator, log_ratio, expected):
+def test_kl_estimators_equal_their_closed_form(estimator, log_ratio, expected):
     assert kl_estimate(torch.tensor(log_ratio, dtype=torch.float64), estimator).item() == pytest.approx(
         expected, rel=1e-12
     )
 
 
-def test_k3_keeps_its_digits_at_small_ratios_in_float32():
+def test_k3_is_accurate_at_small_ratios_in_float32():
     # k3(d) = d^2 / 2 - d^3 / 6 + ...: exp(-d) - 1 in float32 would be wrong in its first digit here
     assert kl_estimate(torch.tensor(1e-3), "k3").item() == pytest.approx(5e-7 - 1e-9 / 6, rel=1e-3)
     assert kl_estimate(torch.tensor(0.0), "k3").item() == 0.0
@@ -54,7 +54,7 @@ def test_k3_keeps_its_digits_at_small_ratios_in_float32():
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_k3_pulls_to_the_reference_however_far_away_it_is(log_ratio, expected, dtype):
+def test_k3_gradient_points_to_the_reference_at_any_distance(log_ratio, expected, dtype):
     start = torch.tensor(log_ratio, dtype=dtype, requires_grad=True)
     value = kl_estimate(start, "k3")
     value.backward()
@@ -62,7 +62,7 @@ def test_k3_pulls_to_the_reference_however_far_away_it_is(log_ratio, expected, d
     assert start.grad.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_in_the_reward_only_sampled_tokens_count():
+def test_kl_in_the_reward_counts_only_sampled_tokens():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
     ).build(max_completion_tokens=MAX_TOKENS)
@@ -72,7 +72,7 @@ def test_in_the_reward_only_sampled_tokens_count():
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_expectation_over_the_policy_is_the_divergence_where_it_should_be(estimator):
+def test_kl_estimators_have_the_divergence_as_expectation(estimator):
     p, q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.6, 0.25, 0.15], dtype=torch.float64)
     divergence = (p * (p / q).log()).sum().item()
     expectation = (p * kl_estimate((p / q).log(), estimator)).sum().item()
@@ -80,13 +80,13 @@ def test_the_expectation_over_the_policy_is_the_divergence_where_it_should_be(es
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_gradient_agrees_with_finite_differences(estimator):
+def test_kl_gradient_agrees_with_finite_differences(estimator):
     start = torch.tensor([0.3, -1.2, 0.01], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: kl_estimate(x, estimator), (start,))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_a_reference_equal_to_the_policy_gives_no_divergence_at_all(estimator):
+def test_kl_is_zero_if_the_reference_equals_the_policy(estimator):
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.1, estimator=estimator)).build(max_completion_tokens=MAX_TOKENS)
     reference = [[-1.0, -1.5], [-0.7, -1.1]]
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=reference)
@@ -97,7 +97,7 @@ def test_a_reference_equal_to_the_policy_gives_no_divergence_at_all(estimator):
         assert metrics[key].value == 0.0
 
 
-def test_in_the_loss_it_is_added_through_the_aggregation():
+def test_kl_in_the_loss_is_aggregated_like_the_loss():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.1, estimator="k2")
     ).build(max_completion_tokens=MAX_TOKENS)
@@ -113,7 +113,7 @@ def test_in_the_loss_it_is_added_through_the_aggregation():
 
 
 @pytest.mark.parametrize(("zero_variance", "pulled"), [("keep", True), ("drop", False)])
-def test_the_kl_term_pulls_every_token_in_the_loss(zero_variance, pulled):
+def test_kl_applies_to_every_token_in_the_loss(zero_variance, pulled):
     config = Algorithm.Config(kl=KL.Config(coef=0.1), zero_variance=zero_variance)
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     reference = [[-3.0, -3.0]] * 4
@@ -125,7 +125,7 @@ def test_the_kl_term_pulls_every_token_in_the_loss(zero_variance, pulled):
     assert all(value.grad.all() for value in values[2:])
 
 
-def test_in_the_reward_it_is_subtracted_before_the_advantage():
+def test_kl_in_the_reward_is_subtracted_before_the_advantage():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), kl=KL.Config(coef=0.5, estimator="k1", placement="reward")
     ).build(max_completion_tokens=MAX_TOKENS)
@@ -140,7 +140,7 @@ def test_in_the_reward_it_is_subtracted_before_the_advantage():
     assert algorithm.needs_reference
 
 
-def test_a_missing_reference_is_an_error_that_says_what_to_do():
+def test_missing_reference_is_an_error_with_a_remedy():
     loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
     for algorithm in (
         loss,
@@ -155,7 +155,7 @@ def test_a_missing_reference_is_an_error_that_says_what_to_do():
         loss.loss(batch, values, torch.zeros_like(values))
 
 
-def test_an_idle_micro_batch_needs_no_reference():
+def test_micro_batch_of_padding_needs_no_reference():
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
     values = policy_like(episodes)
@@ -165,5 +165,5 @@ def test_an_idle_micro_batch_needs_no_reference():
     assert loss.item() == 0.0
 
 
-def test_no_reference_is_needed_without_a_coefficient():
+def test_kl_coefficient_zero_needs_no_reference():
     assert not Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).needs_reference

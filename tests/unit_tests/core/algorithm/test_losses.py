@@ -43,12 +43,12 @@ def at_ratios(ratios: list[float], advantages: list[float], **kwargs):
         (Reinforce.Config(), [0.5, 4.0], [1.0, -2.0], [-(OLD + math.log(0.5)), 2 * (OLD + math.log(4))]),
     ],
 )
-def test_closed_form(config, ratios, advantages, expected):
+def test_losses_equal_their_closed_form(config, ratios, advantages, expected):
     losses = config.build()(at_ratios(ratios, advantages))
     assert losses.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_worked_examples_mean():
+def test_mean_of_the_documented_example_is_right():
     losses = Clip.Config().build()(at_ratios([0.5, 1.0, 1.5], [1.0, -1.0, 2.0]))
     assert losses.mean().item() == pytest.approx(-0.6333, abs=5e-5)
 
@@ -67,7 +67,7 @@ def test_the_worked_examples_mean():
         (Reinforce.Config(), 4.0, 2.0, -2.0),
     ],
 )
-def test_gradient_in_closed_form(config, ratio, advantage, expected):
+def test_loss_gradients_equal_their_closed_form(config, ratio, advantage, expected):
     inputs = at_ratios([ratio], [advantage])
     config.build()(inputs).sum().backward()
     assert inputs.logprobs.grad.item() == pytest.approx(expected, abs=1e-12)
@@ -113,7 +113,7 @@ def off_policy():
 
 
 @pytest.mark.parametrize("config", [config for config in LOSSES if not isinstance(config, Cispo.Config)], ids=loss_name)
-def test_gradient_agrees_with_finite_differences(config):
+def test_loss_gradients_agree_with_finite_differences(config):
     start, old, advantages, ids = off_policy()
     loss = config.build()
     assert torch.autograd.gradcheck(
@@ -121,7 +121,7 @@ def test_gradient_agrees_with_finite_differences(config):
     )
 
 
-def test_cispos_gradient_takes_its_weight_for_a_constant():
+def test_cispo_weight_has_no_gradient():
     start, old, advantages, ids = off_policy()
     weight = (start.detach() - old).exp().clamp(max=1.1)  # [T], some of it capped
     (expected,) = torch.autograd.grad((-weight * torch.tensor(advantages) * start).sum(), start)
@@ -133,7 +133,7 @@ def test_cispos_gradient_takes_its_weight_for_a_constant():
 
 
 @pytest.mark.parametrize("config", LOSSES, ids=loss_name)
-def test_the_first_update_has_the_policy_gradient(config):
+def test_first_update_equals_the_policy_gradient(config):
     logprobs = torch.tensor([-0.3, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
     inputs = loss_inputs(logprobs, advantages=[2.0, -1.0, 0.5], sequence_ids=[0, 1, 2])
     loss = config.build()

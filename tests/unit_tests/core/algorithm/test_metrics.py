@@ -21,13 +21,13 @@ from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 
-def test_merging_the_copies_of_several_ranks_changes_nothing():
+def test_replicated_metrics_merge_to_the_values_of_one_rank():
     algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(), entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
     metrics = algorithm.group_metrics(episodes_of(algorithm, group(0, [1.0, 0.0])).groups)
     assert merge([metrics] * 4) == merge([metrics])
 
 
-def test_semantic_entropy():
+def test_semantic_entropy_metrics_of_a_step():
     algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(alpha=0.5)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], answer=["4", "5"]), group(1, [1.0, 0.0], answer=["4", "4"]))
     expected = {
@@ -45,7 +45,7 @@ def test_semantic_entropy():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
-def test_no_episodes_no_keys():
+def test_metrics_without_episodes_are_empty():
     assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS).group_metrics([]) == {}
 
 
@@ -88,7 +88,7 @@ def test_ratio_and_clip_fractions():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_policys_divergence_is_that_from_the_policy_that_sampled():
+def test_policy_kl_is_measured_against_the_sampling_policy():
     """Tokens are drawn from pi_old, so the means of k1 and k3 are KL(pi_old || pi), to the last digit of this draw."""
     old, new = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
     drawn = [0, 0, 1, 2]  # as often as pi_old has it
@@ -98,7 +98,7 @@ def test_the_policys_divergence_is_that_from_the_policy_that_sampled():
     assert metrics["policy/kl_k3"] == pytest.approx(divergence, abs=1e-12)
 
 
-def test_cispo_counts_what_its_cap_bounds_and_reinforce_clips_nothing():
+def test_cispo_reports_capped_tokens_as_clipped_and_reinforce_reports_none():
     cispo = off_policy_metrics(Algorithm.Config(loss=Cispo.Config(cap=1.2)), [[1.5, 1.0], [1.5, 0.5]], [1.0, 0.0])
     assert (cispo["ratio/clip_fraction_high"], cispo["ratio/clip_fraction_low"]) == (0.5, 0.0)
     floor = Algorithm.Config(loss=Cispo.Config(cap=1.2, floor=0.8))
@@ -117,12 +117,12 @@ def test_dual_clipped_tokens_are_clipped_tokens():
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(Clip.Config(), 1.0), (Gspo.Config(), 0.0)])
-def test_only_what_a_loss_clamps_overflows(loss, expected):
+def test_overflow_metric_counts_only_clamped_ratios(loss, expected):
     ratios = [[math.exp(25), math.exp(-25)], [math.exp(25), math.exp(-25)]]  # a sequence's mean log ratio is 0
     assert off_policy_metrics(Algorithm.Config(loss=loss), ratios, [1.0, 0.0])["ratio/overflow_fraction"] == expected
 
 
-def test_losses_are_reported_with_their_sign_and_add_up():
+def test_loss_parts_are_reported_with_sign_and_add_up():
     config = Algorithm.Config(advantage=GroupMean.Config(), loss=Clip.Config(), entropy_coef=0.1)
     metrics = off_policy_metrics(config, [[1.1, 1.0], [1.0]], [1.0, 0.0])
     policy = (-1.1 * 0.5 - 0.5 + 0.5) / 3
@@ -143,13 +143,13 @@ def test_kl_by_completion_length(length, name):
     assert present == {f"policy/kl_k3/length_{name}", "policy/kl_k3/length_33-64"}
 
 
-def test_each_bucket_of_the_kl_says_how_many_tokens_it_stands_for():
+def test_kl_buckets_report_their_token_counts():
     metrics = off_policy_metrics(Algorithm.Config(), [[1.5] * 3, [1.0] * 40], [1.0, 0.0])
     found = {key: value for key, value in metrics.items() if key.startswith("policy/tokens/")}
     assert found == {"policy/tokens/length_0-32": 3.0, "policy/tokens/length_33-64": 40.0}
 
 
-def test_the_buckets_hold_every_length_once():
+def test_every_length_is_in_exactly_one_kl_bucket():
     assert list(LENGTH_BUCKETS) == ["0-32", "33-64", "65-128", "129-256", "257+"]
     for length in range(1000):
         assert sum(least <= length <= most for least, most in LENGTH_BUCKETS.values()) == 1
@@ -176,7 +176,7 @@ def test_all_values_are_plain_floats():
     assert all(type(metric.weight) is float for metric in metrics.values())
 
 
-def test_entropies_and_logprob_diffs_come_as_distributions_of_the_loss_tokens():
+def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():
     algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0, -2.0), (-3.0,), (-4.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
@@ -189,7 +189,7 @@ def test_entropies_and_logprob_diffs_come_as_distributions_of_the_loss_tokens():
 
 
 @pytest.mark.parametrize(("count", "kept"), [(4096, 4096), (4097, 2049), (10000, 3334)])
-def test_a_distribution_is_thinned_evenly(count, kept):
+def test_long_distribution_is_subsampled_evenly(count, kept):
     tally = Tally()
     tally.distribution("x", torch.arange(count), torch.ones(count))
     tally.put("y", torch.zeros(()), reduction="sum")
@@ -198,7 +198,7 @@ def test_a_distribution_is_thinned_evenly(count, kept):
     assert len(values.diff().unique()) == 1
 
 
-def test_the_effective_sample_size_is_a_share_of_the_tokens():
+def test_effective_sample_size_is_a_fraction_of_the_tokens():
     algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=5)

@@ -26,7 +26,7 @@ G1 = 0.5 ** (1 / 3)
         (SequenceMask.Config(), [2, 2, G1, G1, G1], [0, 0, 0, 0, 0]),
     ],
 )
-def test_closed_form(config, expected, changed):
+def test_mismatch_weights_equal_their_closed_form(config, expected, changed):
     log_weight = torch.tensor(WEIGHTS, dtype=torch.float64).log()
     correction = config.build()(log_weight, Sequences(torch.tensor(IDS), torch.ones(5, dtype=torch.float64), 2))
     assert correction.weight.tolist() == pytest.approx(expected, abs=1e-12)
@@ -41,7 +41,7 @@ def test_a_sequence_weight_does_not_depend_on_the_length(config):
         assert weight.tolist() == pytest.approx([0.9] * length, rel=1e-5)
 
 
-def test_the_weight_multiplies_the_loss_and_has_no_gradient():
+def test_mismatch_weight_multiplies_the_loss_without_gradient():
     algorithm = Algorithm.Config(
         advantage=GroupMean.Config(), loss=Reinforce.Config(), mismatch=TokenTruncate.Config()
     ).build(max_completion_tokens=MAX_TOKENS)
@@ -60,7 +60,7 @@ def test_the_weight_multiplies_the_loss_and_has_no_gradient():
     assert metrics["sampler/importance_weight/max"].value == pytest.approx(3)
 
 
-def test_the_statistics_are_logged_without_a_correction():
+def test_mismatch_statistics_are_logged_even_without_a_correction():
     algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
@@ -81,7 +81,7 @@ def test_the_statistics_are_logged_without_a_correction():
     assert {key: metrics[key].value for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
-def test_old_from_the_sampler_makes_the_ratio_against_the_sampler():
+def test_old_logprobs_sampler_uses_the_ratio_to_the_sampler():
     algorithm = Algorithm.Config(old_logprobs="sampler").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))

@@ -35,12 +35,12 @@ def with_bad_reward(value: float):
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_reward_names_prompt_sample_and_function(value):
+def test_non_finite_reward_is_reported_with_prompt_sample_and_function(value):
     with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: reward function 'correct' returned {value}"):
         episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), with_bad_reward(value))
 
 
-def test_a_total_that_no_function_explains_is_named_as_such():
+def test_non_finite_total_of_finite_rewards_is_reported_as_such():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 0: the total reward is inf"):
         episodes_of(
             Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
@@ -49,7 +49,7 @@ def test_a_total_that_no_function_explains_is_named_as_such():
 
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
-def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
+def test_masked_non_finite_rewards_are_excluded_and_counted(loss):
     config = {} if isinstance(loss, MaxEnt.Config) else {"advantage": GroupMean.Config()}
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, with_bad_reward(NAN))
@@ -62,7 +62,7 @@ def test_masked_rewards_leave_baseline_and_loss_and_are_counted(loss):
     assert math.isnan(episodes[1].reward)
 
 
-def test_a_samplers_log_probability_is_named_or_masked():
+def test_non_finite_sampler_logprob_is_reported_or_masked():
     completions = group_of(0, scored(0, 1.0, logprobs=(-1.0, -INF)), scored(1, 0.0))
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the sampler's log-probability of token 1 is -inf"):
         episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
@@ -70,7 +70,7 @@ def test_a_samplers_log_probability_is_named_or_masked():
     assert [episode.in_loss for episode in episodes_of(algorithm, completions)] == [False, True]
 
 
-def test_a_references_log_probability_is_named():
+def test_non_finite_reference_logprob_is_reported():
     with pytest.raises(NonFiniteError, match="prompt 0, sample 1: the reference's log-probability of token 0 is nan"):
         episodes_of(
             Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
@@ -81,7 +81,7 @@ def test_a_references_log_probability_is_named():
 
 @pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
 @pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
-def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewards, advantage):
+def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advantage):
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*, because the rewards overflow"):
         episodes_of(Algorithm.Config(advantage=advantage).build(max_completion_tokens=MAX_TOKENS), group(0, rewards))
     episodes = episodes_of(
@@ -92,7 +92,7 @@ def test_rewards_that_overflow_the_baseline_or_its_std_are_named_or_masked(rewar
     assert all(episode.credit.left_out.startswith("not finite: the advantage is") for episode in episodes)
 
 
-def test_what_the_policy_did_not_sample_may_have_any_number():
+def test_unsampled_tokens_may_have_non_finite_values():
     completions = group(0, [1.0, 0.0], logprobs=[(-1.0, NAN), (-1.0, -1.0)], loss_mask=[(1, 0), (1, 1)])
     episodes = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
     assert all(episode.in_loss for episode in episodes)
@@ -112,7 +112,7 @@ def prepared(nonfinite: str, **kwargs):
     [("advantages", "advantage"), ("sampler_logprobs", "sampler_logprob"), ("old_logprobs", "old_logprob")],
 )
 @pytest.mark.parametrize("value", [NAN, INF])
-def test_a_bad_token_in_the_batch_is_named(field, quantity, value):
+def test_non_finite_value_of_a_batch_token_is_reported(field, quantity, value):
     algorithm, episodes, batch = prepared("raise")
     place = (batch.sequence_ids == 3).nonzero()[2]  # the second completion token of prompt 5, sample 1
     getattr(batch, field)[place] = value
@@ -120,7 +120,7 @@ def test_a_bad_token_in_the_batch_is_named(field, quantity, value):
         run_loss(algorithm, episodes, policy_like(episodes), batch)
 
 
-def test_a_bad_log_probability_of_the_policy_is_named():
+def test_non_finite_policy_logprob_is_reported():
     algorithm, episodes, batch = prepared("raise")
     values = policy_like(episodes)
     values[1] = torch.tensor([NAN, -1.0], dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_a_bad_log_probability_of_the_policy_is_named():
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config(clip_coef=1.0)])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
+def test_masked_non_finite_tokens_have_no_gradient_and_are_counted(loss, value):
     algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
@@ -147,7 +147,7 @@ def test_masked_tokens_have_no_gradient_and_are_counted(loss, value):
     assert all(math.isfinite(value) for value in numbers(metrics).values())
 
 
-def test_what_lies_outside_the_mask_is_never_looked_at():
+def test_values_outside_the_loss_mask_are_not_checked():
     algorithm, episodes, batch = prepared("raise")
     logprobs = spread_logprobs(batch, episodes, policy_like(episodes))
     clean = algorithm.loss(batch, logprobs, torch.ones_like(logprobs))
@@ -170,7 +170,7 @@ def test_a_ratio_that_overflows_is_clamped_and_counted():
     assert metrics["ratio/max"].value == pytest.approx(math.exp(20))
 
 
-def test_what_is_left_out_keeps_no_advantage_of_a_turn():
+def test_excluded_episode_has_no_turn_advantages():
     group = draft_episodes([group_of(0, scored(0, 1.0))])[0]
     episode = group.samples[0]
     episode.credit.advantage, episode.credit.turn_advantages = math.inf, (math.inf, 0.0)

@@ -16,7 +16,7 @@ def train(algorithm):
 
 
 @pytest.mark.parametrize(("parts", "message"), CASES, ids=[next(iter(parts.values())).__name__ for parts, _ in CASES])
-def test_a_part_that_returns_something_else_is_named(parts, message):
+def test_part_with_a_wrong_return_type_is_named(parts, message):
     algorithm = objective(parts).build(max_completion_tokens=MAX_TOKENS)
     with pytest.raises(UserError, match=message):
         train(algorithm)
@@ -27,14 +27,14 @@ class ArrayAdvantage(Advantage):
         return torch.tensor(rewards, dtype=torch.float64) - 1
 
 
-def test_a_tensor_of_advantages_is_taken_as_numbers():
+def test_advantages_may_be_returned_as_a_tensor():
     algorithm = Algorithm.Config(advantage=ArrayAdvantage.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, None, 4.0]))
     assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 3.0]
     assert all(type(episode.credit.advantage) is float for episode in episodes)
 
 
-def test_a_loss_without_gradient_is_no_fault_where_none_is_asked_for():
+def test_loss_without_gradient_is_accepted_under_no_grad():
     algorithm = Algorithm.Config(loss=DetachedLoss.Config()).build(max_completion_tokens=MAX_TOKENS)
     with torch.no_grad():
         train(algorithm)

@@ -35,7 +35,7 @@ def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
         assert metrics[key].value == expected, key
 
 
-def test_micro_batches_add_up_and_their_metrics_merge_exactly():
+def test_micro_batch_losses_add_up_and_their_metrics_merge_exactly():
     algorithm = Algorithm.Config(aggregation=SeqSumConst.Config()).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [0.0, 2.0]))
     normalizers = normalizers_of(algorithm, episodes)
@@ -49,7 +49,7 @@ def test_micro_batches_add_up_and_their_metrics_merge_exactly():
     assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
 
 
-def test_normalizers_count_only_what_takes_part_in_the_loss():
+def test_normalizers_count_only_episodes_in_the_loss():
     algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [2.0, 2.0]))
     normalizers = normalizers_of(algorithm, episodes)
@@ -60,7 +60,7 @@ def test_normalizers_count_only_what_takes_part_in_the_loss():
 
 
 @pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
-def test_only_refill_asks_for_fresh_prompts_and_a_stated_number_of_times(choice, rounds):
+def test_only_refill_requests_new_prompts_and_at_most_its_limit_of_times(choice, rounds):
     assert (
         Algorithm.Config(zero_variance=choice, refill_rounds=3).build(max_completion_tokens=MAX_TOKENS).refill_rounds
         == rounds
@@ -84,7 +84,7 @@ def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph(
     assert "ratio/mean" not in metrics
 
 
-def test_an_episode_holds_its_completion_and_its_place():
+def test_episode_holds_its_completion_and_its_indices():
     groups = draft_episodes([group(1, [0.0, 1.0]), group(0, [4.0])])
     assert [g.prompt.prompt_idx for g in groups] == [1, 0]
     assert [episode.reward for g in groups for episode in g.samples] == [0.0, 1.0, 4.0]
@@ -98,12 +98,12 @@ def test_an_episode_holds_its_completion_and_its_place():
         ([group(3, [1.0]), group(3, [1.0])], "two groups with prompt_idx 3"),
     ],
 )
-def test_duplicates_are_named(groups, message):
+def test_duplicate_episodes_are_named(groups, message):
     with pytest.raises(ValueError, match=message):
         draft_episodes(groups)
 
 
-def test_tokens_that_the_policy_did_not_sample_count_nowhere():
+def test_unsampled_tokens_count_in_no_normalizer():
     """An environment's text between sampled tokens, with any numbers on it, changes no loss, gradient or metric."""
     algorithm = Algorithm.Config(kl=KL.Config(coef=0.1), aggregation=SeqMeanTokenMean.Config()).build(
         max_completion_tokens=MAX_TOKENS

@@ -29,18 +29,18 @@ def advantages(*samples: ScoredCompletion, **config) -> list:
     return [e.credit.turn_advantages or e.credit.advantage for e in episodes_of(algorithm, group_of(0, *samples))]
 
 
-def test_each_turn_is_compared_with_the_groups_returns_at_that_turn():
+def test_turn_advantage_is_relative_to_the_group_returns_at_that_turn():
     found = advantages(conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0))
     assert found == [(-0.5, -1.0), (0.5, 1.0, 0.0)]
 
 
-def test_a_reward_for_the_whole_conversation_is_in_every_turns_return():
+def test_conversation_reward_is_part_of_every_turn_return():
     found = advantages(conversation(0, 0.0, 0.0, final=1.0), conversation(1, 0.0, 0.0))
     assert found == [(0.5, 0.5), (-0.5, -0.5)]
 
 
 @pytest.mark.parametrize("kind", [GroupMean, Grpo, BatchStd, Rloo])
-def test_one_turn_has_the_advantage_of_the_episode(kind):
+def test_single_turn_has_the_advantage_of_its_episode(kind):
     samples = [conversation(i, reward) for i, reward in enumerate([0.0, 1.0, 3.0])]
     assert advantages(*samples, advantage=kind.Config()) == advantages(
         *samples, advantage=kind.Config(), credit="episode"
@@ -48,7 +48,7 @@ def test_one_turn_has_the_advantage_of_the_episode(kind):
 
 
 @pytest.mark.parametrize("kind", [GroupMean, Grpo, Rloo])
-def test_a_constant_added_to_the_whole_reward_of_all_changes_nothing(kind):
+def test_turn_advantages_are_invariant_to_a_constant_reward(kind):
     plain = [conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0), conversation(2, 0.5)]
     moved = [conversation(0, 1.0, 0.0, final=4), conversation(1, 0.0, 2.0, 0.0, final=4), conversation(2, 0.5, final=4)]
     for a, b in zip(
@@ -57,7 +57,7 @@ def test_a_constant_added_to_the_whole_reward_of_all_changes_nothing(kind):
         assert a == pytest.approx(b)
 
 
-def test_tokens_get_their_turns_advantage_and_observed_ones_none():
+def test_tokens_have_the_advantage_of_their_turn_and_observed_tokens_none():
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build(max_completion_tokens=MAX_TOKENS)
     first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert first.token_advantages.tolist() == [-0.5, 0, -1, -1, 0]
@@ -65,13 +65,13 @@ def test_tokens_get_their_turns_advantage_and_observed_ones_none():
     assert first.credit.advantage == np.mean([-0.5, -1, -1])
 
 
-def test_episode_credit_gives_every_turn_the_same():
+def test_episode_credit_gives_all_turns_the_same_advantage():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     first, _ = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert first.token_advantages.tolist() == [-0.5, 0, -0.5, -0.5, 0]
 
 
-def test_turns_that_differ_are_a_preference_even_if_the_totals_are_equal():
+def test_group_with_equal_totals_and_different_turns_has_variance():
     pair = group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 1.0))  # returns [1, 0] and [1, 1]
     for choice in ("keep", "drop", "refill"):
         by_turn, whole = (
@@ -89,13 +89,13 @@ def test_turns_that_differ_are_a_preference_even_if_the_totals_are_equal():
     assert not by_turn.has_preference(alike)  # only one sample has a third turn
 
 
-def test_a_listwise_loss_refuses_turns():
+def test_listwise_loss_refuses_turn_credit():
     with pytest.raises(UserError, match=r"algorithm.credit = 'turn'"):
         Algorithm.Config(loss=MaxEnt.Config(), credit="turn")
 
 
 @pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])
-def test_every_limit_that_cut_a_conversation_is_masked_or_penalised(end):
+def test_conversation_cut_by_any_limit_is_masked_or_penalised(end):
     pair = conversation(0, 1.0, end=end), conversation(1, 0.0)
     masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
         max_completion_tokens=MAX_TOKENS

@@ -48,7 +48,7 @@ def said(completions: list[Completion]) -> list[tuple]:
     return [(c.token_ids.tolist(), c.logprobs.tolist(), c.finish_reason) for c in completions]
 
 
-def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, scheduler) -> None:
+def test_preempted_sequence_continues_sampling(generator, scheduler) -> None:
     free = flat(sampled(generator, PROMPTS, seeded=True))
     pool = scheduler.kv_cache_manager.block_pool
     taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)  # 12 sequences need 1 each, most need 2 later
@@ -60,14 +60,14 @@ def test_a_sequence_that_lost_its_place_in_the_cache_is_sampled_on(generator, sc
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_completions_that_wait_for_a_place_are_the_same(generator, scheduler, monkeypatch) -> None:
+def test_queueing_does_not_change_completions(generator, scheduler, monkeypatch) -> None:
     at_once = flat(sampled(generator, PROMPTS, seeded=True))
     monkeypatch.setattr(scheduler, "max_num_active_reqs", 5)
     one_by_one = flat(sampled(generator, PROMPTS, seeded=True))
     assert [c.token_ids.tolist() for c in one_by_one] == [c.token_ids.tolist() for c in at_once]
 
 
-def test_what_was_given_up_leaves_nothing_to_the_next_call(generator, scheduler, monkeypatch) -> None:
+def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monkeypatch) -> None:
     expected, step, steps = said(flat(sampled(generator, PROMPTS))), TurnEngine.step, []
 
     def five_steps(engine: TurnEngine) -> list:

@@ -63,7 +63,7 @@ def tokens(groups):
     return [[c.token_ids.tolist() for c in group.samples] for group in groups]
 
 
-def test_what_environments_print_is_bounded_over_all_conversations_of_a_step(talk, capsys):
+def test_environment_output_is_limited_per_step(talk, capsys):
     class Chatty(Says):
         def step(self, message):
             print("x" * 999)
@@ -75,7 +75,7 @@ def test_what_environments_print_is_bounded_over_all_conversations_of_a_step(tal
     assert re.search(r"tools and environments printed \d+,000 characters here: the first 4,000 are shown", shown)
 
 
-def test_what_was_sampled_is_kept_and_what_was_answered_is_masked(talk, made):
+def test_sampled_tokens_are_kept_exactly_and_environment_tokens_are_masked(talk, made):
     groups = talk(lambda prompt: Says("higher", "lower", "right"))
     ended = [c for c in flat(groups) if c.finish_reason == "stop"]
     assert ended
@@ -91,7 +91,7 @@ def test_what_was_sampled_is_kept_and_what_was_answered_is_masked(talk, made):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_logprobs_of_every_turn_are_those_of_the_whole_sequence(talk, folder):
+def test_turn_logprobs_equal_those_of_the_whole_sequence(talk, folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for group in talk(lambda prompt: Says("higher", "lower", "right")):
         for completion in group.samples:
@@ -101,7 +101,7 @@ def test_logprobs_of_every_turn_are_those_of_the_whole_sequence(talk, folder):
             assert np.abs(scored - completion.logprobs)[completion.loss_mask].max() < 1e-4
 
 
-def test_the_same_answers_give_the_same_conversations_whatever_comes_back_first(talk):
+def test_conversations_are_independent_of_the_order_of_answers(talk):
     class Late(Says):
         def step(self, message):
             time.sleep(hash((id(self), len(self.heard))) % 7 / 200)
@@ -113,13 +113,13 @@ def test_the_same_answers_give_the_same_conversations_whatever_comes_back_first(
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
 
 
-def test_one_turn_of_a_conversation_is_a_completion(talk):
+def test_conversation_of_one_turn_equals_a_completion(talk):
     alone = talk(lambda prompt: None)
     assert all(c.turns == () and c.loss_mask.all() for c in flat(alone))
     assert {c.finish_reason for c in flat(alone)} <= {"stop", "length"}
 
 
-def test_a_slow_tool_holds_up_nobody_else(talk):
+def test_slow_tool_does_not_block_other_conversations(talk):
     """Each of twelve tools answers only after all twelve were asked."""
     asked = set()
 
@@ -135,7 +135,7 @@ def test_a_slow_tool_holds_up_nobody_else(talk):
     assert len(asked) == len(ended) == 12
 
 
-def test_a_turn_that_does_not_fit_beside_the_others_waits_for_its_prefill(talk):
+def test_turn_waits_for_its_prefill_if_it_does_not_fit(talk):
     """More new tokens than the engine prefills at once: a seeded request of which half were done would end a CPU engine."""
     first = tokens(
         talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
@@ -150,7 +150,7 @@ def reasons(groups):
     return {c.finish_reason for c in flat(groups)}
 
 
-def test_limits_name_what_cut_a_conversation(talk):
+def test_finish_reason_names_the_limit_that_ended_a_conversation(talk):
     endless = lambda prompt: Says(*["higher"] * 99)  # noqa: E731
     assert reasons(talk(endless, max_turns=2)) <= {"max_turns", "max_tokens"}
     assert all(len(c.turns) <= 2 for c in flat(talk(endless, max_turns=2)))
@@ -161,7 +161,7 @@ def test_limits_name_what_cut_a_conversation(talk):
     assert reasons(talk(lambda prompt: Says("x" * 400, "right"))) == {"max_tokens"}
 
 
-def test_a_conversation_over_its_time_ends_with_time(talk):
+def test_conversation_over_its_time_limit_has_finish_reason_time(talk):
     class Sleeps(Says):
         def step(self, message):
             time.sleep(0.2)
@@ -249,7 +249,7 @@ class GivesText(Environment):
         (GivesText, "the reward is the text '1'; expected a number or None"),
     ],
 )
-def test_a_broken_environment_ends_its_own_conversation_alone(talk, broken, told):
+def test_failing_environment_ends_only_its_own_conversation(talk, broken, told):
     sound = talk(lambda prompt: Says("higher", "right"), max_turn_tokens=40)
     groups = talk(
         lambda prompt: broken() if prompt.prompt_idx == 1 else Says("higher", "right"),
@@ -261,7 +261,7 @@ def test_a_broken_environment_ends_its_own_conversation_alone(talk, broken, told
     assert tokens(groups)[::2] == tokens(sound)[::2]
 
 
-def test_a_broken_environment_ends_the_run_by_default(talk):
+def test_failing_environment_stops_the_run_by_default(talk):
     with pytest.raises(ConversationError, match=r"Raises of prompt .*turn 1, failed: ValueError: the dice are lost"):
         talk(lambda prompt: Raises())
     assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
@@ -277,14 +277,14 @@ def handed_over(generator, asked, **options):
     ]
 
 
-def test_a_group_is_handed_over_as_it_ends_while_others_are_sampled(generator, made):
+def test_group_is_yielded_while_others_are_still_sampled(generator, made):
     generator.environments = None
     long, short = prompts(made, 2)
     short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
     assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
 
 
-def test_a_group_ends_with_its_last_conversation_whatever_ends_that(generator, made):
+def test_group_is_complete_after_its_last_conversation_for_any_finish_reason(generator, made):
     def make(prompt):
         return [Says("higher", "lower", "right"), FailsToReset(), Says("right")][prompt.prompt_idx]
 
@@ -294,7 +294,7 @@ def test_a_group_ends_with_its_last_conversation_whatever_ends_that(generator, m
     assert sorted(order) == [0, 1, 2]
 
 
-def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, tmp_path):
+def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made, tmp_path):
     """A conversation ends only after the other group's rewards have begun. The in-process function runs at the end."""
     file, seen = tmp_path / "begun", []
 
@@ -328,7 +328,7 @@ def test_rewards_in_workers_begin_while_another_group_is_at_it(generator, made, 
     assert all_sampled > began
 
 
-def test_what_is_said_at_reset_belongs_to_the_prompt(talk, made):
+def test_reset_messages_are_part_of_the_prompt(talk, made):
     class Opens(Says):
         def reset(self):
             return [{"role": "user", "content": "between 1 and 9"}]
@@ -338,7 +338,7 @@ def test_what_is_said_at_reset_belongs_to_the_prompt(talk, made):
         assert group.prompt.text.endswith("<|user|>between 1 and 9<|endoftext|><|assistant|>")
 
 
-def test_a_final_reward_counts_with_the_last_turn(talk):
+def test_final_reward_belongs_to_the_last_turn(talk):
     class Pays(Says):
         def close(self, finish_reason):
             return {"stop": 10.0, "max_tokens": -1.0}[finish_reason]
@@ -350,7 +350,7 @@ def test_a_final_reward_counts_with_the_last_turn(talk):
             assert completion.turns[-1].reward == -1.0
 
 
-def test_a_turn_computes_none_of_the_whole_blocks_before_it(generator, made):
+def test_turn_reuses_all_full_cache_blocks_before_it(generator, made):
     block = generator.llm.llm_engine.vllm_config.cache_config.block_size
     ask = [{"role": "user", "content": "x"}]
     long = [
@@ -384,7 +384,7 @@ def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, mad
         assert stop not in made.decode(completion.token_ids[:-1], skip_special_tokens=True)
 
 
-def test_an_environments_seed_is_its_steps_prompts_and_samples_own(talk, monkeypatch):
+def test_environment_seed_depends_on_step_prompt_and_sample(talk, monkeypatch):
     def seeds(step):
         found = []
 
@@ -402,7 +402,7 @@ def test_an_environments_seed_is_its_steps_prompts_and_samples_own(talk, monkeyp
     assert not seeds(2) & first
 
 
-def test_the_groups_prompt_is_that_of_a_reset_that_succeeded(talk):
+def test_group_prompt_comes_from_a_successful_reset(talk):
     class Opens(Says):
         made = 0
 

@@ -46,7 +46,7 @@ def weights(made, *names):
         yield name, torch.zeros(1)
 
 
-def test_a_step_gives_the_gpu_to_the_trainer_and_back_in_order():
+def test_engine_sleeps_for_training_and_wakes_in_order():
     made = generator()
     made.sleep()
     made.llm.calls.append("train")
@@ -72,7 +72,7 @@ class RecordingAdapter:
         llm.calls.append(f"adapter {' '.join(tensors)}")
 
 
-def test_with_an_adapter_the_base_is_loaded_once_and_kept_on_the_host():
+def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host():
     made = generator()
     made.lora = RecordingAdapter()
     made.sleep()
@@ -85,13 +85,13 @@ def test_with_an_adapter_the_base_is_loaded_once_and_kept_on_the_host():
     assert made.llm.calls == ["sleep 1", *loaded, *awake, "sleep 1", *again, *awake]
 
 
-def test_the_first_sync_finds_the_engine_awake():
+def test_first_sync_does_not_wake_an_awake_engine():
     made = generator()
     made.load_weights(weights(made, "a"), policy_version=0)
     assert made.llm.calls == ["gather a", "reload_weights a", "reset prefix cache"]
 
 
-def test_the_proof_of_a_sleeping_engine_reads_its_buffers_when_they_are_mapped():
+def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():
     made = generator()
     made.config = Generator.Config()
     made.sleep()
@@ -101,7 +101,7 @@ def test_the_proof_of_a_sleeping_engine_reads_its_buffers_when_they_are_mapped()
     assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]
 
 
-def test_sleeping_twice_sleeps_once_and_the_next_sync_wakes_it():
+def test_second_sleep_does_nothing_and_the_next_sync_wakes():
     made = generator()
     made.sleep()
     made.sleep()
@@ -117,14 +117,14 @@ def test_without_sleep_mode_nothing_sleeps_or_wakes():
     assert made.llm.calls == ["reset prefix cache"]
 
 
-def test_a_kept_prefix_cache_is_an_error_and_the_weights_stay_unclaimed():
+def test_failed_prefix_cache_reset_is_an_error_and_keeps_the_policy_version():
     made = generator(engine=RecordingEngine(kept_cache=True))
     with pytest.raises(RuntimeError, match="prefix cache"):
         made.load_weights(weights(made), policy_version=1)
     assert made.policy_version == -1
 
 
-def test_vllm_takes_these_calls():
+def test_vllm_has_the_methods_that_the_generator_calls():
     import inspect
 
     from vllm import LLM

@@ -29,7 +29,7 @@ def two_groups():
     ]
 
 
-def test_a_function_that_logs_a_metric_sees_the_batch_unless_the_config_says_otherwise(build):
+def test_function_that_logs_metrics_gets_the_batch_by_default(build):
     batch = build(calibration)
     assert [rewards(g.samples) for g in batch.score(two_groups())] == [[0.0, 0.0], [0.0, 0.0]]
     assert logged(batch) == {"extra/calibration/error": (0.0, "mean", 4)}
@@ -46,7 +46,7 @@ def counts(completions, log_extra, **_):
 counts.scope = "batch"
 
 
-def test_the_attribute_asks_for_the_batch_and_the_config_has_the_last_word(build):
+def test_scope_attribute_requests_the_batch_and_the_config_overrides_it(build):
     asked = [group("a", "b", prompt_idx=1), group(prompt_idx=5), group("c", prompt_idx=0)]
     scored = build(counts, constant(10.0)).score(asked)
     assert [g.prompt.prompt_idx for g in scored] == [0, 1, 5]
@@ -56,7 +56,7 @@ def test_the_attribute_asks_for_the_batch_and_the_config_has_the_last_word(build
     assert rewards(first.samples) == [0.0]
 
 
-def test_a_batch_has_columns_of_every_group_and_none_where_a_group_has_none(build):
+def test_batch_has_the_columns_of_all_groups_and_none_for_missing_values(build):
     def sees(completions, prompts, level, finish_reasons, **_):
         return [1.0 if value is None else value for value in level]
 
@@ -72,7 +72,7 @@ def test_a_batch_has_columns_of_every_group_and_none_where_a_group_has_none(buil
     assert [rewards(g.samples) for g in scored] == [[3.0], [1.0, 1.0]]
 
 
-def test_async_functions_and_functions_in_process_see_the_batch_too(build):
+def test_batch_scope_works_for_async_and_in_process_functions(build):
     async def waits(completions, **_):
         await asyncio.sleep(0.01)
         return [float(len(completions))] * len(completions)
@@ -90,7 +90,7 @@ def hangs(completions, **_):
     time.sleep(30)
 
 
-def test_a_batch_has_one_time_limit_and_its_failure_is_that_of_every_completion(build):
+def test_batch_has_one_time_limit_and_fails_for_all_completions(build):
     graded = build(hangs, constant(1.0), scope_of={"hangs": "batch"}, time_limit_seconds=0.3, on_failure="none")
     begin = time.monotonic()
     scored = graded.score(groups(3))
@@ -102,7 +102,7 @@ def test_a_batch_has_one_time_limit_and_its_failure_is_that_of_every_completion(
     assert metrics["reward/hangs/seconds"].value == 0.3
 
 
-def test_one_bad_score_of_a_batch_names_its_own_prompt(build):
+def test_invalid_score_in_a_batch_names_its_prompt(build):
     def one_bad(completions, **_):
         return [float("nan") if text == "1" else 1.0 for text in completions]
 
@@ -117,7 +117,7 @@ def test_one_bad_score_of_a_batch_names_its_own_prompt(build):
     assert [s.reward for g in scored for s in g.samples] == [1.0, None, 1.0]
 
 
-def test_a_function_of_the_config_sees_all_members_of_a_mixture_together(tmp_path):
+def test_reward_of_the_config_gets_all_members_of_a_mixture_in_one_batch(tmp_path):
     file = tmp_path / "all.py"
     file.write_text("def all_of(completions, **_):\n    return [float(len(completions))] * len(completions)\n")
 
@@ -137,7 +137,7 @@ def test_a_function_of_the_config_sees_all_members_of_a_mixture_together(tmp_pat
     assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
 
 
-def test_the_held_out_tables_of_one_task_are_one_batch(build):
+def test_held_out_tables_of_a_task_form_one_batch(build):
     class Tables(TaskOf):
         def members(self):
             return {"": self, "easy": self, "hard": self}
@@ -148,11 +148,11 @@ def test_the_held_out_tables_of_one_task_are_one_batch(build):
     graded.close()
 
 
-def test_a_replica_without_prompts_makes_no_call(build):
+def test_replica_without_prompts_calls_no_reward(build):
     assert build(counts).score([]) == []
 
 
-def test_a_wrong_scope_is_named_before_the_run():
+def test_invalid_scope_is_named_before_the_run():
     def odd(completions, **_):
         return [0.0]
 

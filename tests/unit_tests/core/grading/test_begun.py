@@ -15,7 +15,7 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def test_workers_start_at_once_and_what_runs_here_waits_for_the_score(build, tmp_path):
+def test_workers_start_at_begin_and_in_process_functions_run_at_scores(build, tmp_path):
     def away(completions, **_):
         with (tmp_path / "begun").open("a") as file:
             file.write("once")
@@ -50,7 +50,7 @@ def later_the_earlier(completions, log_extra, log_metric, **_):
 later_the_earlier.scope = "group"
 
 
-def test_the_order_in_which_groups_begin_and_end_changes_nothing(build):
+def test_scores_are_independent_of_the_order_of_groups(build):
     found = []
     for order in (1, -1):
         graded, asked = build(later_the_earlier, workers=3, on_failure="none"), [*groups(3), group(prompt_idx=3)]
@@ -63,7 +63,7 @@ def test_the_order_in_which_groups_begin_and_end_changes_nothing(build):
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
 
 
-def test_the_first_group_that_failed_is_named_not_the_first_to_fail(build):
+def test_failure_names_the_first_failing_group_in_prompt_order(build):
     def fails(completions, **_):
         time.sleep(0.3 - 0.1 * int(completions[0]))
         raise ValueError(f"of {completions[0]}")
@@ -73,7 +73,7 @@ def test_the_first_group_that_failed_is_named_not_the_first_to_fail(build):
         graded.score(asked)
 
 
-def test_two_rounds_at_once_keep_their_groups_apart(build):
+def test_concurrent_grading_rounds_do_not_mix_groups(build):
     """As an evaluation that asks the prompts of a step again."""
     graded = build(later_the_earlier, workers=1, on_failure="none")
     one, other = graded.round(), graded.round()
@@ -83,7 +83,7 @@ def test_two_rounds_at_once_keep_their_groups_apart(build):
     assert rewards(one.scores()[0].samples) == [2.0]
 
 
-def test_no_worker_starts_on_what_is_left_when_the_grader_closes(build, tmp_path):
+def test_closing_the_grader_starts_no_queued_call(build, tmp_path):
     begun, closed = tmp_path / "begun", tmp_path / "closed"
     begun.mkdir()
 
@@ -103,7 +103,7 @@ def test_no_worker_starts_on_what_is_left_when_the_grader_closes(build, tmp_path
     assert {path.name for path in begun.iterdir()} == {"0"}
 
 
-def test_what_a_function_keeps_between_calls_stays_in_its_worker(build):
+def test_state_of_a_reward_function_stays_in_its_worker(build):
     def counts(completions, **_):
         counts.calls = getattr(counts, "calls", 0) + 1
         return [float(counts.calls)]

@@ -20,7 +20,7 @@ from torchtitan_rl.setup.build_grader import build_grader
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-def test_all_groups_of_a_step_wait_together_and_come_back_in_order(build, workers, tmp_path):
+def test_groups_of_a_step_are_scored_concurrently_and_returned_in_order(build, workers, tmp_path):
     """No call returns before all eight have begun; of those that share an event loop, the last to begin returns first."""
 
     def all_begun(number):
@@ -47,7 +47,7 @@ def test_all_groups_of_a_step_wait_together_and_come_back_in_order(build, worker
     assert drained(graded)[f"reward/{function.__name__}/seconds"].value > 0
 
 
-def test_an_async_function_that_blocks_is_given_up_and_the_others_keep_what_they_have(build, monkeypatch):
+def test_blocking_async_function_times_out_without_losing_other_scores(build, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.core.grading.calls._CANCEL_SECONDS", 0.2)
 
     async def blocks(completions, **_):
@@ -69,7 +69,7 @@ def takes_the_alarm(completions, **_):
         pass
 
 
-def test_a_function_that_takes_the_alarm_away_is_still_ended(build):
+def test_function_that_disables_the_alarm_still_times_out(build):
     begin = time.monotonic()
     with pytest.raises(RewardError, match="takes_the_alarm.*longer than 0.2 s"):
         score(build(takes_the_alarm, time_limit_seconds=0.2), "a")
@@ -112,7 +112,7 @@ def alarm(completions, **_):
         (real_time_signal, 30.0, "its process was ended: killed by SIGRTMIN+1"),
     ],
 )
-def test_what_only_a_kill_ends_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):
+def test_call_that_ignores_its_timeout_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):
     def fine(completions, **_):
         return [2.0]
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def test_what_a_function_logs_and_raises_in_a_worker_arrives(build):
+def test_logs_and_errors_of_a_worker_reach_the_trainer(build):
     def logs(completions, log_extra, log_metric, **_):
         log_extra("seen", list(completions))
         log_metric("number", 3)
@@ -151,7 +151,7 @@ def test_what_a_function_logs_and_raises_in_a_worker_arrives(build):
     assert logged(graded)["extra/logs/number"] == (3.0, "mean", 1)
 
 
-def test_a_function_may_stay_in_the_training_process(build):
+def test_function_can_run_in_the_training_process(build):
     pids = []
 
     def here(completions, **_):
@@ -170,7 +170,7 @@ def test_a_function_may_stay_in_the_training_process(build):
         build(here, in_process=["there"])
 
 
-def test_nothing_outlives_the_process_that_started_it(tmp_path):
+def test_workers_end_with_the_process_that_started_them(tmp_path):
     program = tmp_path / "outlived.py"
     program.write_text(
         "import os, sys, time\n"
@@ -190,7 +190,7 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path):
         time.sleep(0.1)
 
 
-def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
+def test_unpicklable_result_and_dead_worker_are_reported():
     pool = WorkerPool([lambda: print, lambda: lambda: 1, lambda: os.kill(os.getpid(), 9)], 1)
     assert pool.submit(0).result() is print
     with pytest.raises(TypeError, match="cannot leave its process"):
@@ -200,7 +200,7 @@ def test_a_result_that_cannot_leave_its_process_and_a_death_are_told():
     pool.close()
 
 
-def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
+def test_call_that_times_out_before_setsid_is_killed():
     pool = WorkerPool([lambda: time.sleep(1000)], 1)
     for _ in range(20):
         with pytest.raises(TimeoutError, match="longer than"):
@@ -208,7 +208,7 @@ def test_a_call_without_time_is_killed_even_before_its_process_leads_a_group():
     pool.close()
 
 
-def test_a_pool_closes_though_a_process_that_was_forked_meanwhile_lives_on():
+def test_pool_closes_while_an_unrelated_forked_process_lives():
     pool = WorkerPool([lambda: 1], 1)
     if (child := os.fork()) == 0:
         time.sleep(60)
@@ -223,7 +223,7 @@ def test_a_pool_closes_though_a_process_that_was_forked_meanwhile_lives_on():
         os.waitpid(child, 0)
 
 
-def test_calls_with_the_same_arguments_each_have_their_own_time_and_end(build):
+def test_equal_calls_have_separate_timeouts(build):
     pool = WorkerPool([lambda x: x + 1, lambda x: time.sleep(1000), lambda x: os._exit(3), lambda x: x + 2], 1)
     first, hangs, dies, last = pool.submit_all([(0, 30), (1, 0.3), (2, 30), (3, 30)], 1)
     assert (first.result(60), last.result(60)) == (2, 3)
@@ -238,7 +238,7 @@ class Unusual(BaseException):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Unusual, SystemExit])
 @pytest.mark.parametrize("in_process", [["raises"], []])
-def test_whatever_a_function_raises_is_its_own_failure(build, error, in_process):
+def test_any_exception_of_a_function_counts_as_its_failure(build, error, in_process):
     def raises(completions, **_):
         raise error
 
@@ -246,7 +246,7 @@ def test_whatever_a_function_raises_is_its_own_failure(build, error, in_process)
     assert scored.extra["error/raises"].startswith(f"{error.__name__}: ")
 
 
-def test_a_function_that_forks_and_returns_twice_answers_once(build, capfd):
+def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
     def forks(completions, **_):
         os.fork()
         return [float(completions[0])]
@@ -261,14 +261,14 @@ def test_a_function_that_forks_and_returns_twice_answers_once(build, capfd):
     assert said.count("forked and returned in the child too: the child ends here") == 3
 
 
-def test_columns_that_cannot_be_pickled_fail_and_cost_no_worker(build):
+def test_unpicklable_columns_fail_without_killing_a_worker(build):
     graded = build(constant(1.0), on_failure="none")
     [scored] = score(graded, "a", columns={"place": lambda: 1})
     assert "pickle" in scored.extra["error/constant"]
     assert rewards(score(graded, "a")) == [1.0]
 
 
-def test_torchtitan_may_be_imported_first():
+def test_workers_work_if_torchtitan_is_imported_first():
     program = (
         "import torchtitan.components.metrics, torchtitan_rl.core.controller\n"
         "from torchtitan.components import metrics\n"
@@ -291,7 +291,7 @@ def test_torchtitan_may_be_imported_first():
         ({1.0}, "returned set"),
     ],
 )
-def test_what_is_nearly_a_list_of_numbers_is_refused(build, output, said):
+def test_rewards_that_are_not_a_list_of_numbers_are_refused(build, output, said):
     def returns(completions, **_):
         return output
 
@@ -299,7 +299,7 @@ def test_what_is_nearly_a_list_of_numbers_is_refused(build, output, said):
         score(build(returns), "a")
 
 
-def test_a_function_may_change_all_that_it_gets(build):
+def test_function_that_modifies_its_arguments_affects_no_other(build):
     def changes(prompts, completions, operands, **_):
         prompts[0][0]["content"] = completions[0][0]["content"] = ""
         operands[0].clear()
@@ -312,7 +312,7 @@ def test_a_function_may_change_all_that_it_gets(build):
     assert score(build(changes, reads), "a", **fields)[0].reward_breakdown["reads"] == 1.0
 
 
-def test_when_every_completion_fails_again_and_again_the_run_stops(build, caplog):
+def test_run_stops_after_repeated_steps_without_any_reward(build, caplog):
     graded = build(constant(float("nan")), on_failure="none")
     score(graded, "a", "b")
     score(graded, "a", "b")
@@ -338,7 +338,7 @@ def at_most(limit, *, low=0.0):
 """
 
 
-def test_rewards_go_by_the_name_in_their_reference_and_factories_take_literals(tmp_path):
+def test_rewards_are_named_by_their_reference_and_factories_take_literals(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(FILE)
     references = [f"{file}:judge", f"{file}:at_most(2)", "strict=" + f"{file}:at_most(limit=1, low=-1.0)"]
@@ -351,7 +351,7 @@ def test_rewards_go_by_the_name_in_their_reference_and_factories_take_literals(t
         build_grader(Grader.Config(rewards=[f"{file}:Judge"]), TaskOf())
 
 
-def test_the_members_of_a_mixture_are_scored_by_their_own_functions():
+def test_each_mixture_member_is_scored_by_its_own_functions():
     class Mixture(TaskOf):
         def members(self):
             return {"one": TaskOf(constant(1.0, "first")), "two": TaskOf(constant(2.0, "second"))}
@@ -380,7 +380,7 @@ class WithSolution(TaskOf):
         return dataclasses.replace(super().train_example(index, seed=seed), columns={"solution": "$46$"})
 
 
-def test_the_reward_functions_that_trl_publishes_run_unchanged():
+def test_published_trl_reward_functions_run_unchanged():
     graded = build_grader(Grader.Config(rewards=TRL, workers=2), WithSolution())
     fields = {"messages": [{"role": "user", "content": "?"}], "columns": {"solution": "$46$"}}
     right, wrong = score(graded, r"<think>\n40+6\n</think>\n$\boxed{46}$", "45", **fields)

@@ -26,7 +26,7 @@ def test_sum_digits_group_gets_rewards_breakdown_and_answers():
     assert [s.completion.sample_idx for s in scored] == [0, 1, 2, 3]
 
 
-def test_trl_keywords_of_a_plain_prompt():
+def test_plain_prompt_is_passed_with_trls_keywords():
     seen = {}
 
     def everything(prompts, completions, completion_ids, **kwargs):
@@ -43,7 +43,7 @@ def test_trl_keywords_of_a_plain_prompt():
     assert callable(seen["log_metric"])
 
 
-def test_chat_prompt_is_handed_over_in_trls_conversational_form():
+def test_chat_prompt_is_passed_in_trls_conversational_format():
     messages = [{"role": "user", "content": "What is 12 + 34?"}]
 
     def conversational(prompts, completions, **kwargs):
@@ -56,14 +56,14 @@ def test_chat_prompt_is_handed_over_in_trls_conversational_form():
     assert rewards(score(grader(conversational), "yes", "no", messages=messages)) == [1.0, 0.0]
 
 
-def test_a_function_gets_only_the_keywords_it_names():
+def test_function_receives_only_the_keywords_it_declares():
     def narrow(completions, operands, log_metric):
         return [float(sum(numbers)) for numbers in operands]
 
     assert rewards(score(grader(narrow), "a", "b", columns={"operands": [1, 2]})) == [3.0, 3.0]
 
 
-def test_a_keyword_that_nobody_gives_is_named():
+def test_unknown_keyword_of_a_reward_function_is_named():
     def needy(completions, difficulty):
         return difficulty
 
@@ -98,13 +98,13 @@ def test_callable_objects_partials_and_coroutines_are_reward_functions():
     assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5, "AsyncJudge": 0.25}
 
 
-def test_weights_enter_the_sum_and_not_the_breakdown():
+def test_reward_weights_apply_to_the_sum_and_not_to_the_breakdown():
     scored = score(grader(constant(1.0, "right"), length, weights={"length": -0.1}), "abcd")
     assert scored[0].reward == pytest.approx(0.6)
     assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
 
 
-def test_none_leaves_a_function_out_and_all_none_leaves_no_reward():
+def test_none_omits_a_function_and_all_none_gives_no_reward():
     def sometimes(completions, **_):
         return [None if text == "skip" else 2.0 for text in completions]
 
@@ -151,7 +151,7 @@ def words(completions, **_):
         (constant(1e308), "returned 1e.308 for completion 0"),
     ],
 )
-def test_failure_policies(function, said, caplog):
+def test_failing_function_is_handled_by_each_failure_policy(function, said, caplog):
     with pytest.raises(RewardError, match=f"{function.__name__}.*What is 12.*{said}.*grader.on_failure_of"):
         score(grader(function), "a", "b")
 
@@ -167,7 +167,7 @@ def test_failure_policies(function, said, caplog):
     assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
 
 
-def test_the_failure_of_a_function_that_only_watches_takes_no_reward_with_it():
+def test_failing_function_with_weight_zero_keeps_the_reward():
     watched = grader(raises, constant(1.0, "other"), weights={"raises": 0.0}, on_failure="none")
     for _ in range(5):  # and does not count as a step in which all failed
         scored = score(watched, "a", "b")
@@ -176,7 +176,7 @@ def test_the_failure_of_a_function_that_only_watches_takes_no_reward_with_it():
     assert drained(watched)["reward/raises/failures"][0] == 10.0
 
 
-def test_an_error_that_quotes_all_that_it_was_given_is_cut():
+def test_long_error_message_is_truncated():
     def quotes(completions, **_):
         raise ValueError("y" * 5_000_000)
 
@@ -186,7 +186,7 @@ def test_an_error_that_quotes_all_that_it_was_given_is_cut():
     assert re.search(r"\[\.\.\. 4,998,0\d\d characters \.\.\.\]", str(raised.value))
 
 
-def test_a_nan_costs_only_its_own_completion():
+def test_nan_reward_affects_only_its_completion():
     def one_bad(completions, **_):
         return [float("nan") if text == "bad" else 1.0 for text in completions]
 
@@ -196,7 +196,7 @@ def test_a_nan_costs_only_its_own_completion():
     assert scored[1].extra == {}
 
 
-def test_the_policy_of_one_function_overrides_the_general_one():
+def test_failure_policy_of_a_function_overrides_the_general_one():
     assert rewards(score(grader(raises, on_failure_of={"raises": "none"}), "a")) == [None]
 
 
@@ -226,7 +226,7 @@ async def sleeps_async(completions, **_):
 
 
 @pytest.mark.parametrize("function", [sleeps, loops, runaway_regex, sleeps_async])
-def test_a_hanging_function_is_ended_by_its_time_limit(function):
+def test_hanging_function_times_out(function):
     start = time.monotonic()
     tolerant = grader(function, on_failure="none", time_limit_seconds=0.2)
     scored = score(tolerant, "a", "b")
@@ -237,7 +237,7 @@ def test_a_hanging_function_is_ended_by_its_time_limit(function):
     assert time.monotonic() - start < 15
 
 
-def test_an_alarm_set_before_is_put_back():
+def test_alarm_set_earlier_is_restored():
     import signal
 
     previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -251,7 +251,7 @@ def test_an_alarm_set_before_is_put_back():
         signal.signal(signal.SIGALRM, previous)
 
 
-def test_groups_come_back_in_their_order_each_with_its_own_prompt():
+def test_groups_are_returned_in_order_with_their_prompts():
     groups = [group("46", "x", prompt_idx=0), group(prompt_idx=1), group("12", prompt_idx=7, expected_answer="12")]
 
     def right(completions, expected_answer):
@@ -262,7 +262,7 @@ def test_groups_come_back_in_their_order_each_with_its_own_prompt():
     assert [rewards(g.samples) for g in graded] == [[1.0, 0.0], [], [1.0]]
 
 
-def test_correct_is_the_tasks_own_judgement_and_not_the_sign_of_the_reward():
+def test_correctness_is_judged_by_the_task_and_not_by_the_reward_sign():
     class Even(TaskOf):
         def extract_answer(self, text):
             return text or None
@@ -275,7 +275,7 @@ def test_correct_is_the_tasks_own_judgement_and_not_the_sign_of_the_reward():
     assert rewards(scored) == [5.0, 5.0, 5.0]
 
 
-def test_an_answer_that_is_no_text_is_told_as_it_would_never_be_right():
+def test_non_text_answer_is_reported_because_it_never_matches():
     class Counts(TaskOf):
         def extract_answer(self, text):
             return 46
@@ -284,7 +284,7 @@ def test_an_answer_that_is_no_text_is_told_as_it_would_never_be_right():
         score(build_grader(Grader.Config(), Counts(constant(5.0))), "46")
 
 
-def test_what_an_environment_has_logged_is_there_turn_by_turn():
+def test_reward_function_receives_environment_logs_by_turn():
     seen = {}
 
     def curious(turn_columns):
@@ -300,7 +300,7 @@ def test_what_an_environment_has_logged_is_there_turn_by_turn():
     assert turns[0].columns == {"tests": 2}
 
 
-def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
+def test_reward_function_receives_finish_reasons_token_ids_and_logprobs():
     seen = {}
 
     def curious(finish_reasons, logprobs, loss_masks, completion_ids, trainer_state):
@@ -330,7 +330,7 @@ def test_what_was_cut_off_what_was_sampled_and_how_surely_is_there_by_name():
     assert seen["trainer_state"].global_step == 0
 
 
-def test_trainer_state_has_what_a_run_knows_by_transformers_names(build):
+def test_trainer_state_uses_transformers_field_names(build):
     import transformers
 
     state = TrainerState(global_step=4, max_steps=50, epoch=0.25)
@@ -364,7 +364,7 @@ class Late:
 
 
 @pytest.mark.parametrize(("function", "names"), [(late, "'learning_rate', 'loss'"), (Late(), "'reward'")])
-def test_a_field_of_trainer_state_that_no_run_has_is_named_before_the_run(function, names):
+def test_unsupported_trainer_state_field_is_named_before_the_run(function, names):
     with pytest.raises(
         UserError, match=rf"trainer_state = \[{names}\]: expected fields among \['best_global_step', 'best_metric'"
     ):
@@ -374,7 +374,7 @@ def test_a_field_of_trainer_state_that_no_run_has_is_named_before_the_run(functi
     )  # without source, or without the keyword
 
 
-def test_a_function_that_empties_what_it_gets_takes_nothing_from_the_next():
+def test_function_that_clears_its_arguments_does_not_affect_the_next():
     def greedy(completions, **_):
         scores = [0.0] * len(completions)
         completions.clear()
@@ -387,7 +387,7 @@ def exits(completions, **_):
     raise SystemExit(0)
 
 
-def test_a_function_that_exits_fails_like_any_other():
+def test_function_that_calls_exit_counts_as_failed():
     with pytest.raises(RewardError, match="'exits'.*SystemExit: 0"):
         score(grader(exits), "a")
     assert rewards(score(grader(exits, on_failure="none"), "a")) == [None]
@@ -413,7 +413,7 @@ def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
         ("..relative:f", "expected path/to/file.py"),
     ],
 )
-def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
+def test_missing_reward_functions_are_errors(tmp_path, reference, said):
     file = tmp_path / "rewards.py"
     file.write_text("def brevity(completions, **_):\n    return []\n")
     with pytest.raises(UserError, match=f"grader.rewards.*{said}"):
@@ -421,12 +421,12 @@ def test_rewards_that_cannot_be_found_are_errors(tmp_path, reference, said):
 
 
 @pytest.mark.parametrize("name", ["error", "judgement"])
-def test_names_that_the_tables_use_themselves_are_refused(name):
+def test_reserved_table_column_names_are_refused(name):
     with pytest.raises(UserError, match=rf"grader.rewards = \['{name}'\]: expected names other than .*another name"):
         grader(constant(1.0, name))
 
 
-def test_two_functions_of_one_name_and_settings_of_none_are_errors():
+def test_duplicate_function_names_and_settings_of_unknown_functions_are_errors():
     with pytest.raises(UserError, match=r"two called \['constant'\]"):
         grader(constant(1.0), constant(2.0))
     for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):

@@ -16,7 +16,7 @@ from torchtitan_rl.core.types import SequenceLayout
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2]])
-def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
+def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
     torch.manual_seed(0)
     T, heads, kv_heads, width = sum(lengths), 4, 2, 8
     q = torch.randn(1, T, heads, width, requires_grad=True)
@@ -35,7 +35,7 @@ def test_packed_attention_equals_one_causal_attention_a_sequence(lengths):
     torch.testing.assert_close(*grads)
 
 
-def test_a_sequence_that_goes_on_from_anothers_tokens_attends_to_them_as_if_they_were_its_own():
+def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
     torch.manual_seed(0)
     layout = SequenceLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
     assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1]
@@ -78,7 +78,7 @@ def gpu(monkeypatch):
         ((12, 0), ""),
     ],
 )
-def test_every_gpu_gets_flash_attention_2_where_no_better_one_is_installed(gpu, capability, missing):
+def test_flash_attention_2_is_the_default_on_every_gpu(gpu, capability, missing):
     gpu(capability)
     built = attention.attention_config(float32=False).build()
     assert isinstance(built, FlashVarlen)
@@ -90,7 +90,7 @@ def test_every_gpu_gets_flash_attention_2_where_no_better_one_is_installed(gpu, 
 
 
 @pytest.mark.parametrize(("capability", "name"), [((9, 0), "FA3"), ((10, 0), "FA4"), ((10, 3), "FA4")])
-def test_the_gpus_own_flash_attention_is_taken_where_it_can_be_imported(gpu, capability, name):
+def test_newer_flash_attention_is_used_if_installed_for_the_gpu(gpu, capability, name):
     class Handle:
         def remove(self):
             pass
@@ -105,7 +105,7 @@ def test_the_gpus_own_flash_attention_is_taken_where_it_can_be_imported(gpu, cap
     assert flash_attention() == (name, "")
 
 
-def test_float32_has_sdpa_on_a_gpu_too(gpu):
+def test_float32_uses_sdpa_on_a_gpu(gpu):
     gpu((9, 0))
     config = attention.attention_config(float32=True)
     assert isinstance(config, PackedSDPA.Config)
@@ -113,7 +113,7 @@ def test_float32_has_sdpa_on_a_gpu_too(gpu):
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
-def test_the_simulation_reaches_the_fault_of_torchtitans_own_constructor(gpu, capability):
+def test_simulated_gpu_reproduces_torchtitans_constructor_error(gpu, capability):
     gpu(capability)
     with pytest.raises(ModuleNotFoundError, match="flash_attn"):
         VarlenAttention.Config().build()

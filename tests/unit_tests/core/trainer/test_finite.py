@@ -21,12 +21,12 @@ def parts(monkeypatch):
     return model, [optimizer]
 
 
-def test_finite_numbers_are_no_fault(parts):
+def test_finite_values_pass_the_check(parts):
     assert fault_in(*parts) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_cause_is_named_before_its_effects(parts, value):
+def test_non_finite_cause_is_reported_before_its_effects(parts, value):
     model, (optimizer,) = parts
     model[1].weight.grad[0, 0] = value
     assert fault_in(*parts) == "the gradients of 1.weight"
@@ -37,7 +37,7 @@ def test_the_cause_is_named_before_its_effects(parts, value):
     assert fault_in(*parts) == "the weights of 0.weight (and 1 more)"
 
 
-def test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_anew(parts):
+def test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one(parts):
     updates = FiniteUpdates(*parts, skip=1)
     assert updates.allows(0.5, 1.0)
     assert not updates.allows(math.nan, 1.0)
@@ -47,7 +47,7 @@ def test_updates_are_skipped_up_to_the_limit_and_a_good_one_begins_the_count_ane
         updates.allows(0.5, math.inf)
 
 
-def test_every_skipped_update_of_a_step_counts_once_over_all_ranks(parts, monkeypatch):
+def test_skipped_update_counts_once_over_all_ranks(parts, monkeypatch):
     recorded = []
     monkeypatch.setattr(finite, "record_metric", lambda key, value, reduction: recorded.append((value, reduction)))
     for is_rank_0 in (True, False):
@@ -59,7 +59,7 @@ def test_every_skipped_update_of_a_step_counts_once_over_all_ranks(parts, monkey
     assert sum(value for value, _ in recorded) == 3
 
 
-def test_weights_that_are_not_finite_are_never_skipped(parts):
+def test_non_finite_weights_always_stop_training(parts):
     model, _ = parts
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan

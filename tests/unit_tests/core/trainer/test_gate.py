@@ -16,7 +16,7 @@ def diffs_of(values) -> LogprobDiffs:
     return diffs
 
 
-def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
+def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
     members = [member(), member((1,), (2, 3, 4), mask=(True, False, True))]
     batch = pack(members, normalizers=COUNTS, multiple=8)
     logprobs = batch.sampler_logprobs.clone()  # [T]
@@ -30,7 +30,7 @@ def test_diff_is_measured_on_sampled_tokens_only_and_kept_on_each_episode():
     assert (second.logprob_diff.mean, second.logprob_diff.max) == (pytest.approx(0.125), pytest.approx(0.25))
 
 
-def test_tokens_of_older_weights_are_not_compared():
+def test_tokens_sampled_by_older_weights_are_not_compared():
     stale = member((1,), (2, 3, 4))
     completion = replace(stale.episode.completion, policy_version=3, token_versions=np.array([1, 3, 3], dtype=np.int32))
     stale.episode.scored = replace(stale.episode.scored, completion=completion)
@@ -50,12 +50,12 @@ def test_tokens_of_older_weights_are_not_compared():
     assert (all_old.episode.logprob_diff.mean, all_old.episode.logprob_diff.max) == (0, 0)
 
 
-def test_a_micro_batch_of_padding_alone_has_no_difference():
+def test_micro_batch_of_padding_has_no_logprob_diff():
     batch = pack([], normalizers=COUNTS, multiple=8)
     assert len(fill_logprob_diff(batch, torch.ones(8))) == 0
 
 
-def test_nan_is_the_largest_difference():
+def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
     diffs = diffs_of(fill_logprob_diff(batch, logprobs))
@@ -77,13 +77,13 @@ def test_gate_passes_within_the_bound_and_when_off():
     assert LogprobGate.Config(max_diff=None).build(dtypes={"float32"}).check(diffs_of([math.inf])) is None
 
 
-def test_an_empty_micro_batch_differs_by_nothing():
+def test_empty_micro_batch_has_logprob_diff_zero():
     batch = pack([], normalizers=COUNTS, multiple=8)
     diffs = diffs_of(fill_logprob_diff(batch, batch.sampler_logprobs + 1))
     assert (diffs.largest, diffs.summary()) == (0.0, {})
 
 
-def test_the_distribution_is_held_against_the_run_so_far():
+def test_logprob_diff_distribution_is_compared_with_earlier_steps():
     generator = np.random.default_rng(0)
     gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
@@ -95,7 +95,7 @@ def test_the_distribution_is_held_against_the_run_so_far():
         gate.check(diffs_of(generator.exponential(0.06, size=4000)))
 
 
-def test_a_few_wrong_tokens_in_a_hundred_are_seen_in_the_quantile():
+def test_quantile_detects_a_few_percent_of_wrong_tokens():
     gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
     for _ in range(3):
         gate.check(diffs_of([1e-4] * 1000))
@@ -103,7 +103,7 @@ def test_a_few_wrong_tokens_in_a_hundred_are_seen_in_the_quantile():
         gate.check(diffs_of([1e-4] * 980 + [0.04] * 20))
 
 
-def test_a_quantile_is_that_of_all_tokens():
+def test_quantile_is_over_all_tokens():
     values = np.random.default_rng(0).exponential(0.01, size=5000)
     assert diffs_of(values).summary() == {
         "mean": pytest.approx(values.mean()),
@@ -122,19 +122,19 @@ def float32_gate(generator) -> LogprobGate:
 @pytest.mark.parametrize(
     ("wrong", "mean"), [("first layer", 9e-5), ("norms", 9e-6), ("one matrix", 1.6e-5), ("one layer in bfloat16", 9e-6)]
 )
-def test_in_float32_a_part_of_the_weights_that_is_one_update_behind_is_noticed(wrong, mean):
+def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
     generator = np.random.default_rng(0)  # the means are those that debug shows with these weights wrong
     with pytest.raises(LogprobGateError, match="logprob_diff/"):
         float32_gate(generator).check(diffs_of(generator.exponential(mean, size=2500)))
 
 
-def test_in_float32_the_first_step_has_a_limit():
+def test_float32_gate_has_a_limit_at_the_first_step():
     with pytest.raises(LogprobGateError, match="over 0.001, the limit in float32 until 3 steps are known"):
         LogprobGate.Config().build(dtypes={"float32"}).check(diffs_of([2e-3] * 1000))
 
 
 @pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])
-def test_one_odd_token_stops_no_healthy_step(number):
+def test_single_outlier_token_does_not_stop_training(number):
     generator = np.random.default_rng(0)
     gate = float32_gate(generator)
     for _ in range(20):

@@ -29,7 +29,7 @@ def dense(hidden, weight, labels, temperature):
 @pytest.mark.parametrize("chunk", [1, 4, 5, T, 100])
 @pytest.mark.parametrize("rows", [5, V, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_every_tile_size_equals_dense_forward_and_backward(chunk, rows, temperature):
+def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(chunk, rows, temperature):
     hidden, weight, labels = inputs()
     coefficients = torch.randn(2, T, dtype=torch.float64)
 
@@ -42,12 +42,12 @@ def test_every_tile_size_equals_dense_forward_and_backward(chunk, rows, temperat
     torch.testing.assert_close(grads(found), grads(expected), rtol=0, atol=1e-10)
 
 
-def test_gradcheck():
+def test_logprob_gradients_pass_gradcheck():
     hidden, weight, labels = inputs(1)
     assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, labels, chunk_tokens=4), (hidden, weight))
 
 
-def test_large_logits_stay_finite():
+def test_large_logits_give_finite_logprobs():
     hidden, weight, labels = inputs()
     logprobs, entropy = chunked_logprobs(1e3 * hidden.detach().float(), weight.detach().float(), labels)
     assert torch.isfinite(logprobs).all()
@@ -65,7 +65,7 @@ def test_head_gives_logits_outside_scoring_and_logprobs_inside():
 
 
 @pytest.mark.parametrize("wanted", [[0, 4, 12], []])
-def test_only_the_wanted_places_are_scored_and_get_a_gradient(wanted, monkeypatch):
+def test_only_requested_positions_are_scored_and_have_a_gradient(wanted, monkeypatch):
     head = LogprobHead.Config(in_features=D, out_features=V).build()
     hidden, labels = torch.randn(1, T, D, requires_grad=True), torch.randint(0, V, (T,))
     expected = dense(hidden[0], head.weight, labels, 1.0)
@@ -89,7 +89,7 @@ def head_of(logits):
 
 @pytest.mark.parametrize("offset", [0.0, 770.0])
 @pytest.mark.parametrize("gap", [14.0, 21.0, 25.0])
-def test_a_peaked_distribution_keeps_its_entropy_and_log_probability(gap, offset):
+def test_peaked_distribution_has_accurate_entropy_and_logprob(gap, offset):
     """At gap 25 the entropy is 3.6e-7 and the sum of exponentials cannot be told from 1 in float32."""
     logits = torch.full((1000,), offset)
     logits[3] += gap
@@ -100,7 +100,7 @@ def test_a_peaked_distribution_keeps_its_entropy_and_log_probability(gap, offset
         assert ours.item() == pytest.approx(exact.item(), rel=2e-6)
 
 
-def test_equal_peaks_count_each():
+def test_tied_maxima_have_the_right_entropy_and_logprob():
     logits = torch.tensor([5.0, 5.0, 5.0, 5.0])
     logprob, entropy = chunked_logprobs(*head_of(logits), torch.tensor([2]))
     assert logprob.item() == pytest.approx(-math.log(4))
@@ -115,7 +115,7 @@ def test_entropy_is_never_negative(scale):
     assert entropy.min() >= 0
 
 
-def test_the_gradient_of_a_peaked_entropy_equals_autograd():
+def test_entropy_gradient_of_a_peaked_distribution_equals_autograd():
     logits = torch.zeros(50, dtype=torch.float64)
     logits[[3, 7]] = torch.tensor([783.0, 770.0], dtype=torch.float64)
     logits += 0.1 * torch.randn(50, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_bfloat16_gradients_are_summed_in_float32():
         assert (ours.double() - exact).norm() < 4e-3 * exact.norm()  # one rounding of each factor and of the result
 
 
-def test_a_wider_product_is_asked_of_the_gpu(monkeypatch):
+def test_gpu_product_has_float32_output(monkeypatch):
     class OnGpu:
         dtype, is_cuda = torch.bfloat16, True
 
@@ -172,7 +172,7 @@ def test_a_wider_product_is_asked_of_the_gpu(monkeypatch):
     assert asked == [torch.float32]
 
 
-def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
+def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch):
     """Three ranks as threads; the collective is a sum or maximum over them. Shards of unequal size."""
     hidden, weight, labels = inputs(3)
     weight = weight.detach().clone()
@@ -209,7 +209,7 @@ def test_a_sharded_vocabulary_gives_the_same_on_every_rank(monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_no_temperature_divides_a_tile_of_logits(monkeypatch, temperature):
+def test_tiles_of_logits_are_never_divided_by_the_temperature(monkeypatch, temperature):
     hidden, weight, labels = inputs()
 
     def fail_on_tiles(a, b):
@@ -220,7 +220,7 @@ def test_no_temperature_divides_a_tile_of_logits(monkeypatch, temperature):
     chunked_logprobs(hidden, weight, labels, temperature=temperature)[0].sum().backward()
 
 
-def test_compiled_chunks_give_the_same(monkeypatch):
+def test_compiled_tiles_equal_eager_tiles(monkeypatch):
     """Traced whole, with the in-place steps made functional, as any compiler gets them; generated code takes half a minute."""
     for name in ("_statistics", "_gradient", "_logprob_gradient"):
         traced = torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)

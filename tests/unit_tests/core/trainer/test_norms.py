@@ -58,7 +58,7 @@ def gradients(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("world_size", [1], indirect=True)
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_update_is_what_adamw_does_without_weight_decay(world_size, fused, monkeypatch):
+def test_update_norm_of_adamw_excludes_weight_decay(world_size, fused, monkeypatch):
     monkeypatch.setattr(norms, "BLOCK", 4)  # a weight is several
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.5, fused=fused)
@@ -89,7 +89,7 @@ def by_shape(model: nn.Module) -> list[torch.optim.Optimizer]:
     ],
     ids=["SGD", "Lion", "amsgrad", "NAdam"],
 )
-def test_the_update_of_any_optimizer_is_the_change_of_the_weights(world_size, optimizers):
+def test_update_norm_of_other_optimizers_is_the_change_of_weights(world_size, optimizers):
     model = small_model()
     steps = MeasuredSteps(Container(optimizers(model)))
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_the_update_of_any_optimizer_is_the_change_of_the_weights(world_size, op
 
 
 @pytest.mark.parametrize("world_size", [1], indirect=True)
-def test_the_updates_of_muon_and_adamw_side_by_side_are_added(world_size):
+def test_update_norm_combines_muon_and_adamw(world_size):
     model = small_model()
     steps = MeasuredSteps(Container(by_shape(model)))
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_the_updates_of_muon_and_adamw_side_by_side_are_added(world_size):
         assert steps.update_and_weight_norm()[0] == pytest.approx(change, rel=2e-3)  # AdamW's is without weight decay
 
 
-def test_a_weight_that_is_not_finite_makes_the_norm_so(world_size):
+def test_non_finite_weight_gives_a_non_finite_norm(world_size):
     weight = nn.Parameter(torch.tensor([1.0, float("nan")]))
     steps = MeasuredSteps(Container([torch.optim.AdamW([weight])]))
     assert not torch.isfinite(torch.tensor(steps.update_and_weight_norm()[1]))
@@ -129,7 +129,7 @@ def test_a_weight_that_is_not_finite_makes_the_norm_so(world_size):
         ((Shard(0), Shard(0), Shard(0)), 1),
     ],
 )
-def test_a_value_that_several_ranks_hold_counts_once(world_size, placements, copies):
+def test_replicated_values_count_once_in_the_norm(world_size, placements, copies):
     mesh = init_device_mesh("cpu", (2, 2, 2))
     t = DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False, shape=(8, 8), stride=(8, 1))
     assert norms._share_of_ranks(t) == 1 / copies

@@ -36,7 +36,7 @@ def of_lengths(*sizes: list[int]) -> list[list[Member]]:
     return [[member((1,), tuple(range(n - 1))) for n in item] for item in sizes]
 
 
-def test_each_position_speaks_of_the_token_it_predicts():
+def test_labels_are_shifted_to_the_predicted_token():
     batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
     assert batch.labels.tolist()[:9] == [6, 7, 8, 9, 0, 2, 3, 4, 0]
@@ -55,7 +55,7 @@ def test_each_position_speaks_of_the_token_it_predicts():
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 4 + [2] * 7
 
 
-def test_tokens_that_the_policy_did_not_sample_are_seen_but_not_trained_on():
+def test_unsampled_tokens_are_input_but_not_in_the_loss():
     batch = pack([member((1,), (2, 3, 4, 5), mask=(True, False, False, True))], normalizers=COUNTS, multiple=1)
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert batch.labels.tolist() == [2, 3, 4, 5, 0]
@@ -63,7 +63,7 @@ def test_tokens_that_the_policy_did_not_sample_are_seen_but_not_trained_on():
     assert batch.advantages.tolist() == [1, 0, 0, 1, 0]
 
 
-def test_siblings_share_all_of_their_prompt_but_its_last_token():
+def test_siblings_share_the_prompt_except_its_last_token():
     members = [
         member((5, 6, 7), (8, 9)),
         Member(prompt((1, 2), 1), episode((3,))),
@@ -81,7 +81,7 @@ def test_siblings_share_all_of_their_prompt_but_its_last_token():
     assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
-def test_an_empty_micro_batch_is_only_padding():
+def test_empty_micro_batch_consists_of_padding():
     batch = pack([], normalizers=COUNTS, multiple=8)
     assert batch.token_ids.shape == (8,)
     assert batch.loss_mask.sum() == 0
@@ -89,14 +89,14 @@ def test_an_empty_micro_batch_is_only_padding():
     assert batch.reference_logprobs is None
 
 
-def test_an_empty_prompt_or_uneven_payloads_never_reach_the_packer():
+def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
         prompt((), prompt_idx=3)
     with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) logprobs"):
         Completion(sample_idx=1, policy_version=0, token_ids=[1, 2], logprobs=[0.1], text="", finish_reason="stop")
 
 
-def test_reference_logprobs_need_every_episode_to_have_them():
+def test_reference_logprobs_are_required_for_all_episodes_or_none():
     one, two = member(), member()
     one.episode.reference_logprobs = np.float32([-1.0, -2.0])
     assert pack([one, two], normalizers=COUNTS, multiple=1).reference_logprobs is None
@@ -110,7 +110,7 @@ def test_reference_logprobs_need_every_episode_to_have_them():
     st.sampled_from([1, 2, 3, 4, 8]),
     st.integers(10, 120),
 )
-def test_plan_holds_each_atom_once_within_budget_with_equal_counts(sizes, num_ranks, max_tokens):
+def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(sizes, num_ranks, max_tokens):
     items = of_lengths(*sizes)
     plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens)
     planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
@@ -125,7 +125,7 @@ def test_plan_holds_each_atom_once_within_budget_with_equal_counts(sizes, num_ra
         assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
 
 
-def test_work_is_balanced_over_ranks():
+def test_packing_balances_cost_over_ranks():
     plans = plan_microbatches(
         of_lengths(*([n] for n in (100, 90, 80, 30, 20, 10, 10, 10))), num_ranks=2, max_tokens=1000
     )
@@ -133,7 +133,7 @@ def test_work_is_balanced_over_ranks():
     assert max(loads) - min(loads) <= 10
 
 
-def test_the_cost_of_attention_counts_in_the_balance():
+def test_attention_cost_is_part_of_the_balance():
     items = of_lengths([100], *[[10]] * 10)
     even, quadratic = (
         plan_microbatches(items, num_ranks=2, max_tokens=1000, attention_cost=cost) for cost in (0.0, 1.0)
@@ -146,7 +146,7 @@ def test_the_cost_of_attention_counts_in_the_balance():
     assert [sum(map(len, plan)) for plan in plan_microbatches(more, num_ranks=2, max_tokens=1000)] == [2, 11]
 
 
-def test_uneven_lengths_leave_little_padding_and_no_rank_waits():
+def test_uneven_lengths_give_little_padding_and_equal_rank_costs():
     """1,024 episodes of log-normal length on 8 ranks; they meet in every micro-batch, so each one's slowest rank counts."""
     lengths = np.random.default_rng(0).lognormal(np.log(700), 0.5, 1024).astype(int).clip(2, 4096)
     plans = plan_microbatches(of_lengths(*[[n] for n in lengths]), num_ranks=8, max_tokens=16384, attention_cost=2e-4)
@@ -156,7 +156,7 @@ def test_uneven_lengths_leave_little_padding_and_no_rank_waits():
     assert costs.max(0).sum() < 1.05 * costs.sum() / 8
 
 
-def test_atoms_are_episodes_or_whole_groups_in_the_loss():
+def test_packing_units_are_episodes_or_whole_groups():
     groups = [
         group(0, episode(), episode(left_out="truncated"), episode()),
         group(1, episode(), episode(tokens=()), episode(mask=(False, False))),
@@ -167,7 +167,7 @@ def test_atoms_are_episodes_or_whole_groups_in_the_loss():
 
 
 @pytest.mark.parametrize(("parts", "sizes"), [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])
-def test_mini_batches_hold_whole_groups_that_learn(parts, sizes):
+def test_mini_batches_contain_whole_groups_with_a_signal(parts, sizes):
     groups = [group(i, episode(), episode(left_out="truncated")) for i in range(3)]
     groups.append(group(3, episode(left_out="zero variance")))
     split = split_groups(groups, parts)
@@ -175,7 +175,7 @@ def test_mini_batches_hold_whole_groups_that_learn(parts, sizes):
     assert sorted(g.prompt.prompt_idx for part in split for g in part) == [0, 1, 2]
 
 
-def test_without_anything_to_learn_there_is_no_mini_batch():
+def test_batch_without_signal_has_no_mini_batch():
     assert split_groups([group(0, episode(left_out="no reward"))], 4) == []
 
 

@@ -75,7 +75,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([value.detach().double().flatten() for value in values])
 
 
-def test_a_checkpoint_after_a_probe_holds_the_sharded_master_weights(build):
+def test_checkpoint_after_a_probe_has_the_sharded_master_weights(build):
     trainer = build(mixed_precision_param="bfloat16")
     trainer.token_logprobs(np.arange(1, 9))
     state = PolicyState(trainer.model).state_dict()
@@ -101,7 +101,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
     assert trainer.update(episodes).optimizer_steps == 1
 
 
-def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
+def test_step_without_signal_leaves_weights_unchanged(build):
     trainer = build(Algorithm.Config(zero_variance="drop"), num_minibatches=2)
     trainer.update(credited(trainer))
     before = weights(trainer)
@@ -114,7 +114,7 @@ def test_a_step_in_which_nothing_is_learnt_moves_nothing(build):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_completions_without_an_advantage_are_scored_but_need_no_backward(build, monkeypatch, epochs):
+def test_completions_with_advantage_zero_skip_the_backward(build, monkeypatch, epochs):
     """The same update, metrics and differences as with a backward over all of them."""
     split, whole = build(num_epochs=epochs), build(num_epochs=epochs)
     monkeypatch.setattr(whole.algorithm, "zero_gradient", lambda episode: False)
@@ -148,7 +148,7 @@ def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(b
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
-def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, capsys):
+def test_episode_longer_than_the_budget_has_its_own_micro_batch_and_a_warning(build, capsys):
     small, large = build(max_tokens_per_microbatch=3), build()
     reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
@@ -157,9 +157,7 @@ def test_an_episode_longer_than_the_budget_is_trained_on_alone_and_named(build, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_micro_batches_that_share_gathered_weights_give_the_bits_of_those_that_gather_their_own(
-    build, monkeypatch, dtype
-):
+def test_keeping_gathered_weights_between_micro_batches_is_bitwise_equal(build, monkeypatch, dtype):
     gathers = []
     to_unsharded = FSDPParamGroup._to_unsharded
 
@@ -183,7 +181,7 @@ def test_micro_batches_that_share_gathered_weights_give_the_bits_of_those_that_g
     assert own >= 3 * shared
 
 
-def test_more_mini_batches_than_groups_and_several_passes(build):
+def test_several_passes_and_more_mini_batches_than_groups_work(build):
     trainer = build(num_minibatches=9, num_epochs=2)
     groups = credited(trainer)
     learning = sum(any(e.in_loss for e in group.samples) for group in groups)
@@ -193,7 +191,7 @@ def test_more_mini_batches_than_groups_and_several_passes(build):
     assert all(e.logprob_diff is not None for e in flat(groups) if e.in_loss)
 
 
-def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
+def test_update_ratio_equals_the_relative_change_of_weights(build):
     trainer = build()
     trainer.check_loaded()
     for group in trainer.optimizer.optimizers[0].param_groups:
@@ -204,7 +202,7 @@ def test_the_update_ratio_is_that_of_the_weights_before_and_after(build):
     assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
 
 
-def test_the_tau_that_is_logged_is_the_one_that_the_step_used(build):
+def test_logged_tau_is_the_value_used_in_the_step(build):
     trainer = build(Algorithm.Config(loss=MaxEnt.Config(tau_controller=TauController.Config(target=0.1))))
     used, logged, deltas = [], [], []
     for _ in range(3):
@@ -245,7 +243,7 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     assert torch.equal(weights(trainer), weights(other))
 
 
-def test_after_a_resume_the_optimizer_has_this_runs_settings(build):
+def test_resumed_optimizer_uses_the_new_settings(build):
     trainer = build()
     [group] = trainer.optimizer.optimizers[0].param_groups
     own = {key: value for key, value in group.items() if key != "params"}
@@ -264,7 +262,7 @@ def test_turns_whose_advantages_cancel_out_have_a_gradient():
 
 @pytest.mark.parametrize("shares_prompts", [True, False])
 @pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
-def test_the_work_that_an_update_reports_is_a_bound_on_what_torch_counts(build, algorithm, shares_prompts):
+def test_reported_flops_bound_those_counted_by_torch(build, algorithm, shares_prompts):
     trainer = build(algorithm)
     trainer._shares_prompts = shares_prompts
     groups = credited(trainer)

@@ -91,7 +91,7 @@ def agents() -> list[str]:
     return found
 
 
-def test_a_command_plays_a_conversation_and_leaves_its_reward_in_a_file(talk):
+def test_command_agent_runs_a_conversation_and_writes_its_reward_to_a_file(talk):
     [one] = talk(GOOD)
     assert one.finish_reason == "stop"
     assert one.prompt.messages == [{"role": "user", "content": "question 0"}]
@@ -133,7 +133,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_an_agent_does_wrong_is_an_end_with_a_name_and_the_others_go_on(talk, end):
+def test_failing_agent_ends_its_conversation_with_a_reason_and_others_continue(talk, end):
     code, reason = ENDS[end]
     wrong, good = talk(code, GOOD, seconds=3 if end == "hangs" else 30, on_failure="none")
     assert wrong.finish_reason == "env_error"
@@ -150,7 +150,7 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
     assert agents() == []
 
 
-def test_a_command_that_is_not_there_is_named(talk, monkeypatch):
+def test_missing_agent_command_is_named(talk, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     [one] = talk("", on_failure="none")
     assert "FileNotFoundError" in one.error
@@ -158,7 +158,7 @@ def test_a_command_that_is_not_there_is_named(talk, monkeypatch):
 
 
 @pytest.mark.parametrize("leaves_group", [False, True])
-def test_the_processes_that_an_agent_has_left_are_killed_and_its_folder_is_removed(talk, tmp_path, leaves_group):
+def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp_path, leaves_group):
     note = tmp_path / "note"
     child = f"subprocess.Popen(['sleep', '99'], start_new_session={leaves_group}); open({str(note)!r}, 'w').write(os.getcwd())"
     [one] = talk(f"{child}{GOOD}")
@@ -181,7 +181,7 @@ def test_an_agent_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_agent_that_is_cut_off_is_killed_and_its_posted_reward_counts(talk):
+def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
     code = (
         "post('/reward', {'reward': 0.25})\nwhile True: messages += [ask(messages), {'role': 'user', 'content': 'y'}]"
     )
@@ -190,7 +190,7 @@ def test_an_agent_that_is_cut_off_is_killed_and_its_posted_reward_counts(talk):
     assert agents() == []
 
 
-def test_agents_get_no_variable_of_the_run_but_the_named_ones(talk, monkeypatch):
+def test_agents_receive_only_allowed_environment_variables(talk, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     [one] = talk("messages[0]['content'] = json.dumps(sorted(os.environ)); ask(messages)")
     names = json.loads(one.prompt.messages[0]["content"])

@@ -69,7 +69,7 @@ def asks(*requests, seen: queue.SimpleQueue | None = None):
     return agent
 
 
-def test_the_policy_s_turn_is_the_response_and_what_the_agent_appends_is_the_answer():
+def test_policy_turn_is_the_response_and_appended_messages_are_the_environment_answer():
     seen = queue.SimpleQueue()
 
     def answered(message):
@@ -90,7 +90,7 @@ def test_the_policy_s_turn_is_the_response_and_what_the_agent_appends_is_the_ans
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 2)
 
 
-def test_a_call_that_cannot_be_read_has_the_reason_as_its_arguments():
+def test_unparsable_tool_call_has_the_reason_as_arguments():
     seen = queue.SimpleQueue()
     with Policy(asks({"messages": [USER], "tools": [TOOL]}, seen=seen)) as policy:
         policy.say("<tool_call>{broken</tool_call>")
@@ -98,7 +98,7 @@ def test_a_call_that_cannot_be_read_has_the_reason_as_its_arguments():
     assert call.function.arguments.startswith("the call is not valid JSON")
 
 
-def test_a_stream_is_the_same_turn():
+def test_streamed_response_equals_the_plain_response():
     seen = queue.SimpleQueue()
 
     async def agent(task, *, base_url, api_key):
@@ -132,7 +132,7 @@ def test_a_stream_is_the_same_turn():
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the content .*expected text"),
     ],
 )
-def test_what_the_run_does_not_do_is_refused_by_a_sentence(setting, reason):
+def test_unsupported_request_settings_are_refused_with_a_reason(setting, reason):
     seen = queue.SimpleQueue()
 
     async def agent(task, *, base_url, api_key):
@@ -148,7 +148,7 @@ def test_what_the_run_does_not_do_is_refused_by_a_sentence(setting, reason):
     policy.environment.close("env_error")
 
 
-def test_settings_that_are_the_run_s_are_accepted():
+def test_request_settings_equal_to_the_runs_are_accepted():
     same = {"temperature": 1, "top_p": 1.0, "n": 1, "max_tokens": 50, "user": "u", "tool_choice": "auto"}
     with Policy(asks({"messages": [USER], **same})) as policy:
         assert policy.say("12").done
@@ -171,13 +171,13 @@ NEXT = {"role": "user", "content": "And 5 * 6?"}
         ([USER, SAID, {"role": "tool", "tool_call_id": ["call_9"], "content": "x"}], "call_9.* did not make"),
     ],
 )
-def test_another_history_ends_the_conversation_with_what_has_changed(messages, reason):
+def test_changed_history_ends_the_conversation_and_names_the_change(messages, reason):
     agent = asks({"messages": [USER]}, {"messages": messages})
     with Policy(agent) as policy, pytest.raises(AgentError, match=reason):
         policy.say("12")
 
 
-def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
+def test_agent_receives_the_reason_for_a_refused_tool_answer():
     heard = queue.SimpleQueue()
     talk = asks(
         {"messages": [USER]}, {"messages": [USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]}
@@ -197,7 +197,7 @@ def test_the_agent_hears_why_its_answer_to_a_tool_call_was_refused():
     policy.environment.close("env_error")
 
 
-def test_white_space_fields_and_forms_of_the_same_history_do_not_count():
+def test_equivalent_forms_of_the_same_history_are_accepted():
     def again(message):
         [call] = message["tool_calls"]
         call["function"]["arguments"] = '{"b":4,"a":3}'
@@ -209,14 +209,14 @@ def test_white_space_fields_and_forms_of_the_same_history_do_not_count():
         assert policy.say(f"Well. {CALL}").messages == [{"role": "tool", "name": "multiply", "content": "12"}]
 
 
-def test_other_tools_in_a_later_request_end_the_conversation():
+def test_changed_tools_end_the_conversation():
     later = {"messages": [USER, SAID, NEXT], "tools": [TOOL]}
     with Policy(asks({"messages": [USER]}, later)) as policy, pytest.raises(AgentError, match="changed its tools"):
         policy.say("12")
 
 
 @pytest.mark.parametrize("given", [0.5, {"reward": 0.5, "columns": {"tests": 3}}])
-def test_a_coroutine_returns_its_reward(given):
+def test_coroutine_agent_returns_its_reward(given):
     async def agent(task, **address):
         await asks({"messages": [USER]})(task, **address)
         return given
@@ -228,7 +228,7 @@ def test_a_coroutine_returns_its_reward(given):
     assert policy.final is None
 
 
-def test_a_posted_reward_counts_also_if_the_conversation_ends_first():
+def test_posted_reward_counts_after_the_conversation_has_ended():
     async def agent(task, *, base_url, api_key):
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}) as web:
             posted = await web.post(f"{base_url}/reward", json={"reward": 0.25})
@@ -240,7 +240,7 @@ def test_a_posted_reward_counts_also_if_the_conversation_ends_first():
     assert policy.final == 0.25
 
 
-def test_what_an_agent_logs_belongs_to_the_turn_before():
+def test_agent_logs_belong_to_the_previous_turn():
     tool = {"role": "tool", "tool_call_id": "call_1_0", "content": "12"}
 
     def answered(message, **more):
@@ -260,17 +260,17 @@ def test_what_an_agent_logs_belongs_to_the_turn_before():
 
 
 @pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", CALL.replace("multiply", "divide")])
-def test_a_call_that_no_agent_could_run_is_counted(text):
+def test_unrunnable_tool_call_is_counted(text):
     with Policy(asks({"messages": [USER], "tools": [TOOL]})) as policy:
         assert policy.say(text).columns == {"tool_calls": 1, "tool_errors": 1}
 
 
-def test_columns_that_are_none_are_refused():
+def test_invalid_logged_columns_are_refused():
     with pytest.raises(AgentError, match="the columns .3.; expected a dict"):
         Policy(asks({"messages": [USER], "extra_body": {"columns": 3}})).__enter__()
 
 
-def test_an_outcome_that_is_none_ends_the_conversation():
+def test_invalid_outcome_ends_the_conversation():
     async def agent(task, **address):
         await asks({"messages": [USER]})(task, **address)
         return "very good"
@@ -279,7 +279,7 @@ def test_an_outcome_that_is_none_ends_the_conversation():
         policy.say("12")
 
 
-def test_models_lists_the_policy():
+def test_models_endpoint_lists_the_policy():
     session = gateway().open_session()
     listed = openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
     assert [model.id for model in listed] == ["policy"]
@@ -288,7 +288,7 @@ def test_models_lists_the_policy():
         openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
 
 
-def test_a_wrong_key_reaches_no_conversation():
+def test_request_with_a_wrong_key_is_rejected():
     seen = queue.SimpleQueue()
 
     async def agent(task, *, base_url, api_key):
@@ -302,7 +302,7 @@ def test_a_wrong_key_reaches_no_conversation():
     assert [seen.get(timeout=30), seen.get(timeout=30)] == [401, 401]
 
 
-def test_two_requests_at_once_are_refused_with_409():
+def test_concurrent_requests_are_refused_with_409():
     seen = queue.SimpleQueue()
 
     async def one(base_url, api_key):
@@ -367,12 +367,12 @@ def is_closed(connection: socket.socket, *, within: float) -> bool:
 @pytest.mark.parametrize(
     "first", [b"", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"]
 )
-def test_connections_without_a_key_end_at_the_time_limit(monkeypatch, first):
+def test_unauthenticated_connections_are_closed_at_the_timeout(monkeypatch, first):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     assert is_closed(half_open(first), within=30)
 
 
-def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch):
+def test_authenticated_connection_outlives_the_timeout_and_the_cap(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     monkeypatch.setattr(connections, "MOST_WAITING", 3)
     session = gateway().open_session()
@@ -384,7 +384,7 @@ def test_a_connection_with_a_key_outlives_the_time_limit_and_the_cap(monkeypatch
     session.close("done")
 
 
-def test_half_open_connections_over_the_cap_push_out_the_oldest(monkeypatch):
+def test_half_open_connections_over_the_cap_evict_the_oldest(monkeypatch):
     monkeypatch.setattr(connections, "MOST_WAITING", 3)
     others = [half_open(b"GET /") for _ in range(6)]
     assert [is_closed(one, within=30) for one in others[:3]] == [True] * 3

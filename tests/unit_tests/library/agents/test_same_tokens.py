@@ -61,7 +61,7 @@ def conversations(generator, made, task, **config):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_through_the_client_every_conversation_is_the_one_in_process(generator, made, waits):
+def test_conversations_through_the_http_client_equal_those_in_process(generator, made, waits):
     config = Calculator.Config(instruction="")
     in_process = conversations(generator, made, InProcess(config), wait_for_answers=waits)
     by_http = conversations(generator, made, ByHttp(config), wait_for_answers=waits)

@@ -90,7 +90,7 @@ def test_every_environment_is_closed_once_when_one_fails(talk):
     assert (Counted.open, len(Counted.closes)) == (0, 4)
 
 
-def test_every_environment_is_closed_when_the_task_cannot_make_one(talk):
+def test_every_environment_is_closed_if_the_task_fails_to_make_one(talk):
     def make(prompt):
         if Counted.most == 2:
             raise KeyError("by")
@@ -112,17 +112,17 @@ def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
     assert Counted.open == 0
 
 
-def test_conversations_are_not_carried_from_step_to_step(made):
+def test_in_flight_groups_with_conversations_are_refused(made):
     with pytest.raises(UserError, match=r"in_flight.prompts = 24: expected 0 with conversations, as TaskWith"):
         conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
 
 
-def test_the_check_before_training_closes_what_it_opens(made):
+def test_check_before_training_closes_its_environments(made):
     conversations(lambda prompt: Counted("right"), made).check(prompts(made, 1))
     assert Counted.closes == ["env_error"]
 
 
-def test_an_environment_that_fails_in_its_close_is_closed_once(talk):
+def test_environment_whose_close_fails_is_closed_once(talk):
     class EndsBadly(Counted):
         def close(self, finish_reason):
             super().close(finish_reason)
@@ -143,7 +143,7 @@ def test_at_most_max_open_environments_are_open_at_once(talk, waits):
     assert (Counted.most, Counted.open) == (3, 0)
 
 
-def test_a_slow_close_counts_as_open(talk):
+def test_closing_environment_counts_as_open(talk):
     class Slow(Counted):
         def step(self, message):
             raise ValueError
@@ -156,7 +156,7 @@ def test_a_slow_close_counts_as_open(talk):
     assert (Counted.most, Counted.open) == (2, 0)
 
 
-def test_resets_run_at_the_same_time_and_hold_up_nobody_else(talk):
+def test_resets_run_concurrently_and_block_no_other_conversation(talk):
     """No reset of the first prompt's conversations returns before all twelve have begun and the others have ended."""
     begun, closed = [], []
 
@@ -177,7 +177,7 @@ def test_resets_run_at_the_same_time_and_hold_up_nobody_else(talk):
     assert set(ended[:12]) == set(range(12, 24))
 
 
-def test_other_messages_at_the_reset_of_a_sample_are_its_own_fault_whatever_comes_first(talk):
+def test_sample_whose_reset_messages_differ_fails_alone_in_any_order(talk):
     class Opens(Says):
         made = 0
 
@@ -196,7 +196,7 @@ def test_other_messages_at_the_reset_of_a_sample_are_its_own_fault_whatever_come
     assert "a number" in played[0].prompt.text
 
 
-def test_each_sample_gets_a_seed_of_its_own_and_a_method_without_it_still_works(made, talk, monkeypatch):
+def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, monkeypatch):
     seeds = []
 
     def environment(self, prompt, *, seed):
@@ -211,7 +211,7 @@ def test_each_sample_gets_a_seed_of_its_own_and_a_method_without_it_still_works(
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\ufdd0"])
-def test_what_a_tokenizer_cannot_read_ends_no_conversation(talk, made, text):
+def test_invalid_unicode_in_a_message_does_not_end_the_conversation(talk, made, text):
     played, _ = talk(lambda prompt: Says(f"a{text}b", "right"))
     assert {one.finish_reason for one in played} == {"stop"}
     assert f"a{ascii(text)[1:-1]}b" in made.decode(played[0].token_ids)
@@ -223,7 +223,7 @@ def test_a_prompt_without_an_environment_has_one_turn(talk):
     assert [len(one.turns) for one in played] == [1, 0]
 
 
-def test_a_reset_that_leaves_no_room_ends_the_conversation_and_closes_it(talk, made):
+def test_reset_messages_that_fill_the_context_end_and_close_the_conversation(talk, made):
     class Floods(Counted):
         def reset(self):
             return said("x" * 5000).messages
@@ -244,7 +244,7 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-def test_a_call_that_a_special_token_marks_is_read(talk, made):
+def test_tool_call_marked_by_a_special_token_is_parsed(talk, made):
     """`Sampled.text` has no special tokens, and Mistral's call begins with one."""
     made = copy.deepcopy(made)
     made.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
@@ -257,7 +257,7 @@ def test_a_call_that_a_special_token_marks_is_read(talk, made):
     assert "[TOOL_CALLS]" not in played[0].turns[0].text
 
 
-def test_a_tools_limits_stay_within_those_of_the_conversation(talk):
+def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     """Else a tool that hangs, or says much, would count as a failure of the environment, which ends the run."""
 
     def hangs() -> None:
@@ -277,7 +277,7 @@ def test_a_tools_limits_stay_within_those_of_the_conversation(talk):
     assert played[0].finish_reason == "max_turns"
 
 
-def test_a_close_that_hangs_is_not_waited_for_without_end(talk, caplog):
+def test_hanging_close_times_out(talk, caplog):
     class Stuck(Says):
         def step(self, message):
             raise ValueError("the dice are lost")
@@ -311,7 +311,7 @@ def test_a_close_that_raises_after_a_failure_is_reported(talk, caplog):
     assert "failed to close: OSError: no such container" in caplog.text
 
 
-def test_all_coroutines_share_one_event_loop_also_if_the_first_come_at_once(monkeypatch):
+def test_concurrent_first_coroutines_share_one_event_loop(monkeypatch):
     class Slow(asyncio.SelectorEventLoop):
         def __init__(self):
             time.sleep(0.05)

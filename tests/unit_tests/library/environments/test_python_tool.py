@@ -31,7 +31,7 @@ def processes(word: str) -> list[str]:
     return found
 
 
-def test_a_program_s_output_is_the_answer():
+def test_program_output_is_the_tool_answer():
     assert run_program("import math\nprint(math.comb(40, 20), 'ä')", LIMITS) == "137846528820 ä\n"
 
 
@@ -42,7 +42,7 @@ def test_a_program_that_raises_is_an_error_with_its_traceback():
         run_program("print('before')\n1 / 0", LIMITS)
 
 
-def test_a_program_that_hangs_is_killed_with_what_it_has_started():
+def test_hanging_program_is_killed_with_its_child_processes():
     began = time.monotonic()
     code = "import subprocess, time\nprint('here', flush=True)\nsubprocess.Popen(['sleep', '98.7'])\ntime.sleep(99)"
     with pytest.raises(ProgramError, match=r"took longer than 2 s: here"):
@@ -51,34 +51,34 @@ def test_a_program_that_hangs_is_killed_with_what_it_has_started():
     assert processes("98.7") == []
 
 
-def test_a_program_that_computes_for_too_long_is_killed_by_its_cpu_time():
+def test_program_over_its_cpu_time_limit_is_killed():
     with pytest.raises(ProgramError, match="used more than 1 s of CPU time"):
         run_program("while True: pass", ProgramLimits(seconds=60, cpu_seconds=1))
 
 
 @pytest.mark.parametrize(("signal", "name"), [(9, "Killed"), (35, "Real-time signal 1")])
-def test_a_program_that_kills_itself_is_named(signal, name):
+def test_program_killed_by_its_own_signal_is_reported(signal, name):
     with pytest.raises(ProgramError, match=rf"was killed by signal {signal} \({name}\): x"):
         run_program(f"import os\nprint('x', flush=True)\nos.kill(os.getpid(), {signal})", LIMITS)
 
 
-def test_a_program_that_takes_too_much_memory_gets_a_memory_error():
+def test_program_over_its_memory_limit_gets_a_memory_error():
     with pytest.raises(ProgramError, match="(?s:exit code 1.*MemoryError)"):
         run_program("x = bytearray(2**31)", LIMITS)
 
 
-def test_a_flood_of_output_ends_at_its_limit():
+def test_program_output_is_limited():
     with pytest.raises(ProgramError, match="printed 100,000 bytes or more: y") as raised:
         run_program("while True: print('y' * 1000)", ProgramLimits(seconds=20, file_bytes=100_000))
     assert len(str(raised.value)) < 100_100
 
 
-def test_a_file_has_the_same_limit():
+def test_file_size_of_a_program_is_limited():
     with pytest.raises(ProgramError, match="File too large"):
         run_program("open('big', 'wb').write(bytes(200_000))", ProgramLimits(seconds=20, file_bytes=100_000))
 
 
-def test_what_a_program_leaves_running_does_not_delay_the_answer_and_is_killed():
+def test_background_processes_of_a_program_are_killed_without_delaying_the_answer():
     began = time.monotonic()
     assert run_program("import subprocess\nsubprocess.Popen(['sleep', '97.6'])\nprint('done')", LIMITS) == "done\n"
     assert time.monotonic() - began < 15
@@ -100,7 +100,7 @@ os.wait()
 
 @pytest.mark.parametrize("ends", ["print('done')", "while True: pass"])
 @pytest.mark.parametrize("daemon", [DAEMON, FORKED_DAEMON])
-def test_a_daemon_that_has_left_the_group_is_killed_too(daemon, ends, monkeypatch):
+def test_daemon_outside_the_process_group_is_killed(daemon, ends, monkeypatch):
     monkeypatch.setattr(python_tool_module, "new_mark", lambda: "mark-97.7")
     code = f"import os, subprocess, time\n{daemon.format('97.7')}\n{ends}"
     with contextlib.suppress(ProgramError):
@@ -108,7 +108,7 @@ def test_a_daemon_that_has_left_the_group_is_killed_too(daemon, ends, monkeypatc
     assert processes("mark-97.7") == []
 
 
-def test_a_process_with_a_lower_number_is_found_after_the_kernel_began_anew():
+def test_leftover_process_is_found_after_pid_wraparound():
     mark = left_processes.new_mark()
     with subprocess.Popen(["sleep", "60"], env={left_processes.CALL_VARIABLE: mark}, start_new_session=True) as process:
         left_processes.kill_marked_since(mark, process.pid)  # higher ones only
@@ -117,7 +117,7 @@ def test_a_process_with_a_lower_number_is_found_after_the_kernel_began_anew():
         assert process.wait(10) == -9
 
 
-def test_a_program_has_its_own_folder_and_no_variable_of_the_run_but_the_named_ones(monkeypatch):
+def test_program_has_its_own_folder_and_only_allowed_environment_variables(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     code = "import json, os\nopen('mine', 'w').write('x')\nprint(json.dumps([os.getcwd(), sorted(os.environ)]))"
     folder, names = json.loads(run_program(code, LIMITS))
@@ -126,14 +126,14 @@ def test_a_program_has_its_own_folder_and_no_variable_of_the_run_but_the_named_o
     assert not Path(folder).exists()
 
 
-def test_a_program_reads_no_input_and_a_long_one_is_refused():
+def test_program_has_no_stdin_and_a_too_long_program_is_refused():
     with pytest.raises(ProgramError, match="EOFError"):
         run_program("input()", LIMITS)
     with pytest.raises(ProgramError, match="has 70,000 bytes; expected at most 60,000"):
         run_program("#" * 70_000, LIMITS)
 
 
-def test_as_a_tool_its_failures_are_the_policy_s_errors():
+def test_python_tool_failures_are_shown_to_the_policy():
     tool = python_tool(LIMITS)
     [schema] = tool_schemas([tool])
     assert (schema["function"]["name"], list(schema["function"]["parameters"]["properties"])) == ("python", ["code"])
@@ -146,5 +146,5 @@ def test_as_a_tool_its_failures_are_the_policy_s_errors():
     assert turn.columns == {"tool_calls": 2, "tool_errors": 1}
 
 
-def test_another_command_runs_the_program():
+def test_program_can_be_run_by_another_command():
     assert run_program("echo from a shell", LIMITS, command=["sh"]) == "from a shell\n"

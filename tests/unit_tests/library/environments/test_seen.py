@@ -33,7 +33,7 @@ def values(groups) -> dict[str, float]:
     return {name: metric.value for name, metric in conversation_metrics(groups).items()}
 
 
-def test_metrics_count_turns_tools_seconds_and_tokens():
+def test_conversation_metrics_count_turns_tools_seconds_and_tokens():
     found = values(group(CALL, LAST))
     assert found["conversations/turns/mean"] == 2
     assert found["conversations/tool_calls"] == 1
@@ -43,12 +43,12 @@ def test_metrics_count_turns_tools_seconds_and_tokens():
     assert found["conversations/env_errors"] == 0
 
 
-def test_a_failed_environment_is_counted_and_completions_without_one_are_not():
+def test_metrics_count_failed_environments_and_skip_completions_without_one():
     assert values(group(CALL, error="ValueError: lost"))["conversations/env_errors"] == 1
     assert values(group()) == {}
 
 
-def test_a_row_holds_the_conversation_message_by_message():
+def test_sample_row_stores_the_conversation_by_message():
     [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
     assert [message["role"] for message in row["conversation"]] == ["assistant", "tool", "assistant"]
     assert row["conversation"][0]["reward"] == -0.1
@@ -56,7 +56,7 @@ def test_a_row_holds_the_conversation_message_by_message():
     assert "conversation" not in episode_rows(group(), step=1, split="train", policy_step=0)[0]
 
 
-def test_a_panel_shows_who_said_what():
+def test_sample_panel_shows_the_role_of_each_message():
     [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(sample_panel(row, console))
@@ -66,7 +66,7 @@ def test_a_panel_shows_who_said_what():
     assert "42" in shown
 
 
-def test_a_long_conversation_shows_its_ends():
+def test_long_conversation_shows_its_first_and_last_messages():
     [row] = episode_rows(group(*[CALL] * 40), step=1, split="train", policy_step=0)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(sample_panel(row, console))

@@ -43,14 +43,14 @@ def text_of(one: ChatTemplate, messages, last: str) -> str:
 RESULT = {"role": "tool", "name": "multiply", "content": "42"}
 
 
-def test_qwens_answer_begins_after_the_end_token_that_the_policy_sampled():
+def test_qwen_answer_follows_the_sampled_end_token():
     one = template("qwen3.jinja", end="<|im_end|>", tools=[multiply])
     read = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert text_of(one, [RESULT], last="<|im_end|>") == read
     assert text_of(one, [RESULT], last="x") == "<|im_end|>" + read  # it ended otherwise, at a stop text
 
 
-def test_llamas_answer_is_ipythons():
+def test_llama_tool_answer_has_the_ipython_role():
     one = template("llama3_1.jinja", end="<|eot_id|>", tools=[multiply])
     assert "ipython" in text_of(one, [RESULT], last="<|eot_id|>")
 
@@ -59,7 +59,7 @@ def test_llamas_answer_is_ipythons():
     ("source", "end"),
     [(CHAT_TEMPLATE, "<|endoftext|>"), ("qwen3.jinja", "<|im_end|>"), ("llama3_1.jinja", "<|eot_id|>")],
 )
-def test_special_tokens_in_what_a_tool_says_are_text(source, end):
+def test_special_tokens_in_tool_output_are_plain_text(source, end):
     """Else a page that a tool fetched could end the tool's message and speak as the user."""
     one = template(source, end=end, tools=[multiply])
     made = one._tokenizer
@@ -85,11 +85,11 @@ def test_special_tokens_in_what_a_tool_says_are_text(source, end):
         ("qwen2_5.jinja", "<|im_end|>", "tool", {}),
     ],
 )
-def test_templates_that_only_append_pass(source, end, role, options):
+def test_append_only_templates_are_accepted(source, end, role, options):
     template(source, end=end, tools=[multiply], **options).check(role, "refuse")
 
 
-def test_a_template_that_rewrites_may_be_used_as_it_was_sampled():
+def test_rewriting_template_can_be_accepted_with_the_sampled_history():
     """Qwen3 drops earlier thinking after each message of the user, and an empty one after each message."""
     for role, options in (("user", {}), ("user", {"enable_thinking": False}), ("tool", {"enable_thinking": False})):
         one = template("qwen3.jinja", end="<|im_end|>", **options)
@@ -110,14 +110,14 @@ def test_a_template_that_rewrites_may_be_used_as_it_was_sampled():
          "<|endoftext|>", "tool", "renders messages of role 'tool'"),
     ],
 )  # fmt: skip
-def test_other_templates_are_refused_by_name(source, end, role, told):
+def test_unsupported_templates_are_refused_by_name(source, end, role, told):
     one = template(source or "", end=end, tools=[multiply] if role == "tool" else ())
     with pytest.raises(UserError, match=r"hf_assets_path \(chat template\)") as error:
         one.check(role, "refuse")
     assert told in str(error.value)
 
 
-def test_a_template_that_strips_a_turn_rewrites_it():
+def test_template_that_strips_a_turn_counts_as_rewriting():
     """Llama's and Gemma's remove white space at both ends of a turn, Qwen3's with thinking newlines at its beginning."""
     strips = "{% for m in messages %}{{ m.content | trim }}<|endoftext|>{% endfor %}"
     for source, end in ((strips, "<|endoftext|>"), ("llama3_1.jinja", "<|eot_id|>")):
@@ -127,7 +127,7 @@ def test_a_template_that_strips_a_turn_rewrites_it():
         one.check("user", "append")
 
 
-def test_a_template_that_opens_the_thinking_is_known():
+def test_template_that_opens_a_think_block_is_detected():
     """A call before the closing tag is then inside it, though the turn itself opens none."""
     opens = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}<think>\n"
     assert template(opens).begins_thinking

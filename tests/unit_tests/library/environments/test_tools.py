@@ -55,7 +55,7 @@ def answers(text: str, *tools, **options) -> list[str]:
     return [message["content"] for message in ToolEnvironment(tools, **options).step(said(text)).messages]
 
 
-def test_schemas_are_those_that_chat_templates_take():
+def test_tool_schemas_have_the_format_of_chat_templates():
     [schema] = tool_schemas([multiply])
     assert schema["function"]["name"] == "multiply"
     assert schema["function"]["parameters"]["properties"]["a"] == {
@@ -64,7 +64,7 @@ def test_schemas_are_those_that_chat_templates_take():
     }
 
 
-def test_a_function_that_cannot_be_described_is_the_users_mistake():
+def test_tool_function_without_a_valid_schema_is_a_user_error():
     def bare(a):
         return a
 
@@ -89,7 +89,7 @@ def test_a_function_that_cannot_be_described_is_the_users_mistake():
         ('{"answer": 4}', []),
     ],
 )
-def test_calls_are_read_in_both_formats(text, calls):
+def test_tool_calls_are_parsed_in_both_formats(text, calls):
     assert parse_calls(text) == calls
 
 
@@ -106,7 +106,7 @@ def test_calls_are_read_in_both_formats(text, calls):
         (hermes("multiply", a=None, b=2), "TypeError"),
     ],
 )
-def test_a_bad_call_is_told_to_the_policy_and_counted(text, told):
+def test_invalid_tool_call_is_reported_to_the_policy_and_counted(text, told):
     turn = ToolEnvironment([multiply]).step(said(text))
     assert told in turn.messages[0]["content"]
     assert turn.messages[0]["content"].startswith("error: ")
@@ -114,7 +114,7 @@ def test_a_bad_call_is_told_to_the_policy_and_counted(text, told):
     assert not turn.done
 
 
-def test_several_calls_are_answered_in_order():
+def test_multiple_tool_calls_are_answered_in_order():
     turn = ToolEnvironment([multiply, look_up]).step(said(hermes("multiply", a=6, b=7) + hermes("look_up", word="x")))
     assert turn.messages == [
         {"role": "tool", "name": "multiply", "content": "42"},
@@ -137,7 +137,7 @@ def test_a_message_without_a_call_ends_the_conversation():
         (np.arange(2), "[0, 1]"),
     ],
 )
-def test_a_result_is_read_as_text_or_json(result, shown):
+def test_tool_result_is_shown_as_text_or_json(result, shown):
     def tool():
         return result
 
@@ -145,14 +145,14 @@ def test_a_result_is_read_as_text_or_json(result, shown):
 
 
 @pytest.mark.parametrize("result", [b"bytes", object(), {1, 2}])
-def test_another_type_is_an_error(result):
+def test_tool_result_of_another_type_is_an_error(result):
     def tool():
         return result
 
     assert "which is neither text nor JSON" in answers(hermes("tool"), tool)[0]
 
 
-def test_a_huge_result_loses_its_middle():
+def test_long_tool_result_is_cut_in_the_middle():
     def flood():
         return "x" * 10_000_000
 
@@ -161,7 +161,7 @@ def test_a_huge_result_loses_its_middle():
     assert "9,999,933 characters" in content
 
 
-def test_a_tool_that_raises_exits_or_hangs_is_answered():
+def test_failing_exiting_or_hanging_tool_gives_an_error_answer():
     def raises():
         raise KeyError("lost")
 
@@ -182,7 +182,7 @@ def test_a_tool_that_raises_exits_or_hangs_is_answered():
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_an_async_tool_that_exits_leaves_the_loop_of_all_to_the_others(error):
+def test_async_tool_that_exits_keeps_the_event_loop_running(error):
     async def exits():
         raise error
 
@@ -198,7 +198,7 @@ def test_an_async_tool_that_exits_leaves_the_loop_of_all_to_the_others(error):
         assert answers(hermes("fine"), fine, seconds=5) == ["42"]
 
 
-def test_a_tool_in_a_process_is_killed_where_a_thread_would_go_on(tmp_path):
+def test_hanging_tool_in_a_process_is_killed(tmp_path):
     def holds_the_interpreter() -> int:
         (tmp_path / "pid").write_text(str(os.getpid()))
         return 3 ** (10**9)
@@ -210,7 +210,7 @@ def test_a_tool_in_a_process_is_killed_where_a_thread_would_go_on(tmp_path):
     assert tool_schemas(tools[1:]) == tool_schemas([multiply])
 
 
-def test_what_tools_in_processes_print_is_bounded_over_all_calls(capsys):
+def test_output_of_process_tools_is_limited_over_all_calls(capsys):
     def chatty() -> str:
         print("x" * 999)
         return ""
@@ -224,7 +224,7 @@ def test_what_tools_in_processes_print_is_bounded_over_all_calls(capsys):
     assert "tools printed 9,000 characters here: the first 4,000 are shown" in shown
 
 
-def test_what_a_killed_call_has_printed_is_shown(capsys):
+def test_output_of_a_killed_call_is_shown(capsys):
     def stuck() -> None:
         print("waiting for the server")
         time.sleep(100)
@@ -235,12 +235,12 @@ def test_what_a_killed_call_has_printed_is_shown(capsys):
     assert capsys.readouterr().out == "waiting for the server\n"
 
 
-def test_a_coroutine_function_needs_no_process():
+def test_coroutine_tool_runs_without_a_process():
     with pytest.raises(UserError, match="in_processes = 'look_up': expected functions"):
         in_processes([look_up], 1)
 
 
-def test_seven_hanging_calls_of_a_message_take_one_time_limit_and_not_seven():
+def test_hanging_calls_of_a_message_share_one_timeout():
     def hangs():
         time.sleep(30)
 
@@ -250,7 +250,7 @@ def test_seven_hanging_calls_of_a_message_take_one_time_limit_and_not_seven():
     assert told == ["error: TimeoutError: took longer than 0.5 s"] * 7 + ["42"]
 
 
-def test_a_call_that_got_no_turn_in_the_messages_time_is_told_so():
+def test_call_not_started_within_the_timeout_is_reported():
     def hangs():
         time.sleep(30)
 
@@ -259,7 +259,7 @@ def test_a_call_that_got_no_turn_in_the_messages_time_is_told_so():
     assert told[-1] == "error: TimeoutError: not begun within 0.3 s, the time of all calls of one message"
 
 
-def test_a_result_is_never_longer_than_its_limit():
+def test_tool_result_never_exceeds_its_limit():
     """The docs' own most_characters=20_000 is also the limit of conversations.max_answer_characters."""
 
     def flood():
@@ -272,7 +272,7 @@ def test_a_result_is_never_longer_than_its_limit():
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\ufdd0"])
-def test_what_a_tokenizer_cannot_read_is_shown_as_its_escape(text):
+def test_invalid_unicode_in_a_tool_result_is_escaped(text):
     def tool():
         return f"a{text}b"
 
@@ -282,7 +282,7 @@ def test_what_a_tokenizer_cannot_read_is_shown_as_its_escape(text):
     assert message["content"] == shown
 
 
-def test_a_final_answer_that_is_json_with_a_name_is_no_call():
+def test_json_answer_with_a_name_field_is_not_a_tool_call():
     environment = ToolEnvironment([multiply])
     assert environment.step(said('{"name": "Ada", "age": 36}')).done
     assert environment.step(said('{"name": "multiply", "age": 36}')).columns["tool_errors"] == 1
@@ -294,14 +294,14 @@ def test_a_final_answer_that_is_json_with_a_name_is_no_call():
     "thought",
     ["<think>{call}</think>It is 42.", "<think>\nFirst {call}", "{call}\n</think>It is 42.", "It is <think>{call}</think>"],
 )  # fmt: skip
-def test_a_call_that_is_only_thought_of_is_not_run(thought):
+def test_tool_call_inside_a_think_block_is_not_run(thought):
     turn = ToolEnvironment([multiply]).step(said(thought.format(call=hermes("multiply", a=6, b=7))))
     assert (turn.done, turn.columns["tool_calls"]) == (True, 0)
     call = hermes("multiply", a=6, b=7)
     assert ToolEnvironment([multiply]).step(said(f"<think>{call}</think>{call}")).columns["tool_calls"] == 1
 
 
-def test_arguments_of_another_type_are_told_to_the_policy():
+def test_wrong_argument_types_are_reported_to_the_policy():
     def repeat(a: int, ratio: float = 1.0, names: list[str] | None = None, unit: Literal["s", "ms"] = "s") -> str:
         return str(a * 3)
 
@@ -316,7 +316,7 @@ def test_arguments_of_another_type_are_told_to_the_policy():
     assert told(a=3, ratio=1, names=None, unit="ms") == "9"
 
 
-def test_whatever_a_tool_raises_is_told():
+def test_any_exception_of_a_tool_is_reported_to_the_policy():
     class Mute(Exception):
         def __str__(self):
             raise ValueError
@@ -332,7 +332,7 @@ def test_whatever_a_tool_raises_is_told():
     assert told[1] == "error: KeyboardInterrupt: "
 
 
-def test_a_turn_that_begins_inside_a_thought_has_no_call_before_its_end():
+def test_turn_starting_inside_a_think_block_has_no_call_before_its_end():
     environment = ToolEnvironment([multiply])
     environment.fit(conversation=None, call_seconds=60, most_characters=100, parser=parse_calls, begins_thinking=True)
     call = hermes("multiply", a=6, b=7)

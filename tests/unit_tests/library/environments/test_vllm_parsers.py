@@ -51,7 +51,7 @@ def parser(name: str, *special: str):
 
 
 @pytest.mark.parametrize(("name", "text", "special"), FORMATS, ids=[name for name, _, _ in FORMATS])
-def test_a_call_in_the_format_of_another_model_is_read_and_run(name, text, special):
+def test_tool_call_in_another_models_format_is_parsed_and_run(name, text, special):
     read = parser(name, *special)
     assert read(text, ["multiply"]) == [ToolCall("multiply", {"a": 6, "b": 7})]
     assert read("It is 42.", ["multiply"]) == []
@@ -59,7 +59,7 @@ def test_a_call_in_the_format_of_another_model_is_read_and_run(name, text, speci
     assert [message["content"] for message in turn.messages] == ["42"]
 
 
-def test_several_calls_are_read_in_order():
+def test_multiple_tool_calls_are_parsed_in_order():
     assert [call.arguments for call in parser("pythonic")("[multiply(a=1, b=2), multiply(a=3, b=4)]", [])] == [
         {"a": 1, "b": 2},
         {"a": 3, "b": 4},
@@ -70,13 +70,13 @@ def test_several_calls_are_read_in_order():
     "text", ["<tool_call>{'name'", "<tool_call>\ud800", "[multiply(" * 500, "[TOOL_CALLS]{", "\x00"]
 )
 @pytest.mark.parametrize(("name", "special"), [(name, special) for name, _, special in FORMATS])
-def test_no_text_of_the_policy_ends_the_run(name, special, text, caplog):
+def test_parser_errors_on_policy_text_do_not_stop_the_run(name, special, text, caplog):
     turn = ToolEnvironment([multiply], parser=parser(name, *special)).step({"role": "assistant", "content": text})
     assert turn.done or turn.messages
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_an_unknown_name_is_refused_with_all_that_are_known():
+def test_unknown_parser_name_is_refused_with_the_known_names():
     with pytest.raises(
         UserError, match=r"tool_call_parser = 'hermess': expected auto or .*hermes, .*mistral, "
     ) as error:
@@ -84,7 +84,7 @@ def test_an_unknown_name_is_refused_with_all_that_are_known():
     assert "qwen3_coder" in str(error.value)
 
 
-def test_a_parser_that_does_not_suit_the_tokenizer_is_refused_before_training():
+def test_parser_incompatible_with_the_tokenizer_is_refused_before_training():
     with pytest.raises(UserError, match=r"tool_call_parser = 'mistral': .*could not locate the tool call token"):
         parser("mistral")
     with pytest.raises(UserError, match=r"tool_call_parser = 'openai'"):

@@ -88,7 +88,7 @@ def copies(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {canonical_fqn(name): local_shard(p).clone() for name, p in trainer.model.named_parameters()}
 
 
-def test_an_update_moves_the_adapters_alone(build):
+def test_update_changes_only_the_adapters(build):
     trainer = build()
     before = copies(trainer)
     report = updated(trainer)
@@ -101,7 +101,7 @@ def test_an_update_moves_the_adapters_alone(build):
     assert moved == {name for name in before if is_adapter(name)}
 
 
-def test_the_optimizer_holds_the_adapters_alone(build):
+def test_optimizer_contains_only_adapter_parameters(build):
     trainer = build()
     updated(trainer)
     optimized = {id(p) for group in trainer._param_groups() for p in group["params"]}
@@ -109,7 +109,7 @@ def test_the_optimizer_holds_the_adapters_alone(build):
     assert all(p.grad is None for p in trainer.model.parameters())
 
 
-def test_the_base_has_the_forwards_dtype_and_the_adapters_are_float32(build):
+def test_base_has_the_compute_dtype_and_adapters_are_float32(build):
     trainer = build(mixed_precision_param="bfloat16")
     dtypes = {(is_adapter(name), p.dtype) for name, p in trainer.model.named_parameters()}
     assert dtypes == {(False, torch.bfloat16), (True, torch.float32)}
@@ -117,13 +117,13 @@ def test_the_base_has_the_forwards_dtype_and_the_adapters_are_float32(build):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_start_computes_what_full_fine_tuning_starts_from(build, dtype):
+def test_initial_lora_policy_equals_the_full_fine_tuning_start(build, dtype):
     ids = np.arange(1, 30)
     logprobs = [build(rank, mixed_precision_param=dtype).token_logprobs(ids) for rank in (0, 8)]
     np.testing.assert_array_equal(*logprobs)
 
 
-def test_with_adapters_off_the_policy_is_its_start(build):
+def test_disabled_adapters_give_the_initial_policy(build):
     trainer, ids = build(), np.arange(1, 30)
     start = trainer.token_logprobs(ids)
     updated(trainer)
@@ -133,7 +133,7 @@ def test_with_adapters_off_the_policy_is_its_start(build):
     assert np.abs(trainer.token_logprobs(ids) - start).max() > 1e-3
 
 
-def test_the_reference_is_the_base_and_takes_no_second_copy(build):
+def test_reference_is_the_base_without_a_second_copy(build):
     kl = Algorithm.Config(kl=KL.Config(coef=0.1))
     lora, full = build(8, kl), build(0, kl)
     updated(lora)
@@ -145,7 +145,7 @@ def test_the_reference_is_the_base_and_takes_no_second_copy(build):
         np.testing.assert_allclose(ours.reference_logprobs, theirs.reference_logprobs, atol=1e-6)
 
 
-def test_targets_choose_the_matrices(build):
+def test_lora_targets_select_matrices(build):
     names = {
         n.split(".")[-3] for n, _ in build(targets=("o_proj", "up_proj")).model.named_parameters() if is_adapter(n)
     }
@@ -153,7 +153,7 @@ def test_targets_choose_the_matrices(build):
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
-def test_an_exported_adapter_is_the_change_of_the_exported_weight(build, tmp_path, model_type):
+def test_exported_adapter_equals_the_change_of_the_merged_weight(build, tmp_path, model_type):
     """B and A by Hugging Face's names make the difference of the merged and the plain weight, in each architecture's order of rows."""
     save_odd_checkpoint(tmp_path, model_type)
     trainer = build(start=tmp_path)
@@ -202,7 +202,7 @@ def saver(trainer: Trainer, folder) -> Checkpointer:
     )
 
 
-def test_a_checkpoint_holds_the_adapters_and_is_resumed_bit_by_bit(build, tmp_path):
+def test_lora_checkpoint_contains_only_adapters_and_resumes_bitwise(build, tmp_path):
     first = build()
     updated(first)
     checkpoints = saver(first, tmp_path)
@@ -218,7 +218,7 @@ def test_a_checkpoint_holds_the_adapters_and_is_resumed_bit_by_bit(build, tmp_pa
     assert weights == {name for name in ours if is_adapter(name)}
 
 
-def test_an_adapter_is_not_resumed_on_another_base(build, folder, tmp_path):
+def test_resuming_an_adapter_on_another_base_is_refused(build, folder, tmp_path):
     (tmp_path / "run").mkdir()
     first = saver(build(), tmp_path / "run")
     first.save(1)
@@ -230,7 +230,7 @@ def test_an_adapter_is_not_resumed_on_another_base(build, folder, tmp_path):
         saver(other, tmp_path / "run").load(first.folder.steps()[1])
 
 
-def test_an_adapter_is_not_resumed_without_lora(build, tmp_path):
+def test_resuming_an_adapter_without_lora_is_refused(build, tmp_path):
     first = saver(build(), tmp_path)
     first.save(1)
     with pytest.raises(UserError, match="digest none: all weights are trained"):
@@ -268,14 +268,14 @@ def assert_computes_the_same(model, trainer: Trainer) -> None:
         assert np.abs(found - trainer.token_logprobs(ids.numpy())).max() > 1e-3
 
 
-def test_the_merged_export_computes_what_the_policy_computes(run, tmp_path):
+def test_merged_export_equals_the_policy(run, tmp_path):
     trainer, folder = run
     export_hf.export(folder, tmp_path / "merged", None, "float32", merged=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
     assert_computes_the_same(model, trainer)
 
 
-def test_the_adapter_folder_computes_in_peft_what_the_policy_computes(run, tmp_path):
+def test_adapter_folder_in_peft_equals_the_policy(run, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install --no-deps peft")
     trainer, folder = run
     base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
@@ -283,7 +283,7 @@ def test_the_adapter_folder_computes_in_peft_what_the_policy_computes(run, tmp_p
     assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
 
 
-def test_vllm_reads_the_adapter_folder_as_it_is_pushed(run, tmp_path):
+def test_vllm_reads_the_adapter_folder_like_a_pushed_adapter(run, tmp_path):
     trainer, folder = run
     export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
     helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
@@ -299,7 +299,7 @@ def test_vllm_reads_the_adapter_folder_as_it_is_pushed(run, tmp_path):
         assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])
 
 
-def test_a_run_starts_from_the_adapter_folder_of_another(run, build, tmp_path):
+def test_run_can_start_from_an_adapter_folder(run, build, tmp_path):
     trainer, folder = run
     base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
     second = build(start=base, adapter=tmp_path / "adapter")
@@ -359,13 +359,13 @@ def with_a_head(tensors):
         (dict, {"init_lora_weights": "pissa"}, "a plain LoRA adapter, but: .*PiSSA"),
     ],
 )
-def test_an_adapter_folder_that_does_not_fit_is_refused_by_name(build, foreign, change, fields, says):
+def test_incompatible_adapter_folder_is_refused_by_name(build, foreign, change, fields, says):
     start = foreign(change, **fields)
     with pytest.raises(UserError, match=says):
         build(adapter=start)
 
 
-def test_without_files_of_an_adapter_the_folder_is_named(build, tmp_path):
+def test_folder_without_adapter_files_is_named(build, tmp_path):
     with pytest.raises(UserError, match="trainer.lora.start = .*an adapter folder, but it has no adapter_config.json"):
         build(adapter=tmp_path)
 
@@ -379,7 +379,7 @@ def test_an_adapter_folder_is_checked_before_anything_starts(foreign, folder):
 
 
 @pytest.mark.parametrize("activation_checkpoint", ["selective", "full"])
-def test_recomputed_activations_give_the_same_update(build, activation_checkpoint):
+def test_activation_checkpointing_gives_the_same_lora_update(build, activation_checkpoint):
     plain, recomputed = build(), build(activation_checkpoint=activation_checkpoint)
     for trainer in (plain, recomputed):
         change_adapters(trainer.model, 1)
@@ -389,7 +389,7 @@ def test_recomputed_activations_give_the_same_update(build, activation_checkpoin
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
 
 
-def test_rank_0_trains_all_weights_and_reads_no_other_field_of_lora(build):
+def test_lora_rank_0_trains_all_weights_and_ignores_other_lora_fields(build):
     plain, other = build(0), build(0, targets=("o_proj",))
     for trainer in (plain, other):
         for _ in range(2):
@@ -401,7 +401,7 @@ def test_rank_0_trains_all_weights_and_reads_no_other_field_of_lora(build):
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-def test_the_work_of_an_update_leaves_out_the_gradients_of_the_base(build):
+def test_lora_update_flops_exclude_base_weight_gradients(build):
     """torch counts the same difference, but for the first layer's input, which needs no gradient, and the norms' weights."""
     counted, computed = [], []
     for rank in (0, 8):

@@ -42,20 +42,20 @@ def _clean(pair):
     change_adapters(pair.model, 1)
 
 
-def test_three_pushes_keep_engine_and_policy_within_1e_5(pair):
+def test_engine_and_policy_agree_within_1e_5_after_three_pushes(pair):
     for version in range(1, 4):
         change_adapters(pair.model, version)
         assert pair.push() == sum(t.nbytes for t in pair.sent().values())  # adapters alone
         assert pair.worst_diff(version) < 1e-5
 
 
-def test_the_adapter_changes_what_is_computed(pair):
+def test_adapter_changes_the_logprobs(pair):
     before = pair.generator.prompt_logprobs(np.array(SEQUENCES[0]))
     pair.push()
     assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - before).max() > 1e-2
 
 
-def test_vllm_computes_with_the_exported_folder_what_the_policy_computes(pair, tmp_path):
+def test_vllm_with_the_exported_folder_equals_the_policy(pair, tmp_path):
     write_adapter(dict(pair.lora.weights(torch.float32)), pair.lora.config, "base", tmp_path)
     own, pair.generator._lora_request = pair.generator._lora_request, LoRARequest("exported", 2, str(tmp_path))
     try:
@@ -89,7 +89,7 @@ def test_a_wrong_scale_is_named(pair, name):
         pair.push(sent)
 
 
-def test_an_a_with_the_b_of_another_layer_is_named(pair):
+def test_mismatched_a_and_b_layers_are_named(pair):
     sent, other = pair.sent(), B.replace("layers.1", "layers.0")
     sent[B], sent[other] = sent[other], sent[B]
     with pytest.raises(WeightSyncError, match=f"policy's: {other} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing"):
@@ -108,14 +108,14 @@ def test_a_dropped_adapter_is_named(pair):
         pair.push({})
 
 
-def test_zeros_in_the_engine_are_named(pair):
+def test_zeroed_adapter_in_the_engine_is_named(pair):
     sent = pair.sent()
     sent[A] = torch.zeros_like(sent[A])
     with pytest.raises(WeightSyncError, match=f"policy's: {A} {MISSING}. Nothing"):
         pair.push(sent)
 
 
-def test_a_base_that_changed_underneath_is_named(pair):
+def test_changed_base_weights_are_named(pair):
     name = "model.layers.1.mlp.down_proj.weight"
     parameter = dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"]
     with torch.no_grad():

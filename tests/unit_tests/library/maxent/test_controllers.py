@@ -47,7 +47,7 @@ def test_low_entropy_raises_tau_which_raises_the_entropy():
 
 
 @pytest.mark.parametrize(("entropy", "expected"), [(0.0, 4.0), (50.0, 0.25)])
-def test_tau_stays_in_its_range(entropy, expected):
+def test_tau_stays_within_its_limits(entropy, expected):
     controller = TauController.Config(target=1.0, learning_rate=10.0, min_tau=0.25, max_tau=4.0)
     algorithm = algorithm_with(tau=1.0, tau_controller=controller)
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_tau_stays_in_its_range(entropy, expected):
 
 
 @pytest.mark.parametrize(("warmup_steps", "first_move"), [(0, 1), (2, 3)])
-def test_tau_stands_through_the_warm_up_and_the_first_step_and_its_entropy_does_not(warmup_steps, first_move):
+def test_tau_is_constant_during_warm_up_while_its_entropy_is_tracked(warmup_steps, first_move):
     algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0, warmup_steps=warmup_steps))
     smoothed = None
     for step in range(first_move):
@@ -70,7 +70,7 @@ def test_tau_stands_through_the_warm_up_and_the_first_step_and_its_entropy_does_
     assert metrics["maxent/weight_entropy/ema"] == pytest.approx(0.9 * smoothed + 0.05, abs=1e-12)
 
 
-def test_the_target_moves_linearly_to_its_final_value():
+def test_entropy_target_moves_linearly_to_its_final_value():
     controller = TauController.Config(target=1.0, start_target=2.0, horizon=4).build()
     assert [controller.target(step) for step in range(6)] == [2.0, 1.75, 1.5, 1.25, 1.0, 1.0]
 
@@ -91,7 +91,7 @@ def test_beta_follows_the_relative_error_of_the_kl(kl, expected):
     assert metrics["maxent/beta_active"] == 1.0
 
 
-def test_no_single_step_takes_beta_to_0_where_it_would_stay():
+def test_single_step_cannot_set_beta_to_0():
     algorithm = algorithm_with(beta=0.5, beta_controller=BetaController.Config(target=0.1, horizon=0.1, max_step=0.5))
     algorithm.after_update({KL: 0.0})
     assert state(algorithm)["beta"] == 0.5e-6
@@ -99,14 +99,14 @@ def test_no_single_step_takes_beta_to_0_where_it_would_stay():
     assert state(algorithm)["beta"] == pytest.approx(3e-6)  # 1 + 0.5 / 0.1
 
 
-def test_the_meta_controllers_beta_does_not_become_negative():
+def test_meta_controller_keeps_beta_nonnegative():
     meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0)
     algorithm = algorithm_with(beta=0.5, meta_controller=meta)
     algorithm.after_update({KL: 0.0})
     assert state(algorithm)["beta"] == 0.0
 
 
-def test_the_meta_controller_moves_both_and_the_others_report_inactive():
+def test_meta_controller_moves_tau_and_beta_and_the_others_report_inactive():
     algorithm = algorithm_with(
         tau=1.0,
         beta=0.5,
@@ -122,7 +122,7 @@ def test_the_meta_controller_moves_both_and_the_others_report_inactive():
     assert metrics["maxent/controller_loss"] == pytest.approx(0.5 * (0.2**2 + 0.2**2), abs=1e-12)
 
 
-def test_the_meta_controller_clamps_tau_and_leaves_beta_without_a_target():
+def test_meta_controller_clamps_tau_and_keeps_beta_without_a_target():
     meta = MetaController.Config(target_entropy=1.0, learning_rate=100.0, min_tau=0.5, max_tau=2.0)
     algorithm = algorithm_with(meta_controller=meta)
     assert algorithm.controller_inputs == (ENTROPY,)
@@ -133,7 +133,7 @@ def test_the_meta_controller_clamps_tau_and_leaves_beta_without_a_target():
     assert state(algorithm)["tau"] == 2.0
 
 
-def test_a_limit_that_held_a_value_back_is_told():
+def test_value_clamped_by_a_limit_is_reported():
     tau = TauController.Config(target=1.0, learning_rate=100.0, max_tau=2.0)
     beta = BetaController.Config(target=0.1, horizon=10)
     algorithm = algorithm_with(tau_controller=tau, beta=0.5, beta_controller=beta)
@@ -148,13 +148,13 @@ def test_a_limit_that_held_a_value_back_is_told():
     assert (metrics["maxent/tau_clamped"], metrics["maxent/beta_clamped"]) == (1.0, 1.0)
 
 
-def test_a_missing_statistic_leaves_its_value_where_it_is():
+def test_missing_statistic_keeps_the_value_unchanged():
     algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0))
     metrics = values(algorithm.after_update({}))
     assert (state(algorithm)["tau"], metrics["maxent/tau_active"], metrics["maxent/tau_delta"]) == (1.0, 0.0, 0.0)
 
 
-def test_the_state_is_all_there_is():
+def test_controller_state_dict_restores_everything():
     def make():
         return algorithm_with(
             beta=0.1,
@@ -170,7 +170,7 @@ def test_the_state_is_all_there_is():
     assert first.state_dict() == second.state_dict()
 
 
-def test_a_value_without_a_controller_comes_from_the_configuration_not_the_checkpoint():
+def test_value_without_a_controller_comes_from_the_config_and_not_the_checkpoint():
     before = algorithm_with(tau=2.0)
     after = algorithm_with(tau=3.0)
     after.load_state_dict(before.state_dict())

@@ -34,7 +34,7 @@ def packed(algorithm, episodes, **kwargs):
     return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
 
 
-def test_weights_and_advantages_of_a_group():
+def test_maxent_weights_and_advantages_of_a_group():
     episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
     assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
         [SIGMOID_1, 1 - SIGMOID_1], abs=1e-12
@@ -59,7 +59,7 @@ def test_the_loss_is_the_mean_over_groups_of_a_cross_entropy():
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-def test_the_gradient_is_share_minus_weight_on_every_token():
+def test_maxent_gradient_is_softmax_minus_weight_on_every_token():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
     values = policy_like(episodes)  # both sequences have log-probability -2: shares 1/2 and 1/2
@@ -68,7 +68,7 @@ def test_the_gradient_is_share_minus_weight_on_every_token():
     assert values[1].grad.tolist() == pytest.approx([SIGMOID_1 - 0.5], abs=1e-12)
 
 
-def test_length_normalisation_divides_the_sequence_log_probability():
+def test_length_normalisation_divides_the_sequence_logprob():
     algorithm = maxent(normalize_policy=True)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-2.0, -2.0), (-2.0,)]))
     values = policy_like(episodes)
@@ -76,7 +76,7 @@ def test_length_normalisation_divides_the_sequence_log_probability():
     assert values[0].grad.tolist() == pytest.approx([(0.5 - SIGMOID_1) / 2] * 2, abs=1e-12)
 
 
-def test_gradient_agrees_with_finite_differences():
+def test_maxent_gradient_agrees_with_finite_differences():
     algorithm = maxent(clip_coef=0.3, tau=0.5)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
     batch = packed(algorithm, episodes, old=[episode.completion.logprobs for episode in episodes])
@@ -89,7 +89,7 @@ def test_gradient_agrees_with_finite_differences():
     assert torch.autograd.gradcheck(function, tuple(values))
 
 
-def test_the_clip_loss_is_added_with_the_weights_as_advantages():
+def test_clip_loss_uses_the_weights_as_advantages():
     listwise, both = maxent(), maxent(clip_coef=0.5, clip=Clip.Config(eps_high=0.1))
     episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
     old = [[-1.0], [-1.0]]
@@ -103,7 +103,7 @@ def test_the_clip_loss_is_added_with_the_weights_as_advantages():
     assert losses[1] - losses[0] == pytest.approx(0.5 * clip, abs=1e-12)
 
 
-def test_the_reference_enters_by_its_log_probability_per_token():
+def test_reference_contributes_its_logprob_per_token():
     scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
     reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
     by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
@@ -116,7 +116,7 @@ def test_the_reference_enters_by_its_log_probability_per_token():
         episodes_of(maxent(beta=1.0), scored_group)
 
 
-def test_equal_rewards_have_no_gradient_unless_asked_for():
+def test_equal_rewards_have_no_gradient_by_default():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
     assert [episode.credit.columns["mass"] for episode in episodes[:3]] == [1 / 3] * 3
@@ -131,7 +131,7 @@ def test_equal_rewards_have_no_gradient_unless_asked_for():
     assert any(value.grad.any() for value in values)
 
 
-def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one():
+def test_excluded_completions_have_weight_zero_and_the_rest_sum_to_one():
     episodes = episodes_of(
         maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
     )
@@ -141,7 +141,7 @@ def test_completions_that_take_no_part_have_no_weight_and_the_rest_sums_to_one()
     assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
 
-def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax():
+def test_packed_completion_outside_the_loss_is_not_in_the_softmax():
     algorithm = maxent()
     first = group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0))
     with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
@@ -152,7 +152,7 @@ def test_a_packed_completion_that_is_not_in_the_loss_has_no_share_of_the_softmax
     assert merge([beside.metrics]) == pytest.approx(merge([alone.metrics]), abs=1e-12)
 
 
-def test_micro_batches_of_whole_groups_add_up_and_a_split_group_is_an_error():
+def test_losses_of_whole_group_micro_batches_add_up_and_a_split_group_is_an_error():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
     values = policy_like(episodes, 0.4)
@@ -187,13 +187,13 @@ def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
         ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(config, message):
+def test_settings_without_effect_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         Algorithm.Config(loss=MaxEnt.Config(), **config)
     Algorithm.Config(loss=Reinforce.Config(), **config)
 
 
-def test_the_entropy_that_controllers_steer_by_counts_neutral_groups_that_the_loss_skips():
+def test_controller_entropy_includes_neutral_groups_that_the_loss_skips():
     algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
     assert episodes[2].credit.left_out == "no preference"
@@ -206,7 +206,7 @@ def test_the_entropy_that_controllers_steer_by_counts_neutral_groups_that_the_lo
     assert metrics["maxent/weight_entropy/mean"].value == pytest.approx((pair + triple) / 2, abs=1e-12)
 
 
-def test_metrics_of_the_weights():
+def test_weight_metrics_of_a_step():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
     metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
@@ -227,7 +227,7 @@ def test_metrics_of_the_weights():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_weight_that_underflows_is_still_a_weight():
+def test_underflowing_weight_is_handled():
     algorithm = Algorithm.Config(loss=MaxEnt.Config(tau=0.001)).build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group_of(0, *(scored(i, r) for i, r in enumerate([1.0, 1.0, 0.0, 0.0, None]))))
     assert [episode.credit.columns["mass"] for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
@@ -267,7 +267,7 @@ def test_the_clip_loss_of_sequences_is_summed_over_the_group():
     assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)
 
 
-def test_the_clip_part_is_reported_apart_and_only_where_there_is_one():
+def test_clip_loss_is_reported_separately_only_if_enabled():
     both, alone = maxent(clip_coef=0.5), maxent()
     episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
     values = policy_like(episodes, 0.1)
@@ -278,7 +278,7 @@ def test_the_clip_part_is_reported_apart_and_only_where_there_is_one():
     assert not {"loss/listwise", "loss/clip", "ratio/clip_fraction", "ratio/overflow_fraction"} & plain.keys()
 
 
-def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
+def test_episode_stores_the_probability_from_its_reward_alone():
     episodes = episodes_of(
         maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
     )
@@ -288,14 +288,14 @@ def test_an_episode_knows_the_mass_that_its_reward_alone_asks_for():
     assert episodes[0].credit.columns["mass"] > episodes[0].credit.columns["q_mass"]
 
 
-def test_the_tasks_own_judgement_says_what_is_incorrect():
+def test_incorrect_completions_are_those_judged_wrong_by_the_task():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], correct=[False, True]))  # a format bonus for a wrong answer
     mass = algorithm.group_metrics(episodes.groups)["groups/incorrect_mass"].value
     assert mass == pytest.approx(SIGMOID_1, abs=1e-12)
 
 
-def test_only_sampled_tokens_weigh_in_the_reference():
+def test_reference_logprob_counts_only_sampled_tokens():
     columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
     reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
     episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)

@@ -21,11 +21,11 @@ E = math.e
         ([math.log(2), 0.0, 0.0], 1.0, 0.1, [0.45, 0.275, 0.275]),
     ],
 )
-def test_q_in_closed_form(rewards, temperature, floor, expected):
+def test_reward_distribution_equals_its_closed_form(rewards, temperature, floor, expected):
     assert reward_distribution(rewards, temperature, floor) == pytest.approx(expected, abs=1e-12)
 
 
-def test_q_is_a_distribution_invariant_to_shifting_rewards():
+def test_reward_distribution_sums_to_one_and_is_shift_invariant():
     q = reward_distribution([0.3, -1.0, 7.0], 1.0, 1e-6)
     assert sum(q) == pytest.approx(1, abs=1e-15)
     assert reward_distribution([100.3, 99.0, 107.0], 1.0, 1e-6) == pytest.approx(q, abs=1e-12)
@@ -46,28 +46,28 @@ def test_q_is_a_distribution_invariant_to_shifting_rewards():
         ([1.0, 0.0], None, 1.0, 0.0, [1.0, 0.0]),
     ],
 )
-def test_w_in_closed_form(q, reference, tau, beta, expected):
+def test_listwise_weights_equal_their_closed_form(q, reference, tau, beta, expected):
     assert listwise_weights(q, reference, tau, beta) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("tau", [1e-300, 1e-8, 0.1, 1.0, 1e8, 1e300])
-def test_w_is_a_distribution_at_every_temperature(tau):
+def test_listwise_weights_sum_to_one_at_every_temperature(tau):
     weights = listwise_weights([0.5, 0.3, 0.2], [-1.0, -900.0, 0.0], tau, 0.1)
     assert sum(weights) == pytest.approx(1, abs=1e-12)
     assert all(0 <= weight <= 1 for weight in weights)
 
 
-def test_an_infinite_temperature_is_uniform_and_zero_is_the_arg_max_set():
+def test_infinite_temperature_is_uniform_and_zero_selects_the_maxima():
     q = reward_distribution([1.0, 1.0, 0.0, 0.5], 1.0, 1e-6)
     assert listwise_weights(q, None, 1e12, 0.0) == pytest.approx([0.25] * 4, abs=1e-9)
     assert listwise_weights(q, None, 1e-12, 0.0) == pytest.approx([0.5, 0.5, 0.0, 0.0], abs=1e-12)
 
 
-def test_beta_zero_does_not_look_at_the_reference():
+def test_beta_zero_ignores_the_reference():
     assert listwise_weights([0.6, 0.4], [math.nan, math.nan], 1.0, 0.0) == listwise_weights([0.6, 0.4], None, 1.0, 0.0)
 
 
-def test_a_neutral_group_is_exactly_uniform_whatever_the_reference_says():
+def test_group_with_equal_rewards_has_exactly_uniform_weights():
     q = reward_distribution([0.1] * 3, 1.0, 1e-6)
     assert is_neutral(q)
     assert listwise_weights(q, [0.0, -5.0, -9.0], 0.5, 1.0) == [1 / 3] * 3
@@ -77,5 +77,5 @@ def test_a_neutral_group_is_exactly_uniform_whatever_the_reference_says():
 @pytest.mark.parametrize(
     ("weights", "expected"), [([1.0, 0.0], 0.0), ([0.25] * 4, math.log(4)), ([0.5, 0.25, 0.25], 1.5 * math.log(2))]
 )
-def test_entropy(weights, expected):
+def test_entropy_of_weights(weights, expected):
     assert entropy(weights) == pytest.approx(expected, abs=1e-12)

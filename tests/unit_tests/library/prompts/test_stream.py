@@ -54,13 +54,13 @@ def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
         assert prompt.messages is None
 
 
-def test_every_rank_sees_the_same_prompts_and_another_seed_sees_others(tokenizer):
+def test_all_ranks_get_the_same_prompts_and_another_seed_gives_others(tokenizer):
     assert contents(stream(tokenizer).next_batch(20)) == contents(stream(tokenizer).next_batch(20))
     assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
 
 
 @pytest.mark.parametrize(("batches_before", "read_ahead"), [(0, 0), (1, 0), (3, 0), (0, 16), (3, 16)])
-def test_resume_goes_on_at_the_exact_place(tokenizer, batches_before, read_ahead):
+def test_resume_continues_at_the_exact_position(tokenizer, batches_before, read_ahead):
     whole = stream(tokenizer, read_ahead=read_ahead)
     for _ in range(batches_before):
         whole.next_batch(5)
@@ -82,7 +82,7 @@ def test_position_survives_a_distributed_checkpoint(tokenizer, tmp_path):
     assert contents(resumed.next_batch(4)) == contents(saved.next_batch(4))
 
 
-def test_held_out_is_fixed_and_moves_no_position(tokenizer):
+def test_held_out_prompts_are_fixed_and_do_not_advance_the_stream(tokenizer):
     prompts = stream(tokenizer)
     held_out = contents(prompts.held_out(10))
     assert held_out == contents(prompts.held_out(10)) == contents(stream(tokenizer, seed=9).held_out(10))
@@ -100,13 +100,13 @@ def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenize
     assert plain.messages is None
 
 
-def test_the_chat_template_is_told_whether_to_think(tokenizer):
+def test_chat_template_receives_enable_thinking(tokenizer):
     tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
     assert stream(tokenizer).next_batch(1)[0].text.startswith("False<user>")
     assert stream(tokenizer, enable_thinking=True).next_batch(1)[0].text.startswith("True<user>")
 
 
-def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
+def test_chat_template_receives_the_tools_of_the_task(tokenizer):
     def add(a: int) -> int:
         """
         Adds.
@@ -126,7 +126,7 @@ def test_the_chat_template_is_told_of_the_tools_of_the_task(tokenizer):
     assert stream(tokenizer).next_batch(1)[0].text.startswith("<user>")
 
 
-def test_an_examples_member_and_its_sampling_reach_the_prompt(tokenizer):
+def test_prompt_has_the_mixture_member_and_sampling_of_its_example(tokenizer):
     sampling = SamplingConfig(n=2)
 
     class Member(SumDigits):
@@ -140,12 +140,12 @@ def test_an_examples_member_and_its_sampling_reach_the_prompt(tokenizer):
     assert (prompt.task, prompt.sampling) == ("sums", sampling)
 
 
-def test_a_prompt_over_the_limit_names_prompt_length_limit_and_remedy(tokenizer):
+def test_too_long_prompt_error_has_prompt_length_limit_and_remedy(tokenizer):
     with pytest.raises(UserError, match=r"prompts.max_prompt_tokens = 8: expected at least \d+.*What is.*Raise it"):
         stream(tokenizer, max_prompt_tokens=8)
 
 
-def test_a_prompt_without_tokens_is_an_error_that_names_its_place(tokenizer):
+def test_empty_prompt_error_names_its_position(tokenizer):
     class WithAnEmptyOne(SumDigits):
         def train_example(self, index, *, seed):
             example = super().train_example(index, seed=seed)
@@ -157,7 +157,7 @@ def test_a_prompt_without_tokens_is_an_error_that_names_its_place(tokenizer):
         prompts.next_batch(1)
 
 
-def test_a_generated_prompt_that_is_too_long_is_passed_over_and_counted(tokenizer):
+def test_too_long_generated_prompt_is_skipped_and_counted(tokenizer):
     class WithALongOne(SumDigits):
         def train_example(self, index, *, seed):
             example = super().train_example(index, seed=seed)
@@ -172,7 +172,7 @@ def test_a_generated_prompt_that_is_too_long_is_passed_over_and_counted(tokenize
 
 
 @pytest.mark.parametrize("enable_thinking", [False, True])
-def test_a_chat_prompt_has_the_tokens_of_transformers_apply_chat_template(tokenizer, enable_thinking):
+def test_chat_prompt_tokens_equal_apply_chat_template(tokenizer, enable_thinking):
     tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
     config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2")], "enable_thinking": enable_thinking}
     for prompt in stream(tokenizer, **config).next_batch(3):
@@ -184,7 +184,7 @@ def test_a_chat_prompt_has_the_tokens_of_transformers_apply_chat_template(tokeni
         assert prompt.token_ids.tolist() == rendered
 
 
-def test_plain_text_begins_with_the_system_prompt_and_the_examples(tokenizer):
+def test_plain_text_prompt_starts_with_system_prompt_and_examples(tokenizer):
     config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2"), ("What is 1 + 2?\n", "3")]}
     [bare] = stream(tokenizer).next_batch(1)
     [prompt] = stream(tokenizer, **config).next_batch(1)
@@ -222,7 +222,7 @@ def test_a_system_message_that_the_template_leaves_out_is_an_error_with_the_reme
         stream(tokenizer, system_prompt="Be brief.")
 
 
-def test_a_template_that_needs_no_generation_prompt_is_none(tokenizer):
+def test_template_without_a_generation_prompt_is_accepted(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{% endif %}"
         "{% endfor %}"
@@ -239,7 +239,7 @@ def test_messages_without_a_chat_template_are_an_error_with_the_remedy(tokenizer
         stream(tokenizer, task=Chat(SumDigits.Config(max_integers=2, instruction="")))
 
 
-def test_a_tokenizer_that_cannot_represent_the_text_is_an_error_naming_the_folder(tokenizer):
+def test_tokenizer_that_loses_text_is_an_error_naming_the_folder(tokenizer):
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(UserError, match="hf_assets_path"):
         stream(tokenizer)
@@ -253,7 +253,7 @@ def test_a_tokenizer_with_unknown_tokens_is_an_error_naming_the_folder():
         stream(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
 
 
-def test_text_with_a_lone_surrogate_is_an_error_that_names_the_text(tokenizer):
+def test_lone_surrogate_error_names_the_text(tokenizer):
     with pytest.raises(
         UserError, match="prompt = .*: expected text that UTF-8 can encode, but: surrogates not allowed"
     ):
@@ -273,7 +273,7 @@ def _with(**changes):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_the_name_of_a_special_token_in_a_prompt_is_refused_by_name_or_allowed(tokenizer, chat):
+def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
     tokenizer.chat_template = CHAT_TEMPLATE if chat else None
     text = "Is <|endoftext|> one?"
     task = _with(text=text, messages=[{"role": "user", "content": text}])
@@ -283,20 +283,20 @@ def test_the_name_of_a_special_token_in_a_prompt_is_refused_by_name_or_allowed(t
     assert tokenizer.eos_token_id in prompt.token_ids
 
 
-def test_the_special_tokens_of_the_chat_template_itself_are_not_refused(tokenizer):
+def test_special_tokens_of_the_chat_template_are_allowed(tokenizer):
     tokenizer.chat_template = CHAT_TEMPLATE + "<|endoftext|>"
     [prompt] = stream(tokenizer).next_batch(1)
     assert tokenizer.eos_token_id in prompt.token_ids
 
 
-def test_a_prompt_of_many_megabytes_is_too_long_before_it_is_tokenized(tokenizer, monkeypatch):
+def test_huge_prompt_is_refused_before_tokenization(tokenizer, monkeypatch):
     renderer = PromptRenderer.Config().build(task=_with(), tokenizer=tokenizer)
     monkeypatch.setattr(renderer, "_tokenized", None)
     [long] = renderer.prompts([Example(text="What is it? " * 10**6, expected_answer="1")])
     assert "prompts.max_prompt_tokens = 512: expected at least" in str(long)
 
 
-def test_columns_reach_the_prompt_as_they_are(tokenizer):
+def test_prompt_keeps_example_columns_unchanged(tokenizer):
     class WithColumns(SumDigits):
         def train_example(self, index, *, seed):
             return Example(
@@ -318,7 +318,7 @@ class _Ends(SumDigits):
 
 
 @pytest.mark.parametrize(("act", "error"), [(sys.exit, SystemExit), (lambda: None, UserError)])
-def test_a_task_that_exits_or_gives_no_example_while_reading_ahead_leaves_no_step_waiting(tokenizer, act, error):
+def test_task_that_fails_while_prefetching_does_not_hang_the_step(tokenizer, act, error):
     task = _Ends(SumDigits.Config(max_integers=2, instruction=""))
     task.act = act
     prompts = stream(tokenizer, task=task, read_ahead=16)

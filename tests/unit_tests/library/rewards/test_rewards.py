@@ -43,11 +43,11 @@ def of(function, *texts, expected="46"):
         ("", ""),
     ],
 )
-def test_where_an_answer_is_found(text, answer):
+def test_final_answer_is_found_in_each_format(text, answer):
     assert final_answer(text) == answer
 
 
-def test_answers_as_text_numbers_and_mathematics():
+def test_answers_are_compared_as_text_number_or_math():
     assert of(exact_match, "The answer is  New  york", "york", expected="new York") == [1.0, 0.0]
     assert of(numeric, "#### 1,250.50", "it is 2501/2", "1250", "none", expected="1250.5") == [1.0, 1.0, 0.0, 0.0]
     assert of(numeric, "1/0", expected="1") == [0.0]
@@ -55,7 +55,7 @@ def test_answers_as_text_numbers_and_mathematics():
     assert of(math_answer, r"$\boxed{\frac{2}{4}}$", "0.5", "3", expected=r"\frac{1}{2}") == [1.0, 1.0, 0.0]
 
 
-def test_forms():
+def test_format_rewards():
     assert of(boxed, r"\boxed{1}", r"\boxed{}", r"\boxed{1} \boxed{2}", "1") == [1.0, 0.0, 0.0, 0.0]
     good = "<think>\na\n</think>\n<answer>b</answer>"
     assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [
@@ -72,14 +72,14 @@ def test_forms():
     assert of(regex(r"a.b", whole=True), "a\nb", "xa\nbx") == [1.0, 0.0]
 
 
-def test_lengths_repetition_and_scripts():
+def test_length_repetition_and_script_rewards():
     assert of(length(4), "abcd", "ab", "", "a" * 20) == [0.0, -0.5, -1.0, -1.0]
     assert of(overlong(10, 4), "a" * 6, "a" * 8, "a" * 12) == [0.0, -0.5, -1.0]
     assert repetition(2)(completion_ids=[[1, 2, 1, 2, 1], [1, 2, 3], [1]]) == [-0.5, 0.0, 0.0]
     assert of(script("latin"), "abc", "abжд", "123") == [1.0, 0.5, None]
 
 
-def test_each_has_its_name_where_it_is_referred_to():
+def test_library_rewards_are_named_by_their_reference():
     place = "torchtitan_rl.library.rewards"
     config = Grader.Config(
         rewards=[f"{place}:numeric", f"short={place}:length(target=10)", f'{place}:tags(["a", "b"])']
@@ -132,7 +132,7 @@ def server():
     stop[0][0].call_soon_threadsafe(stop[0][1].set)
 
 
-def test_the_judge_is_asked_for_all_groups_at_once_and_never_twice(server, tmp_path):
+def test_judge_requests_are_concurrent_and_never_repeated(server, tmp_path):
     address, asked, most_open = server
     cache = tmp_path / "marks.jsonl"
     graded = grader(Judge(address, "m", cache=str(cache)))
@@ -148,14 +148,14 @@ def test_the_judge_is_asked_for_all_groups_at_once_and_never_twice(server, tmp_p
     assert len([json.loads(line) for line in cache.read_text().splitlines()]) == 10
 
 
-def test_a_spent_budget_leaves_the_function_out(server):
+def test_judge_over_its_budget_is_left_out(server):
     graded = grader(Judge(server[0], "m", budget=2))
     [scored] = graded.score([group("a", "bb", "ccc", "a")])
     assert rewards(scored.samples) == [0.1, 0.2, None, 0.1]
     assert logged(graded)["extra/Judge/left_out"].value == 0.25
 
 
-def test_a_judge_without_a_mark_or_in_time_is_a_failure(server):
+def test_judge_without_a_score_or_over_time_counts_as_failure(server):
     with pytest.raises(RewardError, match="Judge.*the judge gave no mark: 'I cannot say'"):
         score(grader(Judge(server[0], "m")), "mute")
     with pytest.raises(RewardError, match="Judge.*APITimeoutError"):

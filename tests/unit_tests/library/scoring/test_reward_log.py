@@ -7,7 +7,7 @@ import pytest
 from tests.parts.grading import constant, grader, logged, rewards, score
 
 
-def test_extras_travel_with_their_completions():
+def test_logged_columns_stay_with_their_completions():
     def counts(completions, log_extra, **_):
         log_extra("characters", [len(text) for text in completions])
         return [0.0] * len(completions)
@@ -16,7 +16,7 @@ def test_extras_travel_with_their_completions():
     assert [s.extra for s in scored] == [{"counts/characters": 2}, {"counts/characters": 1}]
 
 
-def test_metrics_are_drained_as_mean_and_count():
+def test_logged_metrics_are_returned_as_mean_and_count():
     def accurate(completions, log_metric, **_):
         for text in completions:
             log_metric("accuracy", float(text == "right"))
@@ -42,7 +42,7 @@ def test_conditional_logging_leaves_other_groups_without_the_column():
     assert score(graded, "odd")[0].extra == {"sometimes/note": "seen"}
 
 
-def test_calls_for_one_completion_after_another_extend_the_column():
+def test_repeated_logging_calls_extend_the_column():
     def one_by_one(completions, log_extra, **_):
         for text in completions:
             log_extra("length", [len(text)])
@@ -56,7 +56,7 @@ def test_calls_for_one_completion_after_another_extend_the_column():
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_column_without_a_value_for_each_completion_costs_itself_and_no_second_call(caplog, number):
+def test_column_of_wrong_length_is_dropped_without_calling_the_function_again(caplog, number):
     calls = []
 
     def careless(completions, log_extra, log_metric, **_):
@@ -78,7 +78,7 @@ def test_a_column_without_a_value_for_each_completion_costs_itself_and_no_second
 
 
 @pytest.mark.parametrize("bad", ["xy", 7, None])
-def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad, caplog):
+def test_invalid_logging_loses_the_extras_and_keeps_the_scores(bad, caplog):
     def careless(completions, log_extra, log_metric, **_):
         log_metric("calls", 1.0)
         log_extra("good", ["x"] * len(completions))
@@ -94,7 +94,7 @@ def test_bad_logging_that_nobody_catches_costs_the_extras_and_not_the_scores(bad
     assert "'careless' called log_extra('bad'" in caplog.text
 
 
-def test_a_metric_that_is_no_number_costs_no_scores(caplog):
+def test_non_numeric_metric_keeps_the_scores(caplog):
     def careless(completions, log_metric, **_):
         log_metric("mood", "good")
         return [1.0] * len(completions)
@@ -113,7 +113,7 @@ def logs(name, column):
     return function
 
 
-def test_a_group_weighs_as_many_as_its_completions():
+def test_logged_metric_is_weighted_by_group_size():
     def share(completions, log_metric, **_):
         log_metric("right", sum(text == "right" for text in completions) / len(completions))
         return [0.0] * len(completions)
@@ -124,7 +124,7 @@ def test_a_group_weighs_as_many_as_its_completions():
     assert logged(graded) == {"extra/share/right": (0.5, "mean", 6)}
 
 
-def test_names_carry_their_functions_whoever_logs_besides():
+def test_logged_names_are_prefixed_with_their_function():
     graded = grader(logs("f", "note"), logs("g", "note"), logs("h", "own"))
     assert score(graded, "a")[0].extra == {"f/note": "f", "g/note": "g", "h/own": "h"}
     metrics = logged(graded)
@@ -135,7 +135,7 @@ def test_names_carry_their_functions_whoever_logs_besides():
     assert list(logged(alone)) == ["extra/f/note"]
 
 
-def test_what_cannot_leave_a_worker_costs_the_extras_and_not_the_scores(caplog):
+def test_unpicklable_extras_are_lost_and_scores_are_kept(caplog):
     def careless(completions, log_extra, **_):
         log_extra("function", [lambda: 1 for _ in completions])
         return [1.0] * len(completions)
@@ -145,7 +145,7 @@ def test_what_cannot_leave_a_worker_costs_the_extras_and_not_the_scores(caplog):
     assert "'careless' called log_extra('function', ...) with values that cannot be pickled" in caplog.text
 
 
-def test_a_reward_function_named_like_a_core_column_overwrites_nothing():
+def test_reward_function_named_like_a_core_column_does_not_overwrite_it():
     scored = score(grader(constant(2.0, "reward"), constant(3.0, "prompt")), "a")
     assert scored[0].reward == 5.0
     assert scored[0].reward_breakdown == {"reward": 2.0, "prompt": 3.0}
@@ -165,7 +165,7 @@ def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
     }
 
 
-def test_extras_logged_before_a_failure_are_kept_to_show_what_went_wrong():
+def test_extras_logged_before_a_failure_are_kept():
     def fails_late(completions, log_extra, **_):
         log_extra("seen", list(completions))
         raise RuntimeError("later")

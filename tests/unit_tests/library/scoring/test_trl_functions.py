@@ -103,7 +103,7 @@ def calibrated(completions, ground_truth, log_metric=None, **kwargs):
 
 
 @pytest.mark.parametrize(("reference", "expected"), PUBLISHED.items())
-def test_a_published_function_runs_unchanged(reference, expected):
+def test_published_trl_function_runs_unchanged(reference, expected):
     graded = build_grader(Grader.Config(rewards=[reference]), WithColumns())
     found = [
         s.reward for s in score(graded, r"<think>" + "\n40+6\n</think>\n" + r"$\boxed{46}$", "<b> 45 $45$", **CHAT)
@@ -138,7 +138,7 @@ def test_an_example_of_the_documentation_runs_unchanged(function, fields, expect
         assert [s.extra["logs_one_by_one/length"] for s in scored.samples] == [11, 2]
 
 
-def test_a_calibration_error_is_of_the_batch_as_in_trl():
+def test_calibration_error_is_computed_over_the_batch_as_in_trl():
     """Two prompts, right and wrong, both stated with 0.5: perfect over the batch, 0.5 within each group."""
     graded = build_grader(Grader.Config(), WithColumns(calibrated))
     asked = [group("46 0.5", prompt_idx=0, **PLAIN), group("45 0.5", prompt_idx=1, **PLAIN)]

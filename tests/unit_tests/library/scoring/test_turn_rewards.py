@@ -25,7 +25,7 @@ def talked(*turn_rewards):
         ([constant(5.0)], 5.0, (0.0, 0.0, 0.0)),
     ],
 )
-def test_only_the_environments_rewards_are_those_of_turns(functions, reward, of_turns):
+def test_turn_rewards_come_only_from_the_environment(functions, reward, of_turns):
     weights = {"environment_reward": 2.0} if environment_reward in functions else {}
     made = grader(*functions, weights=weights)
     try:

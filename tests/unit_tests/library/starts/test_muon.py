@@ -13,7 +13,7 @@ def gradients():
     return [torch.randn(shape) for shape in shapes], [[torch.randn(shape) for shape in shapes] for _ in range(3)]
 
 
-def test_three_steps_are_those_of_torch_up_to_its_bfloat16():
+def test_muon_equals_torch_up_to_bfloat16_rounding():
     start, steps = gradients()
     ours, torchs = ([nn.Parameter(matrix.clone()) for matrix in start] for _ in range(2))
     optimizers = [
@@ -32,7 +32,7 @@ def test_three_steps_are_those_of_torch_up_to_its_bfloat16():
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 9), (3, 9, 4), (2, 5, 5)])
-def test_singular_values_come_near_one(shape):
+def test_orthogonalized_matrix_has_singular_values_near_one(shape):
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)))
     assert values.max() < 1.3

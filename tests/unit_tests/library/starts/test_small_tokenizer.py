@@ -18,7 +18,7 @@ def loaded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", [TEXTS[0], "h\u00e9 \U0001f600 \x00\t[ANSWER]", "  two  spaces \n\n", "12345.678"])
-def test_any_text_round_trips(loaded, text):
+def test_any_text_round_trips_through_the_tokenizer(loaded, text):
     assert loaded.decode(loaded(text)["input_ids"]) == text
 
 
@@ -26,12 +26,12 @@ def test_each_digit_is_one_token(loaded):
     assert len(loaded("1234567890")["input_ids"]) == 10
 
 
-def test_words_of_the_text_are_single_tokens_and_the_vocabulary_is_as_large_as_asked(loaded):
+def test_frequent_words_are_single_tokens_and_the_vocabulary_has_the_requested_size(loaded):
     assert len(loaded("ANSWER")["input_ids"]) == 1
     assert len(loaded) == 320
 
 
-def test_special_tokens_come_first_and_are_never_added_by_themselves(loaded):
+def test_special_tokens_have_the_first_ids_and_are_not_added_automatically(loaded):
     assert (loaded.eos_token_id, loaded.pad_token_id) == (0, 1)
     assert 0 not in loaded(TEXTS[0])["input_ids"]
     assert loaded("<|endoftext|>")["input_ids"] == [0]

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_worked_answers_are_right_unless_they_forget_the_carry():
+def test_generated_solutions_are_right_unless_they_forget_the_carry():
     for left in range(10, 100):
         for right in range(10, 100):
             careful = TASK.extract_answer(sum_in_columns(left, right, forget_carry=False))
@@ -43,13 +43,13 @@ def test_worked_answers_are_right_unless_they_forget_the_carry():
             assert habitual == str(left + right - 10 * carries)
 
 
-def test_worked_answers_show_the_columns():
+def test_generated_solutions_show_the_columns():
     assert sum_in_columns(47, 85, forget_carry=False) == "7+5=12 4+8+1=13 [ANSWER] 132"
     assert sum_in_columns(47, 85, forget_carry=True) == "7+5=12 4+8=12 [ANSWER] 122"
     assert sum_in_columns(12, 34, forget_carry=False) == "2+4=6 1+3=4 [ANSWER] 46"
 
 
-def test_the_text_is_of_the_training_split_and_has_the_habit_in_its_share():
+def test_warm_start_text_uses_the_training_split_and_the_configured_share_of_mistakes():
     right = {True: 0, False: 0}
     for example, completion in _worked(TASK, TINY, 0, 3000):
         left, added = example.columns["operands"]
@@ -59,7 +59,7 @@ def test_the_text_is_of_the_training_split_and_has_the_habit_in_its_share():
     assert right[False] / sum(right.values()) == pytest.approx(0.56, abs=0.05)
 
 
-def test_only_the_completion_is_learned_up_to_the_end_of_sequence(folder):
+def test_warm_start_loss_covers_the_completion_and_its_end_token(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [example.text + completion for example, completion in _worked(TASK, TINY, 0, 20)]
     token_ids, labels = _pad(_tokenize(TASK, TINY, 0, 20, tokenizer), tokenizer.pad_token_id)
@@ -70,7 +70,7 @@ def test_only_the_completion_is_learned_up_to_the_end_of_sequence(folder):
         assert tokenizer.decode(token_ids[row, : first + 1]).endswith("?\n")
 
 
-def test_the_folder_is_a_hugging_face_checkpoint(folder):
+def test_warm_start_writes_a_hugging_face_checkpoint(folder):
     model = Qwen3ForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -83,7 +83,7 @@ def test_the_folder_is_a_hugging_face_checkpoint(folder):
     assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
-def test_making_it_is_deterministic_and_leaves_random_state_and_threads_alone(folder, tmp_path):
+def test_warm_start_is_deterministic_and_keeps_random_state_and_threads(folder, tmp_path):
     torch.manual_seed(7)
     before, threads, python = torch.get_rng_state(), torch.get_num_threads(), random.getstate()
     make_checkpoint(tmp_path / "again", TASK, 0, TINY)
@@ -95,12 +95,12 @@ def test_making_it_is_deterministic_and_leaves_random_state_and_threads_alone(fo
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
 
 
-def test_it_computes_nothing_in_bfloat16(tmp_path):
+def test_warm_start_computes_nothing_in_bfloat16(tmp_path):
     with NoBfloat16():
         make_checkpoint(tmp_path / "start", TASK, 0, TINY)
 
 
-def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, monkeypatch):
+def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -113,7 +113,7 @@ def test_what_an_interrupted_run_left_is_no_checkpoint_and_is_cleared(tmp_path, 
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_a_made_checkpoint_is_reused_and_another_recipe_or_seed_has_its_own(tmp_path, capsys):
+def test_warm_start_checkpoint_is_reused_and_depends_on_recipe_and_seed(tmp_path, capsys):
     first = ensure_checkpoint(TASK, TINY, tmp_path)
     capsys.readouterr()
     assert ensure_checkpoint(TASK, TINY, tmp_path) == first
@@ -121,7 +121,7 @@ def test_a_made_checkpoint_is_reused_and_another_recipe_or_seed_has_its_own(tmp_
     assert ensure_checkpoint(TASK, TINY, tmp_path, seed=1) != first
 
 
-def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
+def test_warm_start_reports_progress_from_first_to_last_step(tmp_path, capsys):
     make_checkpoint(tmp_path / "start", TASK, 0, TINY)
     lines = capsys.readouterr().out.splitlines()
     assert "3 steps" in lines[0]
@@ -129,7 +129,7 @@ def test_progress_is_said_from_the_first_to_the_last_step(tmp_path, capsys):
     assert str(tmp_path / "start") in lines[-1]
 
 
-def test_two_runs_at_once_make_one_checkpoint(tmp_path):
+def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
     program = (
         "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "
         "from torchtitan_rl.library.starts.answer_recipes import sums; from torchtitan_rl.library.starts.warm_start import ensure_checkpoint; "
@@ -152,7 +152,7 @@ def test_two_runs_at_once_make_one_checkpoint(tmp_path):
     Qwen3ForCausalLM.from_pretrained(folder)
 
 
-def test_a_second_run_says_that_it_waits(tmp_path):
+def test_waiting_for_another_runs_warm_start_is_reported(tmp_path):
     folder = ensure_checkpoint(TASK, TINY, tmp_path)
     folder.rename(tmp_path / "made")
     with open(folder.with_suffix(".lock")) as lock:
@@ -167,7 +167,7 @@ def test_a_second_run_says_that_it_waits(tmp_path):
     assert shown == [f"warm start: wait for another run that makes {folder}"]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_warm_start_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError, match=r"hf_assets_path is empty, .* cannot be written to .*/file: .*--hf-assets-path"

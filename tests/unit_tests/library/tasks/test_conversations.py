@@ -19,7 +19,7 @@ def prompt_of(example) -> Prompt:
 
 
 @pytest.mark.parametrize("task", [Calculator.Config().build(), GuessNumber.Config().build()])
-def test_training_and_held_out_examples_never_overlap(task):
+def test_conversation_tasks_have_disjoint_training_and_held_out_examples(task):
     held_out = {example.text + example.expected_answer for example in task.held_out_examples(90)}
     trained = {
         e.text + e.expected_answer for seed in (0, 1) for e in (task.train_example(i, seed=seed) for i in range(500))
@@ -40,7 +40,7 @@ def test_the_calculator_multiplies_and_its_answer_is_the_last_integer_tagged():
     ]  # the tool's words are not the policy's
 
 
-def test_the_game_tells_higher_from_lower_and_pays_for_the_number():
+def test_guessing_game_answers_higher_or_lower_and_rewards_the_number():
     task = GuessNumber.Config().build()
     example = task.train_example(3, seed=0)
     secret = int(example.expected_answer)
@@ -63,7 +63,7 @@ def test_the_game_tells_higher_from_lower_and_pays_for_the_number():
         (GuessNumber.Config().build(), starts.guesser(), "user"),
     ],
 )
-def test_a_start_learns_the_very_text_that_a_run_renders(task, recipe, role):
+def test_warm_start_text_equals_the_rendered_text_of_a_run(task, recipe, role):
     """What lies between two turns in the text is the template's answer to the first one."""
     made = chat_tokenizer()
     template = ChatTemplate(made, end_token_ids=[made.eos_token_id], tools=tool_schemas(task.tools()) or None)

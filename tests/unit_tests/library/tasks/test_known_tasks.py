@@ -33,7 +33,7 @@ def prompt_of(example) -> Prompt:
     )
 
 
-def test_gsm8k_reads_the_published_columns_and_judges_the_number_behind_the_mark(tmp_path):
+def test_gsm8k_reads_the_published_columns_and_compares_the_final_number(tmp_path):
     rows = [{"question": f"{i} eggs?", "answer": f"He has <<{i}+0={i}>>.\n#### 1,{i:03}"} for i in range(5)]
     task = Gsm8k.Config(path=folder_of(tmp_path, train=rows[:4], test=rows[4:])).build()
     [held_out] = task.held_out_examples(10)
@@ -43,7 +43,7 @@ def test_gsm8k_reads_the_published_columns_and_judges_the_number_behind_the_mark
         assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
 
 
-def test_gsm8k_rows_whose_answer_has_no_mark_are_told(tmp_path):
+def test_gsm8k_rows_without_a_final_answer_are_reported(tmp_path):
     with pytest.raises(UserError, match="row 2: no answer found in 'answer'"):
         Gsm8k.Config(
             path=folder_of(
@@ -52,13 +52,13 @@ def test_gsm8k_rows_whose_answer_has_no_mark_are_told(tmp_path):
         ).build()
 
 
-def test_the_last_box_is_read_with_its_inner_braces():
+def test_last_boxed_answer_is_parsed_with_nested_braces():
     assert last_boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert last_boxed(r"\boxed{1") is None
     assert last_boxed("1") is None
 
 
-def test_math_judges_latex_by_its_value(tmp_path):
+def test_math_compares_latex_by_value(tmp_path):
     rows = [{"problem": f"Halve {i}.", "solution": rf"It is \boxed{{\frac{{{i}}}{{2}}}}."} for i in (1, 3, 5)]
     task = Math.Config(path=folder_of(tmp_path, train=rows[1:], test=rows[:1])).build()
     [held_out] = task.held_out_examples(10)
@@ -68,7 +68,7 @@ def test_math_judges_latex_by_its_value(tmp_path):
         assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
 
 
-def test_a_comparison_that_does_not_end_is_killed_and_the_next_is_judged():
+def test_endless_math_comparison_is_killed_and_the_next_succeeds():
     judge = MathJudge(longest_seconds=1.0)
     assert judge.equal("0.5", r"\frac{1}{2}")
     started = time.perf_counter()
@@ -77,7 +77,7 @@ def test_a_comparison_that_does_not_end_is_killed_and_the_next_is_judged():
     assert judge.equal("0.25", r"\frac{1}{4}")
 
 
-def test_a_group_of_answers_that_hang_takes_little_more_than_two():
+def test_group_of_hanging_comparisons_takes_about_two_timeouts():
     judge = MathJudge(longest_seconds=2.0)
     assert judge.equal("0.5", r"\frac{1}{2}")
     started = time.perf_counter()
@@ -108,7 +108,7 @@ def test_countdown_takes_expressions_that_use_each_number_once(expression, right
     assert reaches(expression, [3, 1, 2], 9) == right
 
 
-def test_countdown_evaluates_exactly_and_never_for_long():
+def test_countdown_evaluates_exactly_and_in_bounded_time():
     assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
     started = time.process_time()
     assert evaluate("9**9**9") is None
@@ -117,7 +117,7 @@ def test_countdown_evaluates_exactly_and_never_for_long():
     assert time.process_time() - started < 0.1
 
 
-def test_countdown_targets_can_be_reached_and_splits_do_not_overlap():
+def test_countdown_targets_are_reachable_and_splits_are_disjoint():
     task = Countdown.Config().build()
     held_out = {(tuple(sorted(e.columns["numbers"])), e.columns["target"]) for e in task.held_out_examples(200)}
     assert len(held_out) == 200
@@ -136,7 +136,7 @@ def test_the_expected_answer_of_countdown_is_one_that_reaches_the_target():
         assert reaches(example.expected_answer, example.columns["numbers"], example.columns["target"])
 
 
-def test_countdown_rewards_and_judgement_agree():
+def test_countdown_reward_and_correctness_agree():
     task = Countdown.Config().build()
     columns = {"numbers": [[1, 2, 3]] * 3, "target": [9] * 3}
     completions = ["<answer>(1+2)*3</answer>", "<answer>1+2+3</answer>", "9"]
@@ -176,7 +176,7 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
         ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
     ],
 )
-def test_unknown_tasks_and_settings_are_errors_with_the_remedy(config, message):
+def test_unknown_reasoning_gym_tasks_and_settings_are_errors_with_a_remedy(config, message):
     pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
     with pytest.raises(UserError, match=message):
         ReasoningGym.Config(**config).build()

@@ -36,7 +36,7 @@ def tokenizer():
     return make_small_tokenizer(["What is 12 + 34? [ANSWER] 46"] * 4, vocab_size=300)
 
 
-def test_members_ask_by_their_weights_each_with_its_own_stream_from_the_start():
+def test_mixture_members_are_drawn_by_weight_from_their_own_streams():
     task = mixture()
     examples = [task.train_example(index, seed=0) for index in range(6000)]
     asked = Counter(example.task for example in examples)
@@ -48,7 +48,7 @@ def test_members_ask_by_their_weights_each_with_its_own_stream_from_the_start():
         ]
 
 
-def test_the_stream_is_a_pure_function_of_seed_and_place():
+def test_mixture_stream_is_a_pure_function_of_seed_and_position():
     places = [0, 4095, 4096, 9000, 17]
     once = [mixture().train_example(place, seed=3).text for place in places]
     assert once == [mixture().train_example(place, seed=3).text for place in reversed(places)][::-1]
@@ -56,7 +56,7 @@ def test_the_stream_is_a_pure_function_of_seed_and_place():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_rank_resumes_a_mixture_at_the_exact_place_whatever_their_number(tokenizer, ranks):
+def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer, ranks):
     def stream():
         return PromptStream.Config(read_ahead=8).build(task=mixture(), tokenizer=tokenizer, seed=0)
 
@@ -70,18 +70,18 @@ def test_every_rank_resumes_a_mixture_at_the_exact_place_whatever_their_number(t
         assert [(p.task, p.text, p.sampling) for p in resumed.next_batch(20)] == expected
 
 
-def test_a_members_sampling_reaches_its_prompts_alone(tokenizer):
+def test_sampling_of_a_member_applies_only_to_its_prompts(tokenizer):
     prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(40)
     assert {prompt.task: prompt.sampling for prompt in prompts} == {"sums": None, "countdown": SHORT}
 
 
-def test_held_out_prompts_are_shared_out_evenly():
+def test_held_out_prompts_are_split_evenly_over_members():
     held_out = mixture().held_out_examples(9)
     assert Counter(example.task for example in held_out) == {"sums": 5, "countdown": 4}
     assert mixture().held_out_examples(1)[0].task == "sums"
 
 
-def test_the_start_is_that_of_the_first_member_that_makes_one(tmp_path, monkeypatch):
+def test_mixture_uses_the_warm_start_of_its_first_member_with_one(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name
     )
@@ -90,7 +90,7 @@ def test_the_start_is_that_of_the_first_member_that_makes_one(tmp_path, monkeypa
     assert Mixture.Config(tasks={"countdown": both["countdown"]}).start_checkpoint(tmp_path) is None
 
 
-def test_wrong_members_are_errors_with_the_remedy():
+def test_invalid_members_are_errors_with_a_remedy():
     with pytest.raises(UserError, match="task.tasks.sums.weight = 0: expected more than 0"):
         check_fields(Mixture.Config(tasks={"sums": sums(0)}), "task")
     with pytest.raises(UserError, match="task.tasks = 'a/b': expected a name without /"):
@@ -117,7 +117,7 @@ def test_a_members_sampling_is_checked_before_anything_starts(own, message):
         validate(config, world_size=1)
 
 
-def test_metrics_are_split_by_the_member_that_asked(tokenizer):
+def test_metrics_are_split_by_mixture_member(tokenizer):
     prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(8)
     groups = [Group(prompt=p, samples=[episode(p.task == "sums", i) for i in range(2)]) for p in prompts]
     algorithm = Algorithm.Config().build(max_completion_tokens=16)

@@ -72,7 +72,7 @@ def test_every_text_format_gives_the_same_examples(build, name, content):
     assert found == {(f"{i} + 1?", str(i + 1)) for i in range(20)}
 
 
-def test_parquet_saved_data_sets_and_folders_of_splits_are_read(tmp_path):
+def test_parquet_saved_data_sets_and_split_folders_are_read(tmp_path):
     Dataset.from_list(sums(20)).to_parquet(tmp_path / "a.parquet")
     Dataset.from_list(sums(20)).save_to_disk(tmp_path / "saved")
     (tmp_path / "folder").mkdir()
@@ -87,12 +87,12 @@ def test_parquet_saved_data_sets_and_folders_of_splits_are_read(tmp_path):
     assert [e.expected_answer for e in folder.held_out_examples(99)] == ["17", "18", "19", "20"]
 
 
-def test_an_edited_file_is_read_anew(build):
+def test_edited_file_is_read_again(build):
     assert "0 + 1?" in texts(build(sums(20)), 19)
     assert texts(build([{"prompt": f"other {i}", "answer": i} for i in range(20)]), 1)[0].startswith("other")
 
 
-def test_each_epoch_has_every_row_once_in_an_order_of_its_own_by_seed(build):
+def test_each_epoch_has_every_row_once_in_a_seeded_order(build):
     task = build(sums(20))
     first, second = texts(task, 38)[:19], texts(task, 38)[19:]
     assert sorted(first) == sorted(second)
@@ -103,7 +103,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own_by_seed(build):
     assert task.epoch(38) == 2.0
 
 
-def test_the_held_out_share_depends_on_the_prompts_and_its_seed_alone(build):
+def test_held_out_split_depends_only_on_prompts_and_seed(build):
     def held_out(task):
         return sorted(e.text for e in task.held_out_examples(100))
 
@@ -114,7 +114,7 @@ def test_the_held_out_share_depends_on_the_prompts_and_its_seed_alone(build):
     assert not set(chosen) & set(texts(build(sums(40), held_out_share=0.25), 30))
 
 
-def test_messages_become_the_prompt_and_other_columns_reach_reward_functions_by_name(build):
+def test_messages_become_the_prompt_and_other_columns_reach_reward_functions(build):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
     task = build([{"messages": turns, "level": 3}, {"messages": turns[1:], "source": {"page": 1}}])
     both = [task.train_example(0, seed=0), *task.held_out_examples(1)]
@@ -132,7 +132,7 @@ def test_a_template_makes_the_prompt_of_columns(build):
 
 
 @pytest.mark.parametrize(("given", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("x", "x"), ("007", "007")])
-def test_numbers_and_texts_are_answers(build, given, text):
+def test_answers_may_be_numbers_or_text(build, given, text):
     [example] = build([{"prompt": "a", "answer": given}, {"prompt": "b", "answer": given}]).held_out_examples(1)
     assert example.expected_answer == text
 
@@ -150,20 +150,20 @@ def test_numbers_and_texts_are_answers(build, given, text):
         ("number", "none", "12", False),
     ],
 )
-def test_answers_are_compared_as_their_kind_says(build, kind, text, expected, right):
+def test_answers_are_compared_by_their_kind(build, kind, text, expected, right):
     task = build([{"prompt": p, "answer": expected} for p in "ab"], answer_kind=kind)
     assert task.is_correct(task.extract_answer(text), expected) == right
     assert task.correct(completions=[text], expected_answer=[expected]) == [float(right)]
 
 
-def test_rows_without_answers_have_no_reward_and_no_judgement_of_their_own(build):
+def test_rows_without_answers_have_no_default_reward_or_correctness(build):
     task = build([{"prompt": "a"}, {"prompt": "b"}])
     with pytest.raises(UserError, match="grader.rewards = .*a reward function, as the task has none"):
         build_grader(Grader.Config(), task)
     assert task.judge("x", None) is None
 
 
-def test_what_is_left_out_is_told_with_its_row_numbers(build, capsys):
+def test_skipped_rows_are_reported_with_their_numbers(build, capsys):
     rows = [*sums(3), {"prompt": "9?"}, {"prompt": "8?", "answer": ""}, *sums(2), {"prompt": "7?", "answer": 7}]
     assert (
         "data.jsonl: 3 rows for training; left out: 2 without an answer (rows 4, 5), "
@@ -171,14 +171,14 @@ def test_what_is_left_out_is_told_with_its_row_numbers(build, capsys):
     )
 
 
-def test_a_training_row_that_is_also_held_out_is_left_out_and_told(build, tmp_path, capsys):
+def test_training_rows_that_are_also_held_out_are_skipped_and_reported(build, tmp_path, capsys):
     (tmp_path / "test.jsonl").write_bytes(lines(*sums(6)[4:]))
     task = build(sums(6), held_out_path=str(tmp_path / "test.jsonl"))
     assert "4 rows for training; left out: 2 also held out (rows 5, 6)" in told(task, capsys)
     assert sorted(texts(task, 4)) == [f"{i} + 1?" for i in range(4)]
 
 
-def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_their_rows(build, tmp_path, capsys):
+def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsys):
     for name, rows in (("easy", sums(4)), ("hard", [{"prompt": f"{i} * 2?", "answer": 2 * i} for i in range(9)])):
         (tmp_path / f"{name}.jsonl").write_bytes(lines(*rows))
     paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("easy", "hard")}
@@ -197,7 +197,7 @@ def test_several_held_out_tables_go_by_their_names_and_training_keeps_none_of_th
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
 
 
-def test_an_id_that_two_rows_have_is_told(build, capsys):
+def test_duplicate_row_id_is_reported(build, capsys):
     task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
     assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
 
@@ -244,13 +244,13 @@ def test_an_id_that_two_rows_have_is_told(build, capsys):
         (b"", "task.path = .*expected at least one row, but it is empty"),
     ],
 )
-def test_wrong_rows_are_errors_with_their_numbers_and_the_remedy(build, content, message):
+def test_invalid_rows_are_errors_with_row_numbers_and_a_remedy(build, content, message):
     with pytest.raises(UserError, match=message):
         build(content)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_a_line_without_end_is_an_error_and_is_not_read_to_its_end(build, monkeypatch, name):
+def test_overlong_line_is_an_error_without_reading_it_all(build, monkeypatch, name):
     monkeypatch.setattr(table, "MOST_LINE_BYTES", 1000)
     first = b"prompt,answer\na,1\n" if name == "a.csv" else lines(*sums(2)) + b"\n"
     with pytest.raises(UserError, match="row [23]: a line longer than 64 MiB; write one row on each line"):
@@ -258,13 +258,13 @@ def test_a_line_without_end_is_an_error_and_is_not_read_to_its_end(build, monkey
 
 
 @pytest.mark.parametrize("header", [b"prompt, answer \n", b'"prompt", "answer"\n'])
-def test_spaces_around_the_names_of_a_csv_header_do_not_count(build, header):
+def test_spaces_in_a_csv_header_are_stripped(build, header):
     task = build(header + b"".join(b"%d + 1?, %d\n" % (i, i + 1) for i in range(20)), "a.csv")
     assert task.has_answers
     assert all(task.is_correct(e.expected_answer.strip(), e.expected_answer) for e in task.held_out_examples(1))
 
 
-def test_a_column_may_be_called_self(build):
+def test_column_named_self_is_accepted(build):
     task = build(sums(20, self="x"))
     [prompt] = task.held_out_examples(1)
     columns = {name: [value] for name, value in prompt.columns.items()}
@@ -273,7 +273,7 @@ def test_a_column_may_be_called_self(build):
     ]
 
 
-def test_wrong_csv_rows_are_errors_with_their_numbers(build):
+def test_invalid_csv_rows_are_errors_with_row_numbers(build):
     with pytest.raises(UserError, match="row 2: more fields than the header"):
         build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
     with pytest.raises(UserError, match="row 2: not UTF-8"):
@@ -347,14 +347,14 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
         build(sums(4), template="{prompt:d}")
 
 
-def test_an_answer_that_its_kind_cannot_read_is_an_error_and_nothing_is_left_out(build, capsys):
+def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
     with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
     rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
 
 
-def test_a_path_starts_where_the_caller_is_and_a_hubs_name_stays_one(build, tmp_path, monkeypatch):
+def test_relative_path_is_resolved_from_the_caller_and_hub_names_are_kept(build, tmp_path, monkeypatch):
     build(sums(4))
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
     assert len(set(texts(Rows.Config(path="data.jsonl").build(), 3))) == 3
@@ -363,7 +363,7 @@ def test_a_path_starts_where_the_caller_is_and_a_hubs_name_stays_one(build, tmp_
         Rows.Config(path="org/name").build()
 
 
-def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monkeypatch):
+def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     with pytest.raises(
         UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but: .+ Pass a file"
@@ -371,7 +371,7 @@ def test_a_data_set_that_the_hub_does_not_give_is_an_error_with_the_remedy(monke
         Rows.Config(path="org/name").build()
 
 
-def test_prompts_over_the_limit_are_left_out_and_told_before_training(build, capsys):
+def test_too_long_prompts_are_skipped_and_reported_before_training(build, capsys):
     task = build(
         [*sums(9), {"prompt": "long " * 100, "answer": 1}, {"prompt": "longer " * 100, "answer": 1}], held_out_share=0.4
     )
@@ -382,7 +382,7 @@ def test_prompts_over_the_limit_are_left_out_and_told_before_training(build, cap
     assert stream.num_passed_over == 0
 
 
-def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, capsys):
+def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, capsys):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
     rows = [{"messages": [turns[0], {**turns[1], "content": f"1 + {i}?"}]} for i in range(3)]
     task = build(sums(9) + [{"prompt": row["messages"], "answer": 1} for row in rows], held_out_share=0.01)
@@ -396,7 +396,7 @@ def test_messages_that_the_chat_template_refuses_are_left_out_and_told(build, ca
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
 
 
-def test_a_stream_of_rows_is_the_same_on_every_rank_and_resumes_in_the_middle_of_an_epoch(build):
+def test_row_stream_is_equal_on_every_rank_and_resumes_within_an_epoch(build):
     tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
 
     def stream():
@@ -409,20 +409,20 @@ def test_a_stream_of_rows_is_the_same_on_every_rank_and_resumes_in_the_middle_of
     assert [p.text for p in resumed.next_batch(20)] == [p.text for p in other.next_batch(20)]
 
 
-def test_rows_are_not_held_in_memory_as_python_objects(build):
+def test_rows_are_memory_mapped(build):
     task = build(sums(1000))
     assert isinstance(task._train.kept, np.ndarray)
     assert task._train.table._data.cache_files
 
 
-def test_a_data_set_that_the_hub_does_not_give_is_one_error_and_no_warning(monkeypatch, capfd):
+def test_unavailable_hub_data_set_is_one_error_without_warnings(monkeypatch, capfd):
     monkeypatch.setattr("torchtitan_rl.HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="no/such_data.*Hugging Face hub with the configuration 'main'.*but: "):
         table._download("no/such_data", "main", "train", "task.path")
     assert "Warning" not in capfd.readouterr().err
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path):
+def test_unreachable_hub_is_tried_once(tmp_path):
     program = "import sys; from torchtitan_rl.library.tasks.table import _main; sys.argv[1:] = ['no/rows', '', 'train']; _main()"
     settings = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", program]

@@ -34,7 +34,7 @@ def test_order_of_operands_does_not_change_the_split():
         assert len({is_held_out(permutation) for permutation in itertools.permutations(operands)}) == 1
 
 
-def test_no_stream_of_any_seed_touches_the_held_out_list():
+def test_training_stream_of_any_seed_has_no_held_out_example():
     task = SumDigits.Config().build()
     held_out = {tuple(sorted(e.columns["operands"])) for e in task.held_out_examples(256)}
     for seed in range(5):
@@ -48,12 +48,12 @@ def test_train_example_is_a_pure_function_of_seed_and_index(two_integers):
     assert stream != [again.train_example(i, seed=4) for i in range(50)]
 
 
-def test_held_out_list_is_fixed_and_a_longer_one_begins_with_the_shorter():
+def test_held_out_list_is_fixed_and_shorter_lists_are_prefixes():
     task = SumDigits.Config().build()
     assert task.held_out_examples(100)[:30] == SumDigits.Config().build().held_out_examples(30)
 
 
-def test_more_held_out_examples_than_exist_is_an_error_that_names_the_remedy(two_integers):
+def test_too_many_held_out_examples_is_an_error_with_a_remedy(two_integers):
     with pytest.raises(UserError, match="evaluation.num_prompts = 600: expected at most .* a larger task.max_integers"):
         two_integers.held_out_examples(600)
 
@@ -71,7 +71,7 @@ def test_examples_have_the_configured_number_of_two_digit_integers():
     assert counts == {2, 3, 4}
 
 
-def test_an_empty_instruction_leaves_the_question_alone():
+def test_empty_instruction_leaves_the_question_unchanged():
     example = SumDigits.Config(max_integers=2, instruction="").build().train_example(0, seed=0)
     assert re.fullmatch(r"What is \d\d \+ \d\d\?\n", example.text)
 
@@ -104,7 +104,7 @@ def test_impossible_range_of_integers_is_an_error():
         ("[ANSWER] " + "9" * 5000, None),
     ],
 )
-def test_extracted_answer(two_integers, text, answer):
+def test_answer_is_extracted_from_a_completion(two_integers, text, answer):
     assert two_integers.extract_answer(text) == answer
 
 
@@ -120,7 +120,7 @@ def test_extracted_answer(two_integers, text, answer):
         ("[ANSWER]", -1.0, 0.0),
     ],
 )
-def test_rewards_of_plain_and_chat_completions(two_integers, text, correct, form):
+def test_rewards_are_equal_for_plain_and_chat_completions(two_integers, text, correct, form):
     for completion in (text, [{"role": "assistant", "content": text}]):
         scores = {
             function.__name__: function(prompts=[""], completions=[completion], expected_answer=["132"])
@@ -129,13 +129,13 @@ def test_rewards_of_plain_and_chat_completions(two_integers, text, correct, form
         assert scores == {"correct": [correct], "format": [form]}
 
 
-def test_the_reward_and_the_evaluation_judge_alike(two_integers):
+def test_reward_and_evaluation_agree_on_correctness(two_integers):
     for text in ("[ANSWER] 132", "[ANSWER] 0132", "[ANSWER] 122", "nothing"):
         [reward] = two_integers.correct(completions=[text], expected_answer=["132"])
         assert (reward > 0) == two_integers.is_correct(two_integers.extract_answer(text), "132")
 
 
-def test_a_column_with_a_name_of_the_grader_is_an_error():
+def test_column_named_like_a_grader_keyword_is_an_error():
     for name in ("completions", "finish_reasons", "trainer_state"):
         with pytest.raises(UserError, match=f"Example.columns = .*{name}"):
             Example(text="", expected_answer="", columns={name: [1]})
@@ -147,12 +147,12 @@ def test_a_number_as_expected_answer_becomes_its_text(given, kept):
 
 
 @pytest.mark.parametrize("given", [None, ["46"], True])
-def test_any_other_expected_answer_is_an_error(given):
+def test_expected_answer_of_another_type_is_an_error(given):
     with pytest.raises(UserError, match="Example.expected_answer = .*expected a text"):
         Example(text="", expected_answer=given)
 
 
-def test_only_prompts_without_an_instruction_have_a_start_of_their_own(tmp_path, monkeypatch):
+def test_warm_start_exists_only_for_prompts_without_an_instruction(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torchtitan_rl.library.starts.warm_start.ensure_checkpoint",
         lambda task, recipe, root: (task.config, recipe.name, root),

@@ -10,7 +10,7 @@ from torchtitan_rl.observability.metrics.evaluation_stats import interval, pass_
 
 
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (4, 1), (6, 3), (8, 8)])
-def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(n, c):
+def test_pass_at_k_is_the_share_of_k_draws_with_a_right_answer(n, c):
     right = [i < c for i in range(n)]
     for k in range(1, n + 1):
         draws = [any(draw) for draw in combinations(right, k)]
@@ -18,12 +18,12 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(n, c):
 
 
 @pytest.mark.parametrize("right", [0, 1, 17, 40])
-def test_right_or_wrong_has_the_exact_interval(right):
+def test_accuracy_has_the_exact_binomial_interval(right):
     exact = stats.binomtest(right, 40).proportion_ci(method="exact")
     assert interval([True] * right + [False] * (40 - right)) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_one_right_sample_does_not_shrink_the_interval():
+def test_single_right_sample_does_not_shrink_the_interval():
     """64 prompts of 8 samples: an upper end of 0.056 with none right, and 0.060 with one, not 0.012."""
     none, one = interval([0.0] * 64), interval([1 / 8] + [0.0] * 63)
     assert none == pytest.approx((0.0, 0.056), abs=1e-3)
@@ -32,7 +32,7 @@ def test_one_right_sample_does_not_shrink_the_interval():
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
-def test_another_right_sample_lowers_no_end(num_samples):
+def test_additional_right_sample_lowers_neither_end_of_the_interval(num_samples):
     """From all wrong to all right: by samples in random order, and by one prompt after another."""
     rng = np.random.default_rng(num_samples)
     for num_prompts in (2, 4, 16, 64):
@@ -49,7 +49,7 @@ def test_another_right_sample_lowers_no_end(num_samples):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.5, 1.0])
-def test_the_interval_covers_the_share_of_clustered_samples_as_often_as_it_says(correlation):
+def test_interval_of_clustered_samples_has_its_stated_coverage(correlation):
     """Prompts whose chances differ: a beta distribution with this correlation of two samples of a prompt.
 
     A larger simulation of 2,000 evaluations each covered it in 94.4 % or more of the evaluations at all 1,140 settings: 16 to

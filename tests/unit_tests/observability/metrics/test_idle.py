@@ -9,7 +9,7 @@ def equal(**kwargs):
     return [group(0, sample(0, 0.0, **({"text": "a"} | kwargs)), sample(1, 0.0, **({"text": "b"} | kwargs)))]
 
 
-def test_it_is_said_after_three_such_steps_and_not_before(capsys):
+def test_missing_signal_is_reported_after_three_steps(capsys):
     notice = IdleNotice()
     for _ in range(2):
         notice.see(equal())
@@ -21,7 +21,7 @@ def test_it_is_said_after_three_such_steps_and_not_before(capsys):
     assert "no learning signal for 3 steps: every advantage is 0. No completion is correct" in capsys.readouterr().out
 
 
-def test_turns_that_are_credited_are_a_signal_even_if_the_totals_are_equal(capsys):
+def test_turn_advantages_count_as_signal_with_equal_totals(capsys):
     notice = IdleNotice()
     for _ in range(3):
         notice.see([group(0, sample(0, turn_advantages=(0.0, 0.5)), sample(1, turn_advantages=(0.0, -0.5)))])
@@ -39,11 +39,11 @@ def test_turns_that_are_credited_are_a_signal_even_if_the_totals_are_equal(capsy
         ([*equal(correct=True), *equal(correct=False)], "either always or never correctly"),
     ],
 )
-def test_the_likely_reason(groups, reason):
+def test_missing_signal_report_has_the_likely_reason(groups, reason):
     assert reason in likely_reason(groups)
 
 
-def test_a_run_without_any_reward_is_no_success():
+def test_run_without_any_reward_fails():
     notice = IdleNotice()
     notice.check_rewarded()  # an evaluation alone has no steps
     for _ in range(2):

@@ -62,7 +62,7 @@ def judged(*verdicts, prompt_idx=0, **fields):
     return group(prompt_idx, *(sample(i, correct=right, **fields) for i, right in enumerate(verdicts)))
 
 
-def test_reward_statistics_over_rollouts_within_groups_and_of_each_function():
+def test_reward_metrics_over_rollouts_groups_and_functions():
     groups = [
         group(0, sample(0, 1.0, breakdown={"right": 1.0}), sample(1, 0.0, breakdown={"right": 0.0})),
         group(1, sample(0, 3.0, breakdown={"right": 3.0}), sample(1, None, breakdown={"right": None})),
@@ -75,13 +75,13 @@ def test_reward_statistics_over_rollouts_within_groups_and_of_each_function():
     assert "reward/shaped_mean" not in found
 
 
-def test_the_shaped_reward_is_what_advantages_are_made_from_and_no_entropy_is_added():
+def test_shaped_reward_is_the_input_of_advantages_without_entropy():
     found = values(reward_metrics([group(0, sample(shaped_reward=0.5), sample(1, shaped_reward=1.0))]))
     assert found["reward/shaped_mean"] == 0.75
     assert not any("entropy" in key for key in found)
 
 
-def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
+def test_correctness_metrics_use_the_task_and_not_the_reward_sign():
     bonus = {"reward": 0.2}
     groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
     found = values(group_metrics(groups, ALGORITHM))
@@ -91,13 +91,13 @@ def test_right_and_wrong_are_the_task_s_judgement_and_not_a_positive_reward():
     assert found["train/accuracy"] == 3 / 7
 
 
-def test_without_a_judgement_the_keys_of_right_and_wrong_are_absent():
+def test_correctness_metrics_are_absent_without_a_judgement():
     assert set(group_metrics([judged(None, None)], ALGORITHM)) == {"groups/zero_variance_fraction"}
     assert not any("right" in key or "wrong" in key for key in completion_metrics([judged(None)]))
     assert not any("accuracy" in key or "@" in key for key in evaluation_metrics([judged(None, None)]))
 
 
-def test_zero_variance_is_of_the_rewards():
+def test_zero_variance_is_computed_from_rewards():
     groups = [
         group(0, sample(0, 1.0), sample(1, 1.0)),
         group(1, sample(0, 1.0), sample(1, 0.0)),
@@ -108,7 +108,7 @@ def test_zero_variance_is_of_the_rewards():
     assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
 
 
-def test_advantages_and_participation_are_of_the_completions_in_the_loss():
+def test_advantage_metrics_cover_completions_in_the_loss():
     groups = [
         group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))
     ]
@@ -119,7 +119,7 @@ def test_advantages_and_participation_are_of_the_completions_in_the_loss():
     assert advantage_metrics([]) == participation_metrics([]) == {}
 
 
-def test_completions_left_out_as_not_finite_are_one_count_whatever_the_fault():
+def test_non_finite_completions_are_counted_together():
     faults = [
         "not finite: reward function 'f' returned nan",
         "not finite: the sampler's log-probability of token 17 is -inf",
@@ -130,7 +130,7 @@ def test_completions_left_out_as_not_finite_are_one_count_whatever_the_fault():
     assert {key for key in found if "left_out" in key} == {"loss/left_out/not_finite", "loss/left_out/zero_variance"}
 
 
-def test_completion_lengths_of_all_and_of_those_that_terminated_and_of_right_and_wrong_ones():
+def test_length_metrics_of_all_terminated_right_and_wrong_completions():
     ends = [(2, "stop", True), (4, "stop", False), (9, "length", False)]
     members = [sample(i, token_ids=[1] * n, finish_reason=end, correct=right) for i, (n, end, right) in enumerate(ends)]
     found = values(completion_metrics([group(0, *members)]))
@@ -142,13 +142,13 @@ def test_completion_lengths_of_all_and_of_those_that_terminated_and_of_right_and
     assert (found["completions/tokens"], found["completions/prompt_tokens"], found["completions/count"]) == (15, 6, 3)
 
 
-def test_each_group_counts_with_its_longest_completion():
+def test_longest_completion_metric_is_per_group():
     groups = [group(0, sample(token_ids=[1] * 2), sample(token_ids=[1] * 9)), group(1, sample(token_ids=[1] * 4))]
     found = values(completion_metrics(groups))
     assert [found[f"completions/group_longest/{part}"] for part in ("min", "p50", "max")] == [4, 6.5, 9]
 
 
-def test_staleness_is_of_groups_that_earlier_steps_have_begun():
+def test_staleness_covers_groups_started_in_earlier_steps():
     assert staleness_metrics([group(0, sample(), sample())]) == {}
     carried = group(0, sample(token_versions=[1, 1, 3]), sample(token_versions=[1, 2, 2]))
     found = values(staleness_metrics([carried, group(1, sample())]))
@@ -160,14 +160,14 @@ def test_staleness_is_of_groups_that_earlier_steps_have_begun():
     }
 
 
-def test_lengths_count_what_the_policy_sampled_and_not_what_an_environment_wrote():
+def test_length_metrics_count_only_sampled_tokens():
     groups = [group(0, sample(token_ids=[1, 2, 3], loss_mask=[True, False, True]))]
     assert values(completion_metrics(groups))["completions/length/mean"] == 2
     assert values(diversity_metrics(groups))["diversity/distinct_1/micro"] == 1.0
     assert values(evaluation_metrics(groups))["evaluation/length"] == 2
 
 
-def test_terminated_lengths_are_absent_when_none_terminated_and_all_keys_without_episodes():
+def test_length_metrics_are_absent_without_data():
     found = completion_metrics([group(0, sample(finish_reason="length"))])
     assert not any("terminated" in key for key in found)
     assert completion_metrics([]) == diversity_metrics([]) == evaluation_metrics([]) == {}
@@ -230,7 +230,7 @@ def test_greedy_evaluation_has_accuracy_alone_and_a_prefix_tells_evaluations_apa
     assert not any("@" in key for key in found)
 
 
-def test_pass_at_the_largest_n_that_is_no_power_of_two_is_there():
+def test_pass_at_n_is_reported_if_n_is_not_a_power_of_two():
     found = evaluation_metrics([judged(*[True] * 6)])
     assert {key for key in found if re.search(r"pass@\d+$", key)} == {
         "evaluation/pass@2",
@@ -243,7 +243,7 @@ def perf(update=UPDATE, seconds=SECONDS, **known):
     return values(perf_metrics(update, generated_tokens=1000, seconds=seconds, token_flops=FOOTPRINT.flops, **known))
 
 
-def test_optimizer_and_perf_by_their_formulas():
+def test_optimizer_and_perf_metrics_follow_their_formulas():
     assert values(optimizer_metrics(UPDATE, STATE)) == {
         "optimizer/grad_norm": 0.5,
         "optimizer/clipped_fraction": 0.25,
@@ -272,12 +272,12 @@ def test_throughput_counts_every_pass_over_the_batch():
     assert (found["perf/trained_tokens_per_s"], found["perf/mfu"]) == (800, pytest.approx(2 * once["perf/mfu"]))
 
 
-def test_tokens_without_a_backward_are_a_share():
+def test_tokens_without_backward_are_reported_as_a_fraction():
     silent = SimpleNamespace(**{**vars(UPDATE), "forward_only_tokens": 600})
     assert perf(silent)["perf/forward_only_fraction"] == 0.5
 
 
-def test_efficiency_is_the_unavoidable_work_over_the_seconds():
+def test_efficiency_is_minimum_time_over_measured_time():
     groups = [tokens([1, 2, 3, 4], [5, 6])]
     prompt = len(groups[0].prompt.token_ids)
     found = values(efficiency_metrics(groups, UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT))
@@ -293,14 +293,14 @@ def test_efficiency_is_the_unavoidable_work_over_the_seconds():
     )
 
 
-def test_what_an_environment_says_is_not_decoded():
+def test_environment_tokens_do_not_count_as_decoded():
     silent = group(0, sample(0, token_ids=[1, 2, 3]))
     talks = group(0, sample(0, token_ids=[1, 9, 9, 9, 9, 2, 3], loss_mask=[True, *[False] * 4, True, True]))
     of = {"update": UPDATE, "seconds": SECONDS, "speeds": SPEEDS, "footprint": FOOTPRINT}
     assert values(efficiency_metrics([talks], **of)) == values(efficiency_metrics([silent], **of))
 
 
-def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading():
+def test_decoding_bound_uses_compute_if_slower_than_memory():
     slow = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9.0}, memory_bytes_per_s=1000.0)
     cached = 6 * 2 + (0 + 1 + 2 + 3) + (0 + 1)  # of a prompt of two tokens, and of the completion's own
     found = efficiency_metrics(
@@ -309,7 +309,7 @@ def test_decoding_is_bound_by_its_products_where_they_take_longer_than_reading()
     assert values(found)["efficiency/decode"] == pytest.approx((6 * 6 + cached * 0.5) / 2 / 9.0 / 2.0)
 
 
-def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
+def test_padding_imbalance_and_waiting_are_reported_in_seconds():
     assert values(lost_metrics(UPDATE, seconds=SECONDS)) == {
         "lost/padding_s": pytest.approx(3.0 * 300 / 1500),
         "lost/imbalance_s": pytest.approx(3.0 * (1 - 600 / 700)),
@@ -319,7 +319,7 @@ def test_what_padding_imbalance_and_waiting_cost_is_in_seconds():
     assert set(values(lost_metrics(nothing, seconds=SECONDS | {"gather": 0.0})).values()) == {0.0}
 
 
-def test_the_machine_is_measured_within_two_seconds_and_once():
+def test_machine_speed_is_measured_once_within_two_seconds():
     begin = time.process_time()
     speeds = measured_speeds("bfloat16", "float32")
     assert min(speeds.memory_bytes_per_s, *speeds.flops_per_s.values()) > 1e8
@@ -334,7 +334,7 @@ def test_only_the_dtypes_of_the_run_are_measured():
 
 
 @pytest.mark.parametrize(("slowdown", "said"), [(80, "80 times as long"), (4, "4 times as long"), (1, "")])
-def test_a_cpu_that_is_slow_in_bfloat16_is_named_with_the_flags_for_float32(monkeypatch, slowdown, said):
+def test_cpu_slow_in_bfloat16_is_warned_of_with_float32_flags(monkeypatch, slowdown, said):
     speeds = {torch.float32: 1e11, torch.bfloat16: 1e11 / slowdown}
     monkeypatch.setattr("torchtitan_rl.observability.machine._product_flops_per_s", speeds.get)
     warning = bfloat16_warning({"generator.dtype": "bfloat16", "trainer.mixed_precision_param": "float32"})
@@ -348,7 +348,7 @@ def test_a_cpu_without_bfloat16_instructions_is_measured_as_slow():
     assert not slow or bfloat16_warning({"generator.dtype": "bfloat16"})
 
 
-def test_perf_leaves_out_what_is_not_known():
+def test_unknown_perf_metrics_are_absent():
     nothing = SimpleNamespace(**{**vars(UPDATE), "rank_tokens": [], "packed_tokens": 0, "trained_tokens": 0})
     found = perf(nothing, {"generate": 0.0, "train": 0.0, "step": 1.0})
     assert set(found) == {"perf/step_tokens_per_s", "perf/peak_memory_gib"}
@@ -381,7 +381,7 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_step_recorded_by_several_ranks_is_that_of_one(ranks, monkeypatch, tmp_path, recorder, count):
+def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tmp_path, recorder, count):
     groups = a_step()
 
     def make(name):
@@ -394,7 +394,7 @@ def test_a_step_recorded_by_several_ranks_is_that_of_one(ranks, monkeypatch, tmp
     assert rows[0] == rows[1]
 
 
-def test_rows_say_how_stale_the_weights_were_that_sampled_them(ranks, monkeypatch, tmp_path):
+def test_sample_rows_have_the_staleness_of_their_weights(ranks, monkeypatch, tmp_path):
     groups = [group(0, sample(policy_version=2)), group(1, sample(policy_version=3))]
     of_all_ranks(lambda n: ranks(n, folder=tmp_path, select=["top:9"]), 1, monkeypatch, groups)
     rows = {(row["split"], row["prompt_idx"]): row["staleness"] for row in read_rows(tmp_path)}
@@ -431,7 +431,7 @@ def documented_keys():
     return {key: reduction for keys, reduction in cells for key in re.findall(r"`([^`]+)`", keys)}
 
 
-def test_the_console_s_default_patterns_name_documented_keys():
+def test_console_default_patterns_match_documented_keys():
     elsewhere = ("loss/", "policy/", "ratio/", "sampler/", "maxent/", "semantic_entropy/", "time/")
     known = " ".join(documented_keys())
     for pattern in Recorder.Config().console_metrics:
@@ -439,7 +439,7 @@ def test_the_console_s_default_patterns_name_documented_keys():
             assert re.split(r"[*[]", pattern)[0] in known, pattern
 
 
-def test_a_function_called_shaped_keeps_its_mean():
+def test_reward_function_named_shaped_keeps_its_mean_metric():
     episode = sample(0, 1.0, breakdown={"shaped": 5.0}, shaped_reward=0.75)
     found = {key: metric.value for key, metric in reward_metrics([group(0, episode)]).items()}
     assert found["reward/shaped/mean"] == 5.0
