@@ -52,12 +52,12 @@ class ScriptedEngine:
     def busy(self) -> bool:
         return bool(self.asked)
 
-    def add(self, place, conversation, *, seeded) -> None:
-        self.asked.append(place)
+    def add(self, index, conversation, *, seeded) -> None:
+        self.asked.append(index)
 
     def step(self) -> list[Sampled]:
-        places, self.asked = self.asked, []
-        return [Sampled(place, self.ids, [-0.5] * len(self.ids), self.text, "stop") for place in places]
+        indices, self.asked = self.asked, []
+        return [Sampled(index, self.ids, [-0.5] * len(self.ids), self.text, "stop") for index in indices]
 
 
 class TaskWith(SumDigits):

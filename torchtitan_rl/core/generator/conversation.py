@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Sampled(NamedTuple):
     """One turn of the policy, as the engine sampled it."""
 
-    place: int
+    conversation_idx: int
     """Index of its conversation in the call."""
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -27,7 +27,7 @@ class Sampled(NamedTuple):
 class Answer(NamedTuple):
     """An environment's answer to one turn or its first messages, identical on every rank of the engine."""
 
-    place: int
+    conversation_idx: int
     """Index of its conversation in the call."""
     turn: TurnRecord | None = None
     """The answered turn, with its reward if it has one; None for the reset."""

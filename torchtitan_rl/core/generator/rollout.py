@@ -13,12 +13,12 @@ order."""
 
 
 class Environments(Protocol):
-    """The environments of one call's conversations. A conversation's place is its index in the call."""
+    """The environments of one call's conversations. Each has its conversation's index in the call."""
 
-    places: Collection[int]
+    indices: Collection[int]
     """The conversations that may have an environment. Each of them begins with an answer, that of its reset."""
 
-    def step_async(self, place: int) -> None:
+    def step_async(self, index: int) -> None:
         """Start the environment's step on the policy's last turn."""
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
@@ -49,7 +49,7 @@ def roll_out(
     wait_for_answers: bool,
     seeded: bool = False,
 ) -> Iterator[int]:
-    """Sample all conversations to their end. Yields the place of each when it ends.
+    """Sample all conversations to their end. Yields the index of each when it ends.
 
     A conversation without an environment ends with its first turn. One that has ended in an earlier step comes first.
 
@@ -59,25 +59,25 @@ def roll_out(
             so the last bits of its numbers, then does not depend on timing.
         seeded: give each turn its own seed even without environments.
     """
-    in_turns: Collection[int] = share(environments.places if environments else ())
+    in_turns: Collection[int] = share(environments.indices if environments else ())
     # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
     seeded = seeded or bool(in_turns)
-    for place, conversation in enumerate(conversations):
-        if place not in in_turns and conversation.finish_reason is None:
-            engine.add(place, conversation, seeded=seeded)
-    yield from [place for place, conversation in enumerate(conversations) if conversation.finish_reason is not None]
+    for index, conversation in enumerate(conversations):
+        if index not in in_turns and conversation.finish_reason is None:
+            engine.add(index, conversation, seeded=seeded)
+    yield from [index for index, conversation in enumerate(conversations) if conversation.finish_reason is not None]
     asked = len(in_turns)
     while engine.busy or asked:
         turns = engine.step() if engine.busy else []
         for sampled in turns:  # all are appended before one is yielded: the caller may stop
-            conversations[sampled.place].append_turn(sampled)
-        for place in (sampled.place for sampled in turns):
-            if conversations[place].in_turns:
+            conversations[sampled.conversation_idx].append_turn(sampled)
+        for index in (sampled.conversation_idx for sampled in turns):
+            if conversations[index].in_turns:
                 asked += 1
                 if environments is not None:
-                    environments.step_async(place)
+                    environments.step_async(index)
             else:
-                yield place
+                yield index
         if not asked:
             continue
         with timed("generate/environments"):
@@ -86,8 +86,8 @@ def roll_out(
             )
         asked -= len(answers)
         for answer in answers:
-            conversations[answer.place].append_answer(answer)
+            conversations[answer.conversation_idx].append_answer(answer)
             if answer.end is None:
-                engine.add(answer.place, conversations[answer.place], seeded=seeded)
+                engine.add(answer.conversation_idx, conversations[answer.conversation_idx], seeded=seeded)
             else:
-                yield answer.place
+                yield answer.conversation_idx

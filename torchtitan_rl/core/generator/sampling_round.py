@@ -63,7 +63,7 @@ class SamplingRound:
         """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
         conversations = [one for group in self.groups for one in group]
         for turn in self._engine.take_back():
-            conversations[turn.place].append_turn(turn)
+            conversations[turn.conversation_idx].append_turn(turn)
 
     def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
         group_idx: list[int] = []  # [conversations]

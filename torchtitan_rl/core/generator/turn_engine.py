@@ -41,7 +41,7 @@ class TurnEngine:
         """Whether any requested turn has not ended."""
         return self._engine.has_unfinished_requests()
 
-    def add(self, place: int, conversation: Conversation, *, seeded: bool) -> None:
+    def add(self, index: int, conversation: Conversation, *, seeded: bool) -> None:
         """Request the conversation's next turn. With `seeded` it has its own seed, else it draws from the process's
         RNG."""
         from vllm import SamplingParams
@@ -63,9 +63,9 @@ class TurnEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-        self._under_way[str(place)] = conversation
+        self._under_way[str(index)] = conversation
         self._engine.add_request(
-            str(place), tokens_input(conversation.context), params, lora_request=self._lora_request
+            str(index), tokens_input(conversation.context), params, lora_request=self._lora_request
         )
 
     def step(self) -> list[Sampled]:
@@ -96,7 +96,7 @@ class TurnEngine:
         conversation = self._under_way.pop(output.request_id)
         before = [] if conversation.in_turns else conversation.token_ids  # of earlier steps
         return Sampled(
-            place=int(output.request_id),
+            conversation_idx=int(output.request_id),
             token_ids=turn.token_ids,
             logprobs=turn.logprobs.logprobs,
             text=self._tokenizer.decode([*before, *turn.token_ids], skip_special_tokens=True),

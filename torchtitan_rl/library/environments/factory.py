@@ -176,9 +176,9 @@ class Conversations(Configurable):
             open=config.max_open,
         )
         pool = EnvironmentPool(limits, on_failure=config.on_failure)
-        for place, one in enumerate(conversations):
+        for index, one in enumerate(conversations):
             if _may_answer(self._members[one.prompt.task]):
-                pool.add(place, one, partial(self._fitted, one), self._templates[one.prompt.task])
+                pool.add(index, one, partial(self._fitted, one), self._templates[one.prompt.task])
         return pool
 
 

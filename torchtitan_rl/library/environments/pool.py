@@ -69,12 +69,12 @@ class EnvironmentSession:
         self._template = template
         self._limits = limits
 
-    def open(self, place: int) -> Answer:
+    def open(self, index: int) -> Answer:
         """Makes and resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
         self._environment = self._make()
         if self._environment is None:
-            return Answer(place)
+            return Answer(index)
         self._kind = f"environment {type(self._environment).__name__}"
         opening = resolve(self._environment.reset())
         opening_messages = checked_messages(opening, self._limits.answer_characters)
@@ -88,9 +88,9 @@ class EnvironmentSession:
             prompt = replace(prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids)
         if room <= 0:
             self.close("max_tokens")
-        return Answer(place, prompt=prompt, end=None if room > 0 else "max_tokens")
+        return Answer(index, prompt=prompt, end=None if room > 0 else "max_tokens")
 
-    def step(self, place: int) -> Answer:
+    def step(self, index: int) -> Answer:
         """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
@@ -104,7 +104,7 @@ class EnvironmentSession:
             columns=turn.columns,
             environment_seconds=time.monotonic() - began,
         )
-        return Answer(place, record, token_ids, end)
+        return Answer(index, record, token_ids, end)
 
     def close(self, reason: FinishReason) -> float | None:
         """Closes the environment, unless it is closed, and returns its final reward."""
@@ -146,7 +146,7 @@ class _Overdue(Exception):
 
 
 class EnvironmentPool:
-    """Runs environments, each in its own thread, and collects their answers. `place` is the conversation's index.
+    """Runs environments, each in its own thread, and collects their answers. `index` is the conversation's in the call.
 
     At most `limits.open` environments are open at once. The next one is made when another has been closed.
     """
@@ -155,37 +155,37 @@ class EnvironmentPool:
         self._limits = limits
         self._on_failure = on_failure
         self._has_warned = False
-        self.places: list[int] = []
+        self.indices: list[int] = []
         """Conversations that were added."""
         self._waiting: deque[tuple[int, Conversation, Make, ChatTemplate]] = deque()
         self._sessions: dict[int, EnvironmentSession] = {}
         self._due: dict[int, float] = {}
-        """{place: deadline of the call under way, in `time.monotonic()` seconds}"""
+        """{index: deadline of the call under way, in `time.monotonic()` seconds}"""
         self._closing: dict[int, tuple[float, EnvironmentSession]] = {}
-        """{place: deadline of the close under way, the session}"""
+        """{index: deadline of the close under way, the session}"""
         self._results: queue.SimpleQueue[tuple[int, bool, CallResult]] = queue.SimpleQueue()
-        """(place, whether it was closed, result) of each call that has returned."""
+        """(index, whether it was closed, result) of each call that has returned."""
         self._resets: dict[int, deque[int]] = {}
-        """{prompt_idx: places whose resets have not been answered, in the order of the samples}"""
+        """{prompt_idx: indices whose resets have not been answered, in the order of the samples}"""
         self._reset_results: dict[int, CallResult] = {}
         """Results that wait for the reset of an earlier sample of the prompt."""
         self._first: dict[int, Prompt] = {}
         """{prompt_idx: the prompt after its first reset}"""
 
-    def add(self, place: int, conversation: Conversation, make: Make, template: ChatTemplate) -> None:
+    def add(self, index: int, conversation: Conversation, make: Make, template: ChatTemplate) -> None:
         """Adds a conversation. `make` is called in the conversation's thread, when there is room; then comes the reset."""
-        self.places.append(place)
-        self._waiting.append((place, conversation, make, template))
-        self._resets.setdefault(conversation.prompt.prompt_idx, deque()).append(place)
+        self.indices.append(index)
+        self._waiting.append((index, conversation, make, template))
+        self._resets.setdefault(conversation.prompt.prompt_idx, deque()).append(index)
         self._open_waiting()
 
-    def step_async(self, place: int) -> None:
+    def step_async(self, index: int) -> None:
         """Starts the environment's step on the policy's last turn."""
-        session = self._sessions[place]
-        self._call(place, lambda: session.step(place))
+        session = self._sessions[index]
+        self._call(index, lambda: session.step(index))
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """Returns the answers that have arrived, sorted by place.
+        """Returns the answers that have arrived, sorted by index.
 
         `wait`: at least one. `all`: every outstanding one.
         """
@@ -195,39 +195,39 @@ class EnvironmentPool:
             missing = wait and not answers and bool(self._due or self._waiting)
             blocks = missing or (all and bool(self._due))
             arrived = self._arrived(blocks=blocks)
-            for place, result in arrived:
-                answers += self._answers(place, result)
+            for index, result in arrived:
+                answers += self._answers(index, result)
             if not arrived and not blocks:
-                return sorted(answers, key=lambda answer: answer.place)
+                return sorted(answers, key=lambda answer: answer.conversation_idx)
 
     def close(self) -> None:
         """Closes every environment that is open. Waits for it up to `CLOSE_SECONDS`, but not for calls that timed out."""
         self._waiting.clear()
-        for place in list(self._sessions):
-            self._start_close(place, "env_error")
+        for index in list(self._sessions):
+            self._start_close(index, "env_error")
         self._due.clear()
         while self._closing:
             self._arrived(blocks=True)
 
     def _open_waiting(self) -> None:
         while self._waiting and len(self._sessions) + len(self._closing) < self._limits.open:
-            place, conversation, make, template = self._waiting.popleft()
-            session = self._sessions[place] = EnvironmentSession(conversation, make, template, self._limits)
-            self._call(place, lambda session=session, place=place: session.open(place))
+            index, conversation, make, template = self._waiting.popleft()
+            session = self._sessions[index] = EnvironmentSession(conversation, make, template, self._limits)
+            self._call(index, lambda session=session, index=index: session.open(index))
 
-    def _answers(self, place: int, result: CallResult) -> list[Answer]:
+    def _answers(self, index: int, result: CallResult) -> list[Answer]:
         """The answers that this result gives. Resets of a prompt are answered in the order of its samples."""
-        resets = self._resets[self._sessions[place].conversation.prompt.prompt_idx]
-        if place not in resets:
-            return [self._answer(place, result)]
-        self._reset_results[place] = result
+        resets = self._resets[self._sessions[index].conversation.prompt.prompt_idx]
+        if index not in resets:
+            return [self._answer(index, result)]
+        self._reset_results[index] = result
         answers = []
         while resets and resets[0] in self._reset_results:
-            place = resets.popleft()
-            answers.append(self._answer(place, self._same_reset(place, self._reset_results.pop(place))))
+            index = resets.popleft()
+            answers.append(self._answer(index, self._same_reset(index, self._reset_results.pop(index))))
         return answers
 
-    def _same_reset(self, place: int, result: CallResult) -> CallResult:
+    def _same_reset(self, index: int, result: CallResult) -> CallResult:
         """The result of a reset, or an error if other samples of the prompt have seen other messages."""
         if result.error is not None or result.value.prompt is None:
             return result
@@ -237,20 +237,20 @@ class EnvironmentPool:
             return result
         return CallResult(error=ValueError("reset returned other messages than for another sample of the same prompt"))
 
-    def _answer(self, place: int, result: CallResult) -> Answer:
-        session = self._sessions[place]
+    def _answer(self, index: int, result: CallResult) -> Answer:
+        session = self._sessions[index]
         if result.error is None:
             if result.value.end is not None or (result.value.turn is None and result.value.prompt is None):
-                self._sessions.pop(place).worker.close()
+                self._sessions.pop(index).worker.close()
             return result.value
         is_reset = session.conversation.last is None
         facts = {"prompt": session.conversation.prompt} if is_reset else {"turn": session.record()}
         if isinstance(result.error, _Overdue) and time.monotonic() >= session.ends_at:
-            self._start_close(place, "time", waits=False)
-            return Answer(place, end="time", **facts)
-        return Answer(place, end="env_error", error=self._failed(place, result.error), **facts)
+            self._start_close(index, "time", waits=False)
+            return Answer(index, end="time", **facts)
+        return Answer(index, end="env_error", error=self._failed(index, result.error), **facts)
 
-    def _failed(self, place: int, error: BaseException) -> str:
+    def _failed(self, index: int, error: BaseException) -> str:
         """Closes the environment and returns a description of the error.
 
         Raises ConversationError if on_failure is raise.
@@ -258,8 +258,8 @@ class EnvironmentPool:
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
         reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
-        failed = f"{self._sessions[place].name} failed: {reason}."
-        self._start_close(place, "env_error", waits=not overdue)
+        failed = f"{self._sessions[index].name} failed: {reason}."
+        self._start_close(index, "env_error", waits=not overdue)
         if self._on_failure == "raise":
             raise ConversationError(
                 f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
@@ -273,22 +273,22 @@ class EnvironmentPool:
             logger.warning(text)
         self._has_warned = True
 
-    def _call(self, place: int, function: Callable[[], Answer]) -> None:
-        session = self._sessions[place]
-        self._due[place] = min(time.monotonic() + self._limits.call_seconds, session.ends_at)
-        session.worker.call(function, lambda result: self._results.put((place, False, result)))
+    def _call(self, index: int, function: Callable[[], Answer]) -> None:
+        session = self._sessions[index]
+        self._due[index] = min(time.monotonic() + self._limits.call_seconds, session.ends_at)
+        session.worker.call(function, lambda result: self._results.put((index, False, result)))
 
-    def _start_close(self, place: int, reason: FinishReason, *, waits: bool = True) -> None:
+    def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:
         """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
-        session = self._sessions.pop(place)
+        session = self._sessions.pop(index)
         if waits:
             deadline = time.monotonic() + min(self._limits.call_seconds, CLOSE_SECONDS)
-            self._closing[place] = (deadline, session)
-        session.worker.call(lambda: session.close(reason), lambda result: self._results.put((place, True, result)))
+            self._closing[index] = (deadline, session)
+        session.worker.call(lambda: session.close(reason), lambda result: self._results.put((index, True, result)))
         session.worker.close()
 
     def _arrived(self, *, blocks: bool) -> list[tuple[int, CallResult]]:
-        """Returns the results of calls by place, with `_Overdue` for those that timed out; later results are ignored.
+        """Returns the results of calls by index, with `_Overdue` for those that timed out; later results are ignored.
 
         With `blocks` it waits until anything happens: a result, a timeout or the end of a close.
         """
@@ -297,23 +297,23 @@ class EnvironmentPool:
         found: dict[int, CallResult] = {}
         while True:
             try:
-                place, was_close, result = self._results.get(timeout=min(max(left, 0), 60))
+                index, was_close, result = self._results.get(timeout=min(max(left, 0), 60))
             except queue.Empty:
                 break
             left = 0
             if was_close:
-                self._closed(place, result)
-            elif self._due.pop(place, None) is not None:
-                found[place] = result
+                self._closed(index, result)
+            elif self._due.pop(index, None) is not None:
+                found[index] = result
         now = time.monotonic()
-        for place in [place for place, (deadline, _) in self._closing.items() if deadline <= now]:
-            self._closed(place, CallResult(error=TimeoutError("took too long")))
-        for place in [place for place, deadline in self._due.items() if deadline <= now]:
-            del self._due[place]
-            found[place] = CallResult(error=_Overdue())
+        for index in [index for index, (deadline, _) in self._closing.items() if deadline <= now]:
+            self._closed(index, CallResult(error=TimeoutError("took too long")))
+        for index in [index for index, deadline in self._due.items() if deadline <= now]:
+            del self._due[index]
+            found[index] = CallResult(error=_Overdue())
         return sorted(found.items())
 
-    def _closed(self, place: int, result: CallResult) -> None:
-        _, session = self._closing.pop(place, (0, None))
+    def _closed(self, index: int, result: CallResult) -> None:
+        _, session = self._closing.pop(index, (0, None))
         if session is not None and result.error is not None:
             self._warn(f"{session.name} failed to close: {described(result.error)}.")
