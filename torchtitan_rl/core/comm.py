@@ -41,10 +41,15 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
         parts.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
     lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
-    rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]  # [bytes] of each rank
+    rows = [
+        torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths
+    ]  # [bytes] of each rank
     np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
     # Broadcasts send exactly these bytes. gloo's all_gather pads to the longest list and makes two more copies.
-    sent = [dist.broadcast(row, group_src=rank, group=group, async_op=True) for rank, row in enumerate(rows)]
+    sent = [
+        dist.broadcast(row, group_src=rank, group=group, async_op=True)
+        for rank, row in enumerate(rows)
+    ]
     for work in sent:
         work.wait()
     everyones: list[T] = []
@@ -56,7 +61,10 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
 def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
     """Returns one rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
     ends = np.cumsum(lengths)
-    views = [memoryview(row[end - length : end]).toreadonly() for end, length in zip(ends, lengths, strict=True)]
+    views = [
+        memoryview(row[end - length : end]).toreadonly()
+        for end, length in zip(ends, lengths, strict=True)
+    ]
     return pickle.loads(views[0], buffers=views[1:])
 
 

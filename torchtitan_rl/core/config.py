@@ -31,7 +31,11 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
-    made = {"default_factory": partial(copy, default)} if isinstance(default, (list, dict)) else {"default": default}
+    made = (
+        {"default_factory": partial(copy, default)}
+        if isinstance(default, (list, dict))
+        else {"default": default}
+    )
     return field(**made, metadata={"limits": limits, "remedy": remedy or f"Use {default}."})
 
 
@@ -56,7 +60,13 @@ def check_fields(config: Any, path: str = "") -> None:
             if is_dataclass(part):
                 check_fields(part, f"{name}.{key}".rstrip("."))
             elif choices:
-                expect(part in choices, name, value, f"one of {tuple(choices)}", f"Use {one.default!r}.")
+                expect(
+                    part in choices,
+                    name,
+                    value,
+                    f"one of {tuple(choices)}",
+                    f"Use {one.default!r}.",
+                )
             elif one.type == list[str]:
                 filled = isinstance(part, str) and part != ""
                 expect(filled, name, value, "texts of at least one character", "Correct the value.")

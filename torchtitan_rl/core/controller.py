@@ -35,14 +35,19 @@ class Controller(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        seed: int = number(0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ...")  # numpy's limit, in vLLM
+        seed: int = number(
+            0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ..."
+        )  # numpy's limit, in vLLM
         """Seed of the data order and of sampling."""
 
         num_steps: int = number(200, least=1, most=10**9, remedy="Use 50 or more.")
         """Steps of the whole run, including those before a resume."""
 
         num_prompts_per_step: int = number(
-            32, least=1, most=65536, remedy="Use 16 or more; the host keeps a step's completions in memory."
+            32,
+            least=1,
+            most=65536,
+            remedy="Use 16 or more; the host keeps a step's completions in memory.",
         )
         """Prompts per step, over all generator replicas. Each gets sampling.n completions."""
 
@@ -106,14 +111,18 @@ class Controller(Configurable):
         """
         self._begin()
         stopped = 0
-        while self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up:
+        while (
+            self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up
+        ):
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
             stopped = comm.largest(self.services.stop.number)
         if self.evaluation.gives_up:
             best_by = self.config.evaluation.best_by
-            progress(f"evaluation.stop_after: {best_by} has stopped improving; raise stop_after to continue")
+            progress(
+                f"evaluation.stop_after: {best_by} has stopped improving; raise stop_after to continue"
+            )
         if stopped or self.evaluation.gives_up:
             self._stop()
         self.services.observer.close()
@@ -137,7 +146,9 @@ class Controller(Configurable):
             if evaluated:
                 self.services.observer.flush(0)
         elif self.state.step >= self.config.num_steps:
-            progress(f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on")
+            progress(
+                f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on"
+            )
         else:
             progress(f"resuming after step {self.state.step}")
 
@@ -145,7 +156,9 @@ class Controller(Configurable):
         """Save the last step if it is not saved yet, and report how to continue."""
         saved = self._saved or self.services.checkpoints.save(self.state.step, last_step=True)
         how_to_go_on = f"start again with --dump-folder {self.services.run_folder} to go on"
-        progress(f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}")
+        progress(
+            f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}"
+        )
 
     def _train_step(self) -> None:
         """One training step."""
@@ -158,7 +171,9 @@ class Controller(Configurable):
                 with timed("train"):
                     update = self.trainer.update(groups)
             except SamplerFault as fault:
-                raise type(fault)(f"{fault} {services.weight_sync.evidence(self.generator)}") from fault
+                raise type(fault)(
+                    f"{fault} {services.weight_sync.evidence(self.generator)}"
+                ) from fault
             with timed("sync"):
                 record_metric("sync/bytes", self.sync_weights(), "max")
             self._evaluate_when_due()
@@ -174,14 +189,20 @@ class Controller(Configurable):
         step, scored = self.state.step, []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
-            new = self.services.prompts.next_batch(self.in_flight.num_new(missing), first_idx=len(scored))
+            new = self.services.prompts.next_batch(
+                self.in_flight.num_new(missing), first_idx=len(scored)
+            )
             prompts = self.in_flight.admit(new)
             self.services.check_replicated(step, prompts)
             scored += self._score(
-                self.in_flight.sample(self.generator, prompts, needed=missing, step=step, round=round)
+                self.in_flight.sample(
+                    self.generator, prompts, needed=missing, step=step, round=round
+                )
             )
             self.in_flight.gather(self.generator)
-            missing = self.config.num_prompts_per_step - sum(self.algorithm.has_preference(g.samples) for g in scored)
+            missing = self.config.num_prompts_per_step - sum(
+                self.algorithm.has_preference(g.samples) for g in scored
+            )
             if missing == 0:
                 break
         self.generator.sleep()
@@ -254,8 +275,11 @@ class Controller(Configurable):
         sampled = {}
         for one, sampling in self.evaluation.passes.items():
             with timed("evaluate"):
-                # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
-                groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
+                # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of
+                # replicas.
+                groups = self.generator.generate(
+                    self.held_out, sampling_config=sampling, seeded=True
+                )
                 scored = self._score(groups, f"{one.prefix}/", one.split)
             sampled[one] = draft_episodes(scored)
         return self.services.observer.evaluation(sampled, self.state)
@@ -268,7 +292,12 @@ class Controller(Configurable):
 
 
 def push_policy(
-    weight_sync: Sync, trainer: "Trainer", generator: Generator, probe: IntArray, *, policy_version: int
+    weight_sync: Sync,
+    trainer: "Trainer",
+    generator: Generator,
+    probe: IntArray,
+    *,
+    policy_version: int,
 ) -> int:
     """Push the policy into the engine and verify the weights there. Returns the bytes sent. Collective.
 

@@ -35,7 +35,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 if ON_CPU:
     torch._utils._get_available_device_type = lambda: "cpu"
-    for _name, _module in list(sys.modules.items()):  # torchtitan's that were imported before and have chosen CUDA
+    for _name, _module in list(
+        sys.modules.items()
+    ):  # torchtitan's that were imported before and have chosen CUDA
         if _name.startswith("torchtitan.") and hasattr(_module, "device_type"):
             _module.device_type, _module.device_module = "cpu", torch.cpu
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank
@@ -68,7 +70,9 @@ def import_engine_model(hf_assets_path: str) -> None:
     """
     from vllm import ModelRegistry
 
-    for architecture in json.loads(Path(hf_assets_path, "config.json").read_text()).get("architectures") or ():
+    for architecture in (
+        json.loads(Path(hf_assets_path, "config.json").read_text()).get("architectures") or ()
+    ):
         known = ModelRegistry.models.get(architecture)
         if known:
             ModelRegistry.register_model(architecture, known.load_model_cls())
@@ -86,7 +90,10 @@ def without_preloads() -> Iterator[None]:
     before = os.environ.get("LD_PRELOAD")
     packages = Path(torch.__file__).parents[1]
     if ON_CPU and before is None and " " in str(packages):
-        libraries = [*packages.glob("torch/lib/libgomp*.so*"), *packages.glob("vllm/libs/libtcmalloc*.so*")]
+        libraries = [
+            *packages.glob("torch/lib/libgomp*.so*"),
+            *packages.glob("vllm/libs/libtcmalloc*.so*"),
+        ]
         os.environ["LD_PRELOAD"] = ":".join(os.path.relpath(library) for library in libraries)
     try:
         yield

@@ -28,10 +28,14 @@ class Evaluation(Configurable):
         every: int = number(10, least=0, remedy="0 turns evaluation off.")
         """Steps between evaluations. There is also one before the first step and one after the last. 0: none at all."""
 
-        num_prompts: int = number(256, least=1, most=65536, remedy="evaluation.every 0 turns evaluation off.")
+        num_prompts: int = number(
+            256, least=1, most=65536, remedy="evaluation.every 0 turns evaluation off."
+        )
         """The number of held-out prompts, always the task's first ones."""
 
-        sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=1, temperature=0.0))
+        sampling: SamplingConfig = field(
+            default_factory=lambda: SamplingConfig(n=1, temperature=0.0)
+        )
         """Sampling of the first pass; greedy by default."""
 
         sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
@@ -39,8 +43,9 @@ class Evaluation(Configurable):
         evaluation/sampled/... With n 0 there is no second pass."""
 
         best_by: str = ""
-        """A metric of the evaluation, such as evaluation/accuracy. The checkpoint of the step with its highest value is kept
-        besides the newest ones. With a leading minus sign the lowest value is best. Empty: no best checkpoint."""
+        """A metric of the evaluation, such as evaluation/accuracy. The checkpoint of the step with its highest value
+        is kept besides the newest ones. With a leading minus sign the lowest value is best. Empty: no best
+        checkpoint."""
 
         stop_after: int = number(0, least=0, remedy="0 never stops.")
         """End the run after this many evaluations in a row without a new best value of `best_by`; 0: never."""
@@ -62,9 +67,21 @@ class Evaluation(Configurable):
         """The step of the best results so far."""
         self._worse = 0
         named = bool(config.best_by) or not config.stop_after
-        expect(named, "evaluation.best_by", "", "a metric, as evaluation.stop_after asks", "Use evaluation/accuracy.")
+        expect(
+            named,
+            "evaluation.best_by",
+            "",
+            "a metric, as evaluation.stop_after asks",
+            "Use evaluation/accuracy.",
+        )
         known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by
-        expect(known, "evaluation.best_by", config.best_by, "a metric of the evaluation", "Use evaluation/accuracy.")
+        expect(
+            known,
+            "evaluation.best_by",
+            config.best_by,
+            "a metric of the evaluation",
+            "Use evaluation/accuracy.",
+        )
         on = bool(config.every) or not config.best_by
         expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
 
@@ -88,7 +105,13 @@ class Evaluation(Configurable):
         name = self.config.best_by.removeprefix("-")
         if name == "":
             return
-        expect(name in metrics, "evaluation.best_by", name, f"one of {sorted(metrics)}", "Correct the name.")
+        expect(
+            name in metrics,
+            "evaluation.best_by",
+            name,
+            f"one of {sorted(metrics)}",
+            "Correct the name.",
+        )
         value = self._sign * metrics[name]
         self.is_best = self._best is None or value > self._best
         if self.is_best:

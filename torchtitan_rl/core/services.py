@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchtitan_rl.core.types import Completion, Episode, FloatArray, Group, IntArray, Metric, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import (
+    Completion,
+    Episode,
+    FloatArray,
+    Group,
+    IntArray,
+    Metric,
+    Prompt,
+    ScoredCompletion,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +63,13 @@ class GroupsInFlight(Protocol):
         """The carried prompts and the new ones, by prompt_idx."""
 
     def sample(
-        self, generator: "Generator", prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+        self,
+        generator: "Generator",
+        prompts: Sequence[Prompt],
+        *,
+        needed: int,
+        step: int,
+        round: int,
     ) -> Iterator[Group[Completion]]:
         """Yields this replica's share of `needed` groups, each when it is whole, and keeps the others."""
 
@@ -63,24 +78,33 @@ class GroupsInFlight(Protocol):
 
 
 class Source(Protocol):
-    """A frozen model that scores the step's episodes before they get credit: `core.trainer.reference.Reference`, or a teacher."""
+    """A frozen model that scores the step's episodes before they get credit: `core.trainer.reference.Reference`, or a
+    teacher."""
 
     name: str
     """What its time is reported as."""
 
     def score(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set its log-probabilities of every episode's tokens: `reference_logprobs`, or one of `Credit.token_columns`. Collective."""
+        """Set its log-probabilities of every episode's tokens: `reference_logprobs`, or one of
+        `Credit.token_columns`. Collective."""
 
 
 class Observer(Protocol):
     """Turns the facts of a step into metrics, tables and files. No method can change training."""
 
     def keep(
-        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+        self,
+        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
+        *,
+        step: int,
+        split: str,
     ) -> None:
-        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never whole."""
+        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never
+        whole."""
 
-    def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
+    def step(
+        self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState"
+    ) -> None:
         """Called after each step; `state` already counts it."""
 
     def evaluation(
@@ -195,5 +219,6 @@ class Services:
     checkpoints: Checkpoints
     stop: Stop
     check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]
-    """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever. Collective."""
+    """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever.
+    Collective."""
     run_folder: Path

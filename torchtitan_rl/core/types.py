@@ -5,9 +5,9 @@
                       └─ Episode               a scored completion and its advantage
                               └──> TrainBatch  packed tensors, built only from episodes
 
-Each type contains the one before, so every fact is stored once. Generator, grader, gather, algorithm, packer and tables all
-work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank; only `TrainBatch`
-holds tensors on the device.
+Each type contains the one before, so every fact is stored once. Generator, grader, gather, algorithm, packer and
+tables all work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank;
+only `TrainBatch` holds tensors on the device.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,8 @@ class Completion:
     sample_idx: int
     """0 <= sample_idx < n, unique within the group."""
     policy_version: int
-    """The step after which the sampling weights were synced; 0 for the start. With `token_versions`: of the last step."""
+    """The step after which the sampling weights were synced; 0 for the start. With `token_versions`: of the last
+    step."""
     token_ids: IntArray
     """int32 [L], with the end-of-sequence token when finish_reason is "stop"."""
     logprobs: FloatArray
@@ -116,7 +117,11 @@ class Completion:
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
-        mask = np.ones(len(token_ids), dtype=bool) if self.loss_mask is None else np.asarray(self.loss_mask, dtype=bool)
+        mask = (
+            np.ones(len(token_ids), dtype=bool)
+            if self.loss_mask is None
+            else np.asarray(self.loss_mask, dtype=bool)
+        )
         logprobs = np.asarray(self.logprobs, dtype=np.float32)  # [L]
         if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
             raise ValueError(
@@ -194,7 +199,8 @@ class Credit:
     turn_advantages: tuple[float, ...] | None = None
     """With credit by turns: one for each turn. `advantage` is then their mean over tokens."""
     columns: dict[str, float] = field(default_factory=dict)
-    """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample tables."""
+    """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample
+    tables."""
     token_columns: dict[str, FloatArray] = field(default_factory=dict)
     """float32 [L] each: further numbers of each token, by name, set by a source or by the loss's `assign_credit`."""
 
@@ -247,7 +253,9 @@ class Episode:
         if self.credit.turn_advantages is None:
             return self.credit.advantage * mask
         found = np.zeros(len(mask))
-        found[mask] = np.repeat(self.credit.turn_advantages, [turn.num_tokens for turn in self.completion.turns])
+        found[mask] = np.repeat(
+            self.credit.turn_advantages, [turn.num_tokens for turn in self.completion.turns]
+        )
         return found
 
     @property
@@ -329,18 +337,27 @@ class SequenceLayout:
     """Tokens of the longest sequence, known on the host."""
 
     @classmethod
-    def of(cls, own: Sequence[int], shared: Sequence[int] | None = None, *, device: str) -> "SequenceLayout":
-        """The layout of sequences with `own` [S] tokens of their own and `shared` [S] tokens in their root (default: 0).
+    def of(
+        cls, own: Sequence[int], shared: Sequence[int] | None = None, *, device: str
+    ) -> "SequenceLayout":
+        """The layout of sequences with `own` [S] tokens of their own and `shared` [S] tokens in their root (default:
+        0).
 
         The root of a sequence with shared tokens is the nearest earlier sequence without any.
         """
         own_tokens = np.asarray(own, dtype=np.int64)  # [S]
-        in_root = np.zeros_like(own_tokens) if shared is None else np.asarray(shared, dtype=np.int64)  # [S]
+        in_root = (
+            np.zeros_like(own_tokens) if shared is None else np.asarray(shared, dtype=np.int64)
+        )  # [S]
         lengths = own_tokens + in_root  # [S]
         begins = np.cumsum(own_tokens) - own_tokens  # [S]
         roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [S]
-        positions = np.concatenate([np.arange(*ends) for ends in zip(in_root, lengths, strict=True)])  # [T]
-        on_device = (torch.from_numpy(array).to(device) for array in (positions, begins, lengths, roots))
+        positions = np.concatenate(
+            [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
+        )  # [T]
+        on_device = (
+            torch.from_numpy(array).to(device) for array in (positions, begins, lengths, roots)
+        )
         return cls(*on_device, longest=int(lengths.max()))
 
 
@@ -348,8 +365,8 @@ class SequenceLayout:
 class TrainBatch:
     """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences.
 
-    Position t holds token t and predicts `labels[t]`, the next token of the same sequence. All other [T] tensors refer to
-    that label.
+    Position t holds token t and predicts `labels[t]`, the next token of the same sequence. All other [T] tensors
+    refer to that label.
     """
 
     token_ids: Tensor

@@ -33,7 +33,9 @@ class Advantage(OwnConfig, ABC):
         advantages: list[list[list[float]]] = [[[] for _ in group] for group in groups]
         longest = max((len(returns) for group in groups for returns in group), default=0)
         for k in range(longest):
-            of_turn = [[returns[k] if k < len(returns) else None for returns in group] for group in groups]
+            of_turn = [
+                [returns[k] if k < len(returns) else None for returns in group] for group in groups
+            ]
             found = numbers_from(self, "algorithm.advantage", self(of_turn), of_turn)
             for g, group in enumerate(groups):
                 for i, returns in enumerate(group):
@@ -41,11 +43,15 @@ class Advantage(OwnConfig, ABC):
                         advantages[g][i].append(found[g][i])
         return advantages
 
-    def _with_shared_rules(self, group: list[float | None], step_rewards: list[float]) -> list[float]:
+    def _with_shared_rules(
+        self, group: list[float | None], step_rewards: list[float]
+    ) -> list[float]:
         rewards = [reward for reward in group if reward is not None]
         if all_equal(rewards):
             return [0.0] * len(group)
-        values = numbers_from(self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards)
+        values = numbers_from(
+            self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards
+        )
         advantages = [0.0] * len(group)
         rewarded = [i for i, reward in enumerate(group) if reward is not None]
         for i, value in zip(rewarded, values, strict=True):

@@ -28,13 +28,26 @@ from torchtitan_rl.core.algorithm.loss_metrics import (
 )
 from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, Loss, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
-from torchtitan_rl.core.algorithm.nonfinite import episode_fault, finite_tokens, leave_out, raise_for_token
+from torchtitan_rl.core.algorithm.nonfinite import (
+    episode_fault,
+    finite_tokens,
+    leave_out,
+    raise_for_token,
+)
 from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.types import Episode, Group, Member, Metric, Normalizers, ScoredCompletion, TrainBatch
+from torchtitan_rl.core.types import (
+    Episode,
+    Group,
+    Member,
+    Metric,
+    Normalizers,
+    ScoredCompletion,
+    TrainBatch,
+)
 
 FILTERED = "filtered"
 """`Credit.left_out` of a group that a subclass's filter has refused although its rewards differ."""
@@ -53,8 +66,7 @@ class Algorithm(OwnConfig):
     """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers.
 
     Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns.
-    Nothing
-    communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
+    Nothing communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -78,9 +90,8 @@ class Algorithm(OwnConfig):
         """The treatment of completions that were cut by the length limit or a conversation's limits."""
         zero_variance: Literal["keep", "drop", "refill"] = "keep"
         """Groups whose rewards are all equal (credit "turn": at every turn). Keep: advantage 0, counted in the
-        normalisers.
-        Drop: left out of the forward. Refill: replaced by groups of new prompts; if their rewards are all equal too,
-        they are dropped."""
+        normalisers. Drop: left out of the forward. Refill: replaced by groups of new prompts; if their rewards are
+        all equal too, they are dropped."""
         refill_rounds: int = number(1, least=1)
         """With zero_variance "refill": the largest number of rounds of new prompts per step."""
         seed_grpo: GroupScale.Config | None = None
@@ -119,7 +130,13 @@ class Algorithm(OwnConfig):
             asked = config.zero_variance != "keep"
             name = f"{type(self).__qualname__}.has_preference"
             expected = f'"drop" or "refill" with the filter {name}, which "keep" does not ask'
-            expect(asked, "algorithm.zero_variance", config.zero_variance, expected, "Set it, or leave the filter out.")
+            expect(
+                asked,
+                "algorithm.zero_variance",
+                config.zero_variance,
+                expected,
+                "Set it, or leave the filter out.",
+            )
         self.max_completion_tokens = max_completion_tokens
         self.policy_loss = config.loss.build()
         self.advantage = config.advantage.build()
@@ -169,7 +186,9 @@ class Algorithm(OwnConfig):
         for group in groups:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
-                    fault = f"the advantage is {episode.credit.advantage}, because the rewards overflow"
+                    fault = (
+                        f"the advantage is {episode.credit.advantage}, because the rewards overflow"
+                    )
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _shape(self, member: Member) -> None:
@@ -233,12 +252,21 @@ class Algorithm(OwnConfig):
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
         returns: list[list[list[float | None]]] = []
         for group in groups:
-            returns.append([self._returns(episode.scored, episode.credit.shaped_reward) for episode in group.samples])
-        advantages = numbers_from(self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns)
+            returns.append(
+                [
+                    self._returns(episode.scored, episode.credit.shaped_reward)
+                    for episode in group.samples
+                ]
+            )
+        advantages = numbers_from(
+            self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns
+        )
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0
             if self.seed_grpo is not None:
-                scale = numbers_from(self.seed_grpo, "algorithm.seed_grpo", self.seed_grpo.scale(group), 1.0)
+                scale = numbers_from(
+                    self.seed_grpo, "algorithm.seed_grpo", self.seed_grpo.scale(group), 1.0
+                )
             for episode, of_turns in zip(group.samples, values, strict=True):
                 set_advantage(episode, [scale * value for value in of_turns])
 
@@ -252,7 +280,9 @@ class Algorithm(OwnConfig):
         """The counts that the losses of one update over `groups` divide by. Only sampled tokens in the loss count."""
         num_tokens = num_sequences = num_groups = 0
         for group in groups:
-            lengths = [episode.completion.num_sampled for episode in group.samples if episode.in_loss]
+            lengths = [
+                episode.completion.num_sampled for episode in group.samples if episode.in_loss
+            ]
             num_tokens += sum(lengths)
             num_sequences += sum(length > 0 for length in lengths)
             num_groups += any(lengths)
@@ -293,11 +323,15 @@ class Algorithm(OwnConfig):
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         values = raw.where(finite)
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
-        log_weight = (values.old_logprobs - values.sampler_logprobs).detach()  # [T] log pi_old - log mu
+        log_weight = (
+            values.old_logprobs - values.sampler_logprobs
+        ).detach()  # [T] log pi_old - log mu
         correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
             logprobs=values.logprobs,
-            old_logprobs=values.sampler_logprobs if self.config.old_logprobs == "sampler" else values.old_logprobs,
+            old_logprobs=values.sampler_logprobs
+            if self.config.old_logprobs == "sampler"
+            else values.old_logprobs,
             advantages=values.advantages,
             mask=sequences.mask,
             correction=correction.weight,
@@ -310,10 +344,14 @@ class Algorithm(OwnConfig):
         terms = self._terms(inputs, values)
         with torch.no_grad():
             tally = Tally()
-            tally.put("nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum")
+            tally.put(
+                "nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum"
+            )
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, values)
-            fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
+            fresh = (
+                inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask
+            )  # [T]
             if self.policy_loss.sampled:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
@@ -334,14 +372,20 @@ class Algorithm(OwnConfig):
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         for share in terms.values():
-            tensor_from(self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`.")
+            tensor_from(
+                self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`."
+            )
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
         if self.kl.in_loss and values.reference_logprobs is not None:
-            terms["kl"] = self.aggregation.share(self.kl(values.logprobs, values.reference_logprobs), inputs)
+            terms["kl"] = self.aggregation.share(
+                self.kl(values.logprobs, values.reference_logprobs), inputs
+            )
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
-        terms["entropy"] = (values.entropy * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
+        terms["entropy"] = (values.entropy * inputs.mask).sum() / max(
+            inputs.normalizers.num_tokens, 1
+        )
         if self.config.entropy_coef > 0:
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
@@ -352,7 +396,9 @@ class Algorithm(OwnConfig):
         tally.distribution("policy/token_entropy", values.entropy, inputs.mask)
         record_divergence(tally, "policy", values.old_logprobs - values.logprobs, inputs)
         if values.reference_logprobs is not None:
-            record_divergence(tally, "reference", values.logprobs - values.reference_logprobs, inputs)
+            record_divergence(
+                tally, "reference", values.logprobs - values.reference_logprobs, inputs
+            )
         record_ratio(tally, self.policy_loss.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)

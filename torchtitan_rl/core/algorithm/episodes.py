@@ -20,7 +20,9 @@ def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]
         check_unique(indices, f"prompt {group.prompt.prompt_idx}: two completions with sample_idx")
     drafts: list[Group[Episode]] = []
     for group in groups:
-        drafts.append(Group(prompt=group.prompt, samples=[Episode(scored=scored) for scored in group.samples]))
+        drafts.append(
+            Group(prompt=group.prompt, samples=[Episode(scored=scored) for scored in group.samples])
+        )
     return drafts
 
 

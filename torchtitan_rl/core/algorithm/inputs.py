@@ -61,7 +61,9 @@ class TokenValues:
     """What the loss asks for beside these: `Loss.token_columns`."""
 
     @classmethod
-    def of(cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, *, sampled: bool) -> "TokenValues":
+    def of(
+        cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, *, sampled: bool
+    ) -> "TokenValues":
         """The values of a micro-batch, from log pi and H(pi) of its labels, [T] each.
 
         Args:
@@ -102,7 +104,9 @@ class TokenValues:
             logprobs=zeroed(self.logprobs),
             old_logprobs=zeroed(self.old_logprobs),
             sampler_logprobs=zeroed(self.sampler_logprobs),
-            reference_logprobs=None if self.reference_logprobs is None else zeroed(self.reference_logprobs),
+            reference_logprobs=None
+            if self.reference_logprobs is None
+            else zeroed(self.reference_logprobs),
             entropy=zeroed(self.entropy),
             advantages=zeroed(self.advantages),
             columns={name: zeroed(values) for name, values in self.columns.items()},

@@ -32,16 +32,24 @@ class Tally:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
         self._distributions: dict[str, Tensor] = {}  # [2, n] each: values and mask
 
-    def put(self, key: str, value: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> None:
+    def put(
+        self, key: str, value: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    ) -> None:
         """Add a 0-d `value`; a mean stands for `weight` units, 0-d."""
-        self._entries[key] = (value, reduction, torch.ones_like(value) if weight is None else weight)
+        self._entries[key] = (
+            value,
+            reduction,
+            torch.ones_like(value) if weight is None else weight,
+        )
 
     def mean(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add the mean of `values` where `mask` is not 0 (same shape), weighted by their number."""
         count = mask.sum()
         self.put(key, torch.where(mask > 0, values, 0.0).sum() / count.clamp(min=1), count)
 
-    def extremes(self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")) -> None:
+    def extremes(
+        self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")
+    ) -> None:
         """Add `<prefix>min` and `<prefix>max` of `values` where `mask` is not 0 (same shape)."""
         for kind in kinds if values.numel() > 0 else ():
             inside = torch.where(mask > 0, values, float("inf" if kind == "min" else "-inf"))
@@ -62,7 +70,9 @@ class Tally:
         numbers, *rows = torch.cat(rows).cpu().split([len(row) for row in rows])  # one transfer
         flat, half = numbers.tolist(), len(values)
         kept = {key: _thinned(row) for key, row in zip(self._distributions, rows)}
-        return {key: Metric(value=v, reduction="distribution") for key, v in kept.items() if len(v)} | {
+        return {
+            key: Metric(value=v, reduction="distribution") for key, v in kept.items() if len(v)
+        } | {
             key: Metric(value=flat[i], reduction=reduction, weight=flat[half + i])
             for i, (key, (_, reduction, _)) in enumerate(self._entries.items())
             if flat[half + i] > 0
@@ -77,7 +87,9 @@ def _thinned(row: Tensor) -> Tensor:
     return inside[::every].float()  # [at most MAX_DISTRIBUTION_VALUES]
 
 
-def record_losses(tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs) -> None:
+def record_losses(
+    tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs
+) -> None:
     """`loss/<name>` of each term, as a token-weighted mean that merges into the step's value.
 
     A term is this micro-batch's share, already divided by the whole update's normaliser. It is scaled by N / n and
@@ -108,16 +120,26 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
     Args:
         loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
     """
-    ratio = safe_exp(inputs.log_ratio) if loss is None else _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)  # [T]
+    ratio = (
+        safe_exp(inputs.log_ratio)
+        if loss is None
+        else _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)
+    )  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:
         return
-    overflowed = _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs).abs() > LOG_RATIO_LIMIT  # [T]
+    overflowed = (
+        _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs).abs() > LOG_RATIO_LIMIT
+    )  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
-    clipped = {side: where.to(ratio.dtype) for side, where in loss.clipped(inputs, ratio).items()}  # [T] each
+    clipped = {
+        side: where.to(ratio.dtype) for side, where in loss.clipped(inputs, ratio).items()
+    }  # [T] each
     if clipped:
-        tally.mean("ratio/clip_fraction", torch.stack(list(clipped.values())).amax(dim=0), inputs.mask)
+        tally.mean(
+            "ratio/clip_fraction", torch.stack(list(clipped.values())).amax(dim=0), inputs.mask
+        )
     for side, where in clipped.items():
         _of_tokens(loss, "clipped", where, inputs)
         key = f"ratio/clip_fraction_{side}"
@@ -128,11 +150,17 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
 def _of_tokens(loss: PolicyLoss, method: str, returned: Tensor, inputs: LossInputs) -> Tensor:
     """Returns the [T] result of a loss's method. Raises UserError if it has another shape, which would be broadcast."""
     return tensor_from(
-        loss, "algorithm.loss", returned, inputs.mask.shape, f"[T], a value for each packed token of {method}."
+        loss,
+        "algorithm.loss",
+        returned,
+        inputs.mask.shape,
+        f"[T], a value for each packed token of {method}.",
     )
 
 
-def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs, fresh: Tensor) -> None:
+def record_sampler(
+    tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs, fresh: Tensor
+) -> None:
     """The difference between sampler and trainer.
 
     Args:
@@ -151,5 +179,7 @@ def record_sampler(tally: Tally, log_weight: Tensor, correction: Correction, inp
     # The samples come from mu, so this is KL(mu || pi_old), with d = log mu - log pi_old.
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)
     weight, count = weight * inputs.mask, inputs.mask.sum()  # [T], 0-d
-    share = weight.sum() ** 2 / (count * (weight**2).sum()).clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
+    share = weight.sum() ** 2 / (count * (weight**2).sum()).clamp(
+        min=torch.finfo(weight.dtype).tiny
+    )  # 0-d
     tally.put("sampler/effective_sample_size", share, count)

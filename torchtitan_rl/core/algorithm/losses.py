@@ -42,7 +42,9 @@ class SeqMeanTokenMean(Aggregation):
     """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the update's S sequences. GRPO, arXiv 2402.03300."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        return inputs.sequences.mean(token_losses).sum() / max(inputs.normalizers.num_sequences, 1)  # sum of [S]
+        return inputs.sequences.mean(token_losses).sum() / max(
+            inputs.normalizers.num_sequences, 1
+        )  # sum of [S]
 
 
 class SeqSumConst(Aggregation):
@@ -53,7 +55,9 @@ class SeqSumConst(Aggregation):
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         sequences = max(inputs.normalizers.num_sequences, 1)
-        return (token_losses * inputs.mask).sum() / (sequences * inputs.normalizers.max_completion_tokens)
+        return (token_losses * inputs.mask).sum() / (
+            sequences * inputs.normalizers.max_completion_tokens
+        )
 
 
 class Loss(OwnConfig, ABC):
@@ -64,9 +68,10 @@ class Loss(OwnConfig, ABC):
     3. what it needs of the packed batch: `sequence_columns`, `token_columns`, `whole_groups`;
     4. the loss: `terms`; and after the update its controllers: `after_update`.
 
-    A `PolicyLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its own credit
-    and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `sampled` False, and their loss is
-    -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the `token_columns`.
+    A `PolicyLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its
+    own credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `sampled` False, and
+    their loss is -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the
+    `token_columns`.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -75,12 +80,13 @@ class Loss(OwnConfig, ABC):
             """Raise UserError if a setting of the objective has no effect with this loss."""
 
     uses_rewards: bool = True
-    """Whether it learns from rewards. If not, an episode without a reward is in the loss, and a group may have one sample."""
+    """Whether it learns from rewards. If not, an episode without a reward is in the loss, and a group may have one
+    sample."""
     uses_advantages: bool = True
     """Whether `algorithm.advantage` sets the advantages. If not, it is not called."""
     sampled: bool = True
-    """Whether the engine has sampled the tokens. If not, there are no log mu and no ratio: pi_old is pi, and trainer and sampler
-    are not compared."""
+    """Whether the engine has sampled the tokens. If not, there are no log mu and no ratio: pi_old is pi, and trainer
+    and sampler are not compared."""
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
     whole_groups: bool = False
@@ -101,7 +107,8 @@ class Loss(OwnConfig, ABC):
         """Raise UserError if the loss does not work with groups of n completions."""
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
-        """Add to the credit of the step's episodes, which have shaped rewards and, with `uses_advantages`, advantages."""
+        """Add to the credit of the step's episodes, which have shaped rewards and, with `uses_advantages`,
+        advantages."""
 
     def zero_gradient(self, episode: Episode) -> bool:
         """Whether the loss has zero gradient for this credited episode, so that it needs no backward pass.
@@ -118,7 +125,8 @@ class Loss(OwnConfig, ABC):
         """This micro-batch's share of the loss, as "policy", and those of its parts to report; 0-d each."""
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """Metrics of a micro-batch that are specific to this loss: (mean, weight), 0-d each. Called without gradient."""
+        """Metrics of a micro-batch that are specific to this loss: (mean, weight), 0-d each. Called without
+        gradient."""
         return {}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
@@ -165,7 +173,8 @@ class PolicyLoss(Loss):
         return safe_exp(self.log_ratio(inputs))  # [T]
 
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
-        """[T] bool tensors by side ("low", "high", ...), true where clipping changes the gradient. Empty: no clipping."""
+        """[T] bool tensors by side ("low", "high", ...), true where clipping changes the gradient. Empty: no
+        clipping."""
         return {}
 
 

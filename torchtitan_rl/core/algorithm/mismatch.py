@@ -39,7 +39,11 @@ class Mismatch(OwnConfig, ABC):
         weight, changed = self(log_weight, sequences)
         for name, found in (("weight", weight), ("changed", changed)):
             tensor_from(
-                self, "algorithm.mismatch", found, log_weight.shape, f"[T], the correction's {name} of each token."
+                self,
+                "algorithm.mismatch",
+                found,
+                log_weight.shape,
+                f"[T], the correction's {name} of each token.",
             )
         return Correction(weight, changed)
 
@@ -48,7 +52,9 @@ class NoCorrection(Mismatch):
     """Weight 1 on every token."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return Correction(torch.ones_like(log_weight), torch.zeros_like(log_weight, dtype=torch.bool))  # [T], [T]
+        return Correction(
+            torch.ones_like(log_weight), torch.zeros_like(log_weight, dtype=torch.bool)
+        )  # [T], [T]
 
 
 class TokenTruncate(Mismatch):

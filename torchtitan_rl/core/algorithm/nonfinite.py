@@ -18,7 +18,9 @@ class SamplerNonFiniteError(NonFiniteError, SamplerFault):
     """The sampler's log-probability of a token is NaN or infinite."""
 
 
-MASK = 'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
+MASK = (
+    'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
+)
 ADVICE = {
     "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
     "reward": f"Correct the reward function. {MASK}",
@@ -40,7 +42,10 @@ def episode_fault(episode: Episode) -> str | None:
             if value is not None and not math.isfinite(value):
                 return f"reward function {function!r} returned {value}"
         return f"the total reward is {episode.reward}"
-    for whose, logprobs in (("sampler", episode.completion.logprobs), ("reference", episode.reference_logprobs)):
+    for whose, logprobs in (
+        ("sampler", episode.completion.logprobs),
+        ("reference", episode.reference_logprobs),
+    ):
         if logprobs is None:
             continue
         faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
@@ -60,7 +65,11 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
         raise error(f"{member.name}: {fault}. {_advice(fault)}")
     episode = member.episode
     episode.credit.left_out = f"not finite: {fault}"
-    episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = None, 0.0, None
+    episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = (
+        None,
+        0.0,
+        None,
+    )
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
@@ -75,7 +84,9 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     """Raise NonFiniteError for the first loss token that is not finite, naming prompt, sample and quantity."""
     fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
     position = int(fault.nonzero()[0])
-    quantity, value = next((name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position]))
+    quantity, value = next(
+        (name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position])
+    )
     raise NonFiniteError(
         f"{batch.members[int(batch.sequence_ids[position])].name}: {quantity} of the token with id "
         f"{int(batch.labels[position])} (packed position {position}) is {value}. {_advice(quantity)}"

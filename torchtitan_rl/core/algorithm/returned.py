@@ -9,7 +9,9 @@ from torch import Tensor
 from torchtitan_rl.core.errors import UserError
 
 
-def tensor_from(part: object, field: str, returned: Any, shape: torch.Size | tuple, what: str) -> Tensor:
+def tensor_from(
+    part: object, field: str, returned: Any, shape: torch.Size | tuple, what: str
+) -> Tensor:
     """Returns the tensor. Raises UserError, naming `field` and the part's class, if it is none of this shape.
 
     Args:
@@ -18,8 +20,14 @@ def tensor_from(part: object, field: str, returned: Any, shape: torch.Size | tup
     """
     if isinstance(returned, Tensor) and returned.shape == shape:
         return returned
-    found = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
-    raise UserError(f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}")
+    found = (
+        f"a tensor of shape {list(returned.shape)}"
+        if isinstance(returned, Tensor)
+        else type(returned).__name__
+    )
+    raise UserError(
+        f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}"
+    )
 
 
 def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
@@ -38,7 +46,9 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
         raise UserError(f"{field}: {_name(part)} returned {returned!r:.80}: expected a number")
     ordered = hasattr(returned, "__iter__") and not isinstance(returned, (str, bytes, Mapping, Set))
     if not ordered or getattr(returned, "shape", None) == ():
-        raise UserError(f"{field}: {_name(part)} returned {type(returned).__name__}: expected a list of {len(like)}")
+        raise UserError(
+            f"{field}: {_name(part)} returned {type(returned).__name__}: expected a list of {len(like)}"
+        )
     values = list(returned)
     if len(values) != len(like):
         raise UserError(

@@ -34,7 +34,13 @@ class Truncation(OwnConfig):
         cache = self.config.cache_tokens
         fits = cache is None or cache <= max_completion_tokens
         expected = f"at most the longest completion ({max_completion_tokens} tokens)"
-        expect(fits, "algorithm.truncation.cache_tokens", cache, expected, "Lower it or allow longer completions.")
+        expect(
+            fits,
+            "algorithm.truncation.cache_tokens",
+            cache,
+            expected,
+            "Lower it or allow longer completions.",
+        )
 
     def masks(self, completion: Completion) -> bool:
         """Whether the completion is masked from the loss."""
@@ -48,5 +54,7 @@ class Truncation(OwnConfig):
         """The soft length penalty of a completion with `num_tokens` sampled tokens, in [-1, 0]."""
         if self.config.mode != "penalty":
             return 0.0
-        cache = min(self.config.cache_tokens or max(1, max_completion_tokens // 5), max_completion_tokens)
+        cache = min(
+            self.config.cache_tokens or max(1, max_completion_tokens // 5), max_completion_tokens
+        )
         return max(-1.0, min(0.0, (max_completion_tokens - cache - num_tokens) / cache))

@@ -79,7 +79,9 @@ class Conversation:
         """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means
         none."""
         used = len(self.prompt.token_ids) + len(self.token_ids) + more
-        return min(self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used)
+        return min(
+            self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used
+        )
 
     def append_turn(self, sampled: Sampled) -> None:
         """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
@@ -98,7 +100,9 @@ class Conversation:
             self.prompt, self.in_turns = answer.prompt, True
         self.finish_reason, self.error = answer.end, answer.error
 
-    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool) -> None:
+    def _append(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
+    ) -> None:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.loss_mask += [is_sampled] * len(token_ids)
@@ -109,7 +113,11 @@ class Conversation:
 
     def completion(self, policy_version: int) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over."""
-        said = [turn.text for turn in self.turns] if self.in_turns else [self.last.text if self.last else ""]
+        said = (
+            [turn.text for turn in self.turns]
+            if self.in_turns
+            else [self.last.text if self.last else ""]
+        )
         return Completion(
             sample_idx=self.sample_idx,
             policy_version=policy_version,
@@ -120,5 +128,7 @@ class Conversation:
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             error=self.error,
-            token_versions=np.array(self.all_versions(policy_version), dtype=np.int32) if self.versions else None,
+            token_versions=np.array(self.all_versions(policy_version), dtype=np.int32)
+            if self.versions
+            else None,
         )

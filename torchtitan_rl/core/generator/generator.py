@@ -55,7 +55,9 @@ class Generator(Configurable):
         max_model_len: int = number(2048, least=1)
         """Maximum length of a prompt plus its completion, in tokens."""
 
-        gpu_memory_utilization: float = number(0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer.")
+        gpu_memory_utilization: float = number(
+            0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer."
+        )
         """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer
         state stay in memory beside it. No effect on a CPU."""
 
@@ -156,7 +158,9 @@ class Generator(Configurable):
             seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
                 slower.
         """
-        begun = self.begin(prompts, step=step, round=round, sampling_config=sampling_config, seeded=seeded)
+        begun = self.begin(
+            prompts, step=step, round=round, sampling_config=sampling_config, seeded=seeded
+        )
         yield from begun.whole_groups()
 
     def begin(
@@ -171,14 +175,19 @@ class Generator(Configurable):
         """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
         call."""
         if self.policy_version < 0:
-            raise RuntimeError("The generator was called before the first weight sync: the engine's weights are empty.")
+            raise RuntimeError(
+                "The generator was called before the first weight sync: the engine's weights are empty."
+            )
 
         def seed_of(*parts: int) -> int:
             return _stable_seed(self.seed, step, round, *parts)
 
         self._seed(seed_of(self.replica))
         mine = prompts[self.replica :: self.num_replicas]
-        groups = [self._conversations(one, sampling_config or one.sampling or self.sampling, seed_of) for one in mine]
+        groups = [
+            self._conversations(one, sampling_config or one.sampling or self.sampling, seed_of)
+            for one in mine
+        ]
         return SamplingRound(self, mine, groups, self._turn_engine(seed_of), seeded=seeded)
 
     def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
@@ -187,10 +196,16 @@ class Generator(Configurable):
             self.stats.begin()
 
         def seed_of_turn(conversation: Conversation) -> int:
-            return seed_of(conversation.prompt.prompt_idx, conversation.sample_idx, len(conversation.turns))
+            return seed_of(
+                conversation.prompt.prompt_idx, conversation.sample_idx, len(conversation.turns)
+            )
 
         return TurnEngine(
-            self.llm, self.tokenizer, self.end_token_ids, seed=seed_of_turn, lora_request=self._lora_request
+            self.llm,
+            self.tokenizer,
+            self.end_token_ids,
+            seed=seed_of_turn,
+            lora_request=self._lora_request,
         )
 
     def _seed(self, number: int) -> None:
@@ -229,9 +244,13 @@ class Generator(Configurable):
         probe."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False
+        )
         tokens = {"prompt_token_ids": token_ids.tolist()}
-        output = self.llm.generate([tokens], params, use_tqdm=False, lora_request=self._lora_request)[0]
+        output = self.llm.generate(
+            [tokens], params, use_tqdm=False, lora_request=self._lora_request
+        )[0]
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 
     def sleep(self) -> None:
@@ -310,9 +329,15 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
       conversation has one) lose half their tokens when preempted, because the CPU generator cannot be rewound.
     - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
     """
-    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    options: dict[str, Any] = (
+        {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    )
     if ON_CPU:
-        options |= {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False}
+        options |= {
+            "enforce_eager": True,
+            "enable_sleep_mode": False,
+            "enable_chunked_prefill": False,
+        }
         return options | {"block_size": CPU_BLOCK_TOKENS}
     options |= {
         "enforce_eager": config.enforce_eager,

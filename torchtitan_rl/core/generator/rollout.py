@@ -65,7 +65,11 @@ def roll_out(
     for index, conversation in enumerate(conversations):
         if index not in in_turns and conversation.finish_reason is None:
             engine.add(index, conversation, seeded=seeded)
-    yield from [index for index, conversation in enumerate(conversations) if conversation.finish_reason is not None]
+    yield from [
+        index
+        for index, conversation in enumerate(conversations)
+        if conversation.finish_reason is not None
+    ]
     asked = len(in_turns)
     while engine.busy or asked:
         turns = engine.step() if engine.busy else []
@@ -88,6 +92,8 @@ def roll_out(
         for answer in answers:
             conversations[answer.conversation_idx].append_answer(answer)
             if answer.end is None:
-                engine.add(answer.conversation_idx, conversations[answer.conversation_idx], seeded=seeded)
+                engine.add(
+                    answer.conversation_idx, conversations[answer.conversation_idx], seeded=seeded
+                )
             else:
                 yield answer.conversation_idx

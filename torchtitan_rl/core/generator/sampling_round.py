@@ -78,5 +78,7 @@ class SamplingRound:
             conversations = self.groups[i]
             samples = [one.completion(self._generator.policy_version) for one in conversations]
             # A failed reset leaves a prompt without the environment's first messages.
-            prompt = max((one.prompt for one in conversations), key=lambda prompt: len(prompt.token_ids))
+            prompt = max(
+                (one.prompt for one in conversations), key=lambda prompt: len(prompt.token_ids)
+            )
             yield Group(prompt=prompt, samples=samples)

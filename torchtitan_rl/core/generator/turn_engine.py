@@ -83,16 +83,22 @@ class TurnEngine:
         self.outputs += cut
         self._engine.abort_request([output.request_id for output in cut])
         self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
-        return [self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut]
+        return [
+            self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut
+        ]
 
     def close(self) -> None:
         """Abort all unfinished turns, so that the engine is free for the next call."""
         self._engine.abort_request(list(self._under_way))
 
-    def _sampled(self, output: "RequestOutput", ends: tuple[str, ...] = ("stop", "length")) -> Sampled:
+    def _sampled(
+        self, output: "RequestOutput", ends: tuple[str, ...] = ("stop", "length")
+    ) -> Sampled:
         [turn] = output.outputs
         if turn.finish_reason not in ends:
-            raise RuntimeError(f"vLLM ended a turn with {turn.finish_reason!r}; expected {' or '.join(ends)}.")
+            raise RuntimeError(
+                f"vLLM ended a turn with {turn.finish_reason!r}; expected {' or '.join(ends)}."
+            )
         conversation = self._under_way.pop(output.request_id)
         before = [] if conversation.in_turns else conversation.token_ids  # of earlier steps
         return Sampled(

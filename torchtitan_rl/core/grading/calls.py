@@ -70,9 +70,12 @@ def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
 def _from_worker(call: RewardCall) -> ScorerResult:
     try:
         return call.future.result()
-    except Exception as error:  # the worker was killed or died, or the groups or result cannot be pickled
+    except Exception as error:
+        # The worker was killed or died, or the groups or the result cannot be pickled.
         seconds = call.scorer.time_limit_seconds if isinstance(error, TimeoutError) else 0.0
-        return ScorerResult.failed(len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds)
+        return ScorerResult.failed(
+            len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds
+        )
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:
@@ -88,7 +91,9 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
         await asyncio.gather(*(run(index, call) for index, call in enumerate(calls)))
 
     limits = [call.scorer.time_limit_seconds for call in calls]
-    thread = threading.Thread(target=lambda: asyncio.run(run_all()), name="async rewards", daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(run_all()), name="async rewards", daemon=True
+    )
     thread.start()
     thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
     for index, call in enumerate(calls):

@@ -12,7 +12,14 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
-from torchtitan_rl.core.grading.scorer import FailurePolicy, RewardError, RewardScorer, Scope, Scorer, TrainerState
+from torchtitan_rl.core.grading.scorer import (
+    FailurePolicy,
+    RewardError,
+    RewardScorer,
+    Scope,
+    Scorer,
+    TrainerState,
+)
 from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
@@ -47,7 +54,9 @@ class Grader(Configurable):
         rewards: list[str] = field(default_factory=list)
         """Reward functions besides the task's own, as path/to/file.py:function or package.module:function."""
 
-        weights: dict[str, float] = number({}, least=-MANY, most=MANY, remedy="0 only watches a function.")
+        weights: dict[str, float] = number(
+            {}, least=-MANY, most=MANY, remedy="0 only watches a function."
+        )
         """Weights of reward functions in the sum, by name. The default weight is 1."""
 
         on_failure: FailurePolicy = "raise"
@@ -78,7 +87,9 @@ class Grader(Configurable):
         GPU or share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one
         that hangs."""
 
-    def __init__(self, config: Config, *, scorers: dict[str, Scorers], start_workers: StartWorkers) -> None:
+    def __init__(
+        self, config: Config, *, scorers: dict[str, Scorers], start_workers: StartWorkers
+    ) -> None:
         """
         Args:
             scorers: the scorers of each member of the task, by name. `setup.build_grader` builds them.
@@ -87,7 +98,9 @@ class Grader(Configurable):
         """
         self._scorers = scorers
         self.reward_names: list[str] = []
-        self._function_idx: dict[Scorer, int] = {}  # the place of its function among those of the workers
+        self._function_idx: dict[
+            Scorer, int
+        ] = {}  # the place of its function among those of the workers
         for of_task in scorers.values():
             for reward in of_task.rewards:
                 if reward.name not in self.reward_names:
@@ -95,7 +108,9 @@ class Grader(Configurable):
             for scorer in of_task.all:
                 self._function_idx.setdefault(scorer, len(self._function_idx))
         self._in_process = set(config.in_process)
-        self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers, whose=WHOSE)
+        self._workers = start_workers(
+            [scorer.run for scorer in self._function_idx], config.workers, whose=WHOSE
+        )
         self._metrics: list[tuple[str, Metric]] = []
         self._warned: set[str] = set()
         self._failed_steps = 0
@@ -133,12 +148,20 @@ class Grader(Configurable):
             return []
         return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope]
 
-    def start(self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState) -> list[RewardCall]:
+    def start(
+        self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState
+    ) -> list[RewardCall]:
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
         another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
-        in_workers = [call for call in calls if not call.scorer.is_async and call.scorer.name not in self._in_process]
-        functions = [(self._function_idx[call.scorer], call.scorer.time_limit_seconds) for call in in_workers]
+        in_workers = [
+            call
+            for call in calls
+            if not call.scorer.is_async and call.scorer.name not in self._in_process
+        ]
+        functions = [
+            (self._function_idx[call.scorer], call.scorer.time_limit_seconds) for call in in_workers
+        ]
         futures = self._workers.submit_all(functions, groups, state)
         for call, future in zip(in_workers, futures, strict=True):
             call.future = future
@@ -157,7 +180,9 @@ class Grader(Configurable):
         shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
         logger.warning(shown)
         if self._failed_steps == MOST_FAILED_STEPS:
-            raise RewardError(f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it.")
+            raise RewardError(
+                f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it."
+            )
 
     def report(self, call: RewardCall) -> None:
         """Add a call's metrics and report its failure. Raises RewardError if its policy is "raise"."""
@@ -166,9 +191,15 @@ class Grader(Configurable):
         name = scorer.name
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
-        scored = [(group.prompt, completion) for group in call.groups for completion in group.samples]
+        scored = [
+            (group.prompt, completion) for group in call.groups for completion in group.samples
+        ]
         self._metrics += _call_metrics(
-            name, result.metrics, num_completions=len(scored), seconds=result.seconds, num_failed=len(result.errors)
+            name,
+            result.metrics,
+            num_completions=len(scored),
+            seconds=result.seconds,
+            num_failed=len(result.errors),
         )
         if not result.errors:
             return
@@ -177,7 +208,9 @@ class Grader(Configurable):
         if message.startswith("returned"):
             message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
         batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
-        described = f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
+        described = (
+            f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
+        )
         if scorer.on_failure == "raise":
             raise RewardError(
                 f"{described} Expected one finite float (at most 1e18) or None for each completion. "
@@ -186,13 +219,19 @@ class Grader(Configurable):
             )
         lost = "reward" if getattr(scorer, "weight", 0.0) else "value of it"
         self._warn_once(
-            f"failure of {name}", f"{described} Such completions get no {lost}: see reward/{name}/failures."
+            f"failure of {name}",
+            f"{described} Such completions get no {lost}: see reward/{name}/failures.",
         )
 
-    def scored(self, group: Group[Completion], cells: Mapping[Completion, Cells]) -> Group[ScoredCompletion]:
+    def scored(
+        self, group: Group[Completion], cells: Mapping[Completion, Cells]
+    ) -> Group[ScoredCompletion]:
         """Returns the group with its rewards, given the results of its completions."""
         scorers = self._scorers[group.prompt.task]
-        return Group(prompt=group.prompt, samples=[_scored(one, scorers, cells[one]) for one in group.samples])
+        return Group(
+            prompt=group.prompt,
+            samples=[_scored(one, scorers, cells[one]) for one in group.samples],
+        )
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
@@ -211,7 +250,9 @@ class GradingRound:
     def begin(self, group: Group[Completion]) -> None:
         """Start a group's calls in the workers, without waiting, while other groups are still being sampled."""
         self._groups.append(group)
-        self._calls += self._grader.start(self._grader.scorers(group, "group"), [group], self._state)
+        self._calls += self._grader.start(
+            self._grader.scorers(group, "group"), [group], self._state
+        )
 
     def scores(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
@@ -250,7 +291,9 @@ def _error_of(sample: ScoredCompletion) -> str:
 
 def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
     breakdown: dict[str, float | None] = {}
-    extra: dict[str, Any] = {} if completion.error is None else {"error/environment": completion.error}
+    extra: dict[str, Any] = (
+        {} if completion.error is None else {"error/environment": completion.error}
+    )
     failed = completion.error is not None
     for reward in scorers.rewards:
         result, i = cells[reward]
@@ -280,7 +323,12 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
 
 
 def _call_metrics(
-    function: str, metrics: Sequence[tuple[str, float]], *, num_completions: int, seconds: float, num_failed: int
+    function: str,
+    metrics: Sequence[tuple[str, float]],
+    *,
+    num_completions: int,
+    seconds: float,
+    num_failed: int,
 ) -> Iterator[tuple[str, Metric]]:
     """Yields the metrics of one call: the values that `function` logged, its duration, and how many scores failed.
 

@@ -22,7 +22,9 @@ wheel has either module."""
 
 def attention_config(*, float32: bool) -> VarlenAttention.Config:
     """Returns this device's attention. FlashAttention needs a GPU and rounds its inputs to bfloat16."""
-    return PackedSDPA.Config() if float32 or compute_capability() == (0, 0) else FlashVarlen.Config()
+    return (
+        PackedSDPA.Config() if float32 or compute_capability() == (0, 0) else FlashVarlen.Config()
+    )
 
 
 def describe_attention(config: VarlenAttention.Config) -> str:
@@ -30,7 +32,9 @@ def describe_attention(config: VarlenAttention.Config) -> str:
     if not isinstance(config, FlashVarlen.Config):
         return "attention: PyTorch's SDPA over the padded pack"
     name, missing = flash_attention()
-    return f"attention: {name} over the packed sequences" + (f" ({missing} cannot be imported)" if missing else "")
+    return f"attention: {name} over the packed sequences" + (
+        f" ({missing} cannot be imported)" if missing else ""
+    )
 
 
 @cache
@@ -45,7 +49,8 @@ def flash_attention() -> tuple[str, str]:
         return name, ""
     try:
         activate_flash_attention_impl(name)
-    except (ImportError, OSError, RuntimeError):  # absent, built for another torch, or without a backward
+    except (ImportError, OSError, RuntimeError):
+        # It is absent, built for another torch, or has no backward.
         return "FA2", module
     return name, ""
 
@@ -81,9 +86,14 @@ class PackedRows(NamedTuple):
         T, width, device = len(layout.positions), layout.longest, layout.positions.device
         shared = layout.positions[layout.begins]  # [S]
         own = layout.lengths - shared  # [S]
-        row = torch.repeat_interleave(torch.arange(len(own), device=device), own, output_size=T)  # [T]
+        row = torch.repeat_interleave(
+            torch.arange(len(own), device=device), own, output_size=T
+        )  # [T]
         column = torch.arange(width, device=device)  # [W]
-        own_first, root_first = (layout.begins - shared)[:, None], layout.roots[:, None]  # [S, 1] each
+        own_first, root_first = (
+            (layout.begins - shared)[:, None],
+            layout.roots[:, None],
+        )  # [S, 1] each
         first = torch.where(column < shared[:, None], root_first, own_first)  # [S, W]
         source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [S, W]
         return cls(source.flatten(), width, row * width + layout.positions)
@@ -121,16 +131,32 @@ class PackedSDPA(VarlenAttention):
         H, rows = q_BLNH.shape[-1], attention_masks
 
         def to_rows(t: Tensor) -> Tensor:
-            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]; bfloat16 takes three times as long on a CPU
+            flat = (
+                t.flatten(0, 1).flatten(1).float()
+            )  # [T, N*H]; bfloat16 takes three times as long on a CPU
             # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
-            return F.embedding(rows.source, flat).unflatten(0, (-1, rows.width)).unflatten(-1, (-1, H)).transpose(1, 2)
+            return (
+                F.embedding(rows.source, flat)
+                .unflatten(0, (-1, rows.width))
+                .unflatten(-1, (-1, H))
+                .transpose(1, 2)
+            )
 
         q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [S, N or Nkv, W, H]
-        if enable_gqa and q.is_cuda:  # no fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores
-            k, v, enable_gqa = *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)), False
+        if (
+            enable_gqa and q.is_cuda
+        ):  # no fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores
+            k, v, enable_gqa = (
+                *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)),
+                False,
+            )
         before, band = self.window_size[0], None
         if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
-            band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device).tril().triu(-before)  # [W, W]
+            band = (
+                torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)
+                .tril()
+                .triu(-before)
+            )  # [W, W]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
         )  # [S, N, W, H]
@@ -142,7 +168,9 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
     """Returns the `attention_masks` argument of the model's forward for a layout."""
     if shares_prompts(model):
         return PackedRows.of(layout)
-    ends = torch.cat([layout.begins, layout.begins.new_tensor([len(layout.positions)])]).int()  # [S + 1]
+    ends = torch.cat(
+        [layout.begins, layout.begins.new_tensor([len(layout.positions)])]
+    ).int()  # [S + 1]
     return VarlenMetadata(ends, ends, layout.longest, layout.longest)
 
 

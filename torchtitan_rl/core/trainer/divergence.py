@@ -92,16 +92,22 @@ class _ChunkedDivergence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, teacher: TeacherOutput, constants: _Constants) -> Tensor:  # noqa: ANN001
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, teacher: TeacherOutput, constants: _Constants
+    ) -> Tensor:  # noqa: ANN001
         """hidden [T, D], weight [Vs, D] -> the divergence of each token, [T]."""
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        log_totals = hidden.new_full((2, len(hidden)), -math.inf, dtype=torch.float64)  # [2, T] of student and teacher
+        log_totals = hidden.new_full(
+            (2, len(hidden)), -math.inf, dtype=torch.float64
+        )  # [2, T] of student and teacher
         for rows in slices(len(weight), constants.rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 for total, z in zip(log_totals, logits, strict=True):
                     total[tokens] = torch.logaddexp(total[tokens], z.logsumexp(-1).double())  # [C]
         log_totals = _sum_of_ranks(log_totals, constants.group).to(dtype)  # [2, T]
-        sums = hidden.new_zeros(2, len(hidden), dtype=torch.float64)  # [2, T] the divergence and the student's KL
+        sums = hidden.new_zeros(
+            2, len(hidden), dtype=torch.float64
+        )  # [2, T] the divergence and the student's KL
         for rows in slices(len(weight), constants.rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
@@ -124,7 +130,9 @@ class _ChunkedDivergence(torch.autograd.Function):
             grad_block = torch.zeros_like(weight[rows], dtype=log_totals.dtype)  # [R, D]
             for tokens, *logits in _tiles(hidden, weight, TeacherOutput(*teacher), rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
-                dz = _gradient(log_p, log_q, of_student[tokens, None], constants.beta).mul_(scale[tokens])  # [C, R]
+                dz = _gradient(log_p, log_q, of_student[tokens, None], constants.beta).mul_(
+                    scale[tokens]
+                )  # [C, R]
                 dz = dz.to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(dz, weight[rows])  # [C, D]
                 if learns:
@@ -142,9 +150,14 @@ def _tiles(
 
     Logits are [C, R], divided by the temperature.
     """
-    ours, theirs = (wide(hidden), wide(weight[rows]).T), (wide(teacher.hidden), wide(teacher.weight[rows]).T)
+    ours, theirs = (
+        (wide(hidden), wide(weight[rows]).T),
+        (wide(teacher.hidden), wide(teacher.weight[rows]).T),
+    )
     for tokens in slices(len(hidden), constants.tokens):
-        z, target = (product(operand[tokens], block) for operand, block in (ours, theirs))  # [C, R] each
+        z, target = (
+            product(operand[tokens], block) for operand, block in (ours, theirs)
+        )  # [C, R] each
         yield tokens, z.div_(constants.temperature), target.div_(constants.temperature)
 
 
@@ -185,6 +198,10 @@ def chunked_divergence(
         chunk_rows: vocabulary rows of a tile; None: as many as GPU_TILE allows, or CPU_ROWS.
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
     """
-    rows = chunk_rows or (max(GPU_TILE // (TILES // 2 * chunk_tokens), 1) if hidden.is_cuda else CPU_ROWS)
+    rows = chunk_rows or (
+        max(GPU_TILE // (TILES // 2 * chunk_tokens), 1) if hidden.is_cuda else CPU_ROWS
+    )
     assert len(weight) == len(teacher.weight)
-    return _ChunkedDivergence.apply(hidden, weight, teacher, _Constants(beta, temperature, chunk_tokens, rows, group))
+    return _ChunkedDivergence.apply(
+        hidden, weight, teacher, _Constants(beta, temperature, chunk_tokens, rows, group)
+    )

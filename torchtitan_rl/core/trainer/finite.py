@@ -35,13 +35,17 @@ class FiniteUpdates:
             self._in_a_row = 0
             return True
         self._in_a_row += 1
-        record_metric("optimizer/skipped_updates", float(comm.is_rank_0()), "sum")  # once over all ranks
+        record_metric(
+            "optimizer/skipped_updates", float(comm.is_rank_0()), "sum"
+        )  # once over all ranks
         fault = fault_in(self._model, self._optimizer) or "the loss alone"
         if fault.startswith("the gradients"):
             fault = "the gradients"  # all of them: clipping has spread it
         what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
         if fault.startswith(("the weights", "the optimizer")):
-            raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
+            raise NonFiniteLossError(
+                f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
+            )
         if self._in_a_row > self._skip:
             raise NonFiniteLossError(
                 f"{what}. It is number {self._in_a_row} in a row and "
@@ -87,7 +91,9 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
     return None
 
 
-def _moments(parameters: dict[str, Tensor], optimizer: OptimizersContainer | None) -> Iterator[tuple[str, Tensor]]:
+def _moments(
+    parameters: dict[str, Tensor], optimizer: OptimizersContainer | None
+) -> Iterator[tuple[str, Tensor]]:
     for part in optimizer or ():
         for name, parameter in parameters.items():
             for moment in part.state.get(parameter, {}).values():

@@ -27,7 +27,10 @@ FLOORS = {"float32": {"mean": 5e-6, "p99": 2e-5}, "bfloat16": {"mean": 1e-3, "p9
 """Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is
 about 4e-7. In bfloat16 the difference grows with the policy's entropy."""
 
-FIRST_LIMITS = {"float32": {"mean": 1e-3, "p99": 2e-2}, "bfloat16": {"mean": math.inf, "p99": math.inf}}
+FIRST_LIMITS = {
+    "float32": {"mean": 1e-3, "p99": 2e-2},
+    "bfloat16": {"mean": math.inf, "p99": math.inf},
+}
 """The limits until FIRST steps are known."""
 
 ONE_TOKEN = {"float32": 1e-3, "bfloat16": 0.5}
@@ -57,7 +60,9 @@ class LogprobDiffs:
         self.counts += np.bincount(np.searchsorted(EDGES, finite), minlength=len(self.counts))
         self.total += float(finite.sum(dtype=np.float64))
         if len(values):
-            self.largest = max(self.largest, math.inf if np.isnan(values).any() else float(values.max()))
+            self.largest = max(
+                self.largest, math.inf if np.isnan(values).any() else float(values.max())
+            )
 
     def merged(self, group: dist.ProcessGroup | None) -> "LogprobDiffs":
         """Returns the distribution over all ranks of `group` (None: this rank alone), on each of them. Collective."""
@@ -87,7 +92,9 @@ class LogprobGate(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit on single tokens.")
+        max_diff: float | None = number(
+            None, least=0, remedy="Leave it out for no limit on single tokens."
+        )
         """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16
         differs by tenths on rare tokens."""
 
@@ -100,7 +107,9 @@ class LogprobGate(Configurable):
         """`dtypes`: those in which the trainer and the engine compute."""
         self.config = config
         self._dtype = "float32" if dtypes == {"float32"} else "bfloat16"
-        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
+        self._before: dict[str, deque[float]] = {
+            name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]
+        }
 
     def check(self, diffs: LogprobDiffs) -> None:
         """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit. NaN is over `max_diff` alone."""
@@ -129,7 +138,10 @@ class LogprobGate(Configurable):
         if GROWTH * median < floor:
             known = f"the {len(before)} steps before have a median of {median:.3g}"
             return floor, f"{floor:g}, the floor in {self._dtype} ({known})"
-        return GROWTH * median, f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before"
+        return (
+            GROWTH * median,
+            f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before",
+        )
 
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:
@@ -147,7 +159,9 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
     signed_on_device = logprobs - batch.sampler_logprobs  # [T]
-    rows = torch.stack([batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device])  # [4, T]
+    rows = torch.stack(
+        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device]
+    )  # [4, T]
     rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
     _, fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]

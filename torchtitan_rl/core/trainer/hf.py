@@ -19,7 +19,9 @@ from torchtitan_rl.core.trainer.lora import is_adapter
 
 
 @torch.no_grad()
-def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
+def load_hf_weights(
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str
+) -> None:
     """Load a folder's safetensors into the sharded model. Each rank reads its shards.
 
     Raises UserError, with their names, if tensors are missing or have another shape.
@@ -28,7 +30,11 @@ def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf
     reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
     stored = reader.read_metadata().state_dict_metadata
     missing = sorted(set(state) - set(stored))
-    reshaped = [name for name in state.keys() & stored.keys() if tuple(stored[name].size) != tuple(state[name].shape)]
+    reshaped = [
+        name
+        for name in state.keys() & stored.keys()
+        if tuple(stored[name].size) != tuple(state[name].shape)
+    ]
     if missing or reshaped:
         raise UserError(
             f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "
@@ -41,7 +47,11 @@ def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf
 
 @torch.no_grad()
 def hf_weights(
-    model: Decoder, state_dict_adapter: BaseStateDictAdapter, dtype: torch.dtype, *, whole_blocks: bool = False
+    model: Decoder,
+    state_dict_adapter: BaseStateDictAdapter,
+    dtype: torch.dtype,
+    *,
+    whole_blocks: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both
     names.
@@ -74,12 +84,20 @@ def _unsharded(block: FSDPModule) -> Iterator[None]:
 
 
 def to_hf(
-    model: Decoder, state_dict_adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, state: dict[str, Tensor]
+    model: Decoder,
+    state_dict_adapter: BaseStateDictAdapter,
+    prefix: str,
+    block: nn.Module,
+    state: dict[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
     for name, module in block.named_modules():
-        if isinstance(module, FusedQKVLinear):  # torchtitan's state_dict hook, which gathers in the master dtype
-            FusedQKVLinear._split_qkv_on_save(module, state, canonical_fqn(f"{prefix}{name}") + ".", {})
+        if isinstance(
+            module, FusedQKVLinear
+        ):  # torchtitan's state_dict hook, which gathers in the master dtype
+            FusedQKVLinear._split_qkv_on_save(
+                module, state, canonical_fqn(f"{prefix}{name}") + ".", {}
+            )
     weights = state_dict_adapter.to_hf(state)
     if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]

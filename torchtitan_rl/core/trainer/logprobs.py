@@ -31,7 +31,9 @@ CPU_ROWS = 1024
 """Vocabulary rows of a tile that stays in a CPU's cache."""
 
 
-def all_reduce(t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def all_reduce(
+    t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Tensor:
     if group is not None:
         dist.all_reduce(t, op=op, group=group)
     return t
@@ -67,15 +69,25 @@ def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradient(
-    z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, entropy: Tensor, g_entropy: Tensor, sharpness: float
+    z: Tensor,
+    peak: Tensor,
+    log_total: Tensor,
+    g_logprob: Tensor,
+    entropy: Tensor,
+    g_entropy: Tensor,
+    sharpness: float,
 ) -> Tensor:
     """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of logits z [C, R]. The others are [C, 1]."""
     u = z.sub_(peak).mul_(sharpness)  # [C, R]
     p = u.exp2().mul_(torch.exp(-log_total))  # [C, R]
-    return u.div_(LOG2_E).sub_(log_total).add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
+    return (
+        u.div_(LOG2_E).sub_(log_total).add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()
+    )  # [C, R]
 
 
-def _logprob_gradient(z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float) -> Tensor:
+def _logprob_gradient(
+    z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
+) -> Tensor:
     """`_gradient` without the entropy's gradient."""
     return z.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
 
@@ -101,7 +113,9 @@ def slices(size: int, step: int) -> list[slice]:
     return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
-def _tiles(labels: Tensor, rows: slice, constants: _Constants) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _tiles(
+    labels: Tensor, rows: slice, constants: _Constants
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, mine, row).
 
     mine: [C] bool, whether the label is one of these rows. row: [C, 1], the label's index among them, or 0.
@@ -118,22 +132,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
     The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over
-    blocks of the
-    vocabulary: each block of the weight is widened once, and its gradient is complete at the end of the block. With a
-    sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on every rank, and the
-    gradient to `hidden` is this rank's term of a sum over ranks.
+    blocks of the vocabulary: each block of the weight is widened once, and its gradient is complete at the end of
+    the block. With a sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on
+    every rank, and the gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, constants: _Constants) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, constants: _Constants
+    ) -> tuple[Tensor, Tensor]:  # noqa: ANN001
         """hidden [T, D], weight [Vs, D], labels [T] -> log-probability and entropy, [T] each."""
         ctx.set_materialize_grads(False)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         statistics = _compiled_statistics if constants.compile else _statistics
         sharpness = LOG2_E / constants.temperature
         operand, blocks = wide(hidden), slices(len(weight), constants.rows)
-        own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)  # peak, rest, weighted of each block
-        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)  # [T] the label's logit if this rank has it
+        own = hidden.new_empty(
+            3, len(blocks), len(hidden), dtype=torch.float64
+        )  # peak, rest, weighted of each block
+        chosen = hidden.new_zeros(
+            len(hidden), dtype=torch.float64
+        )  # [T] the label's logit if this rank has it
         has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
             block = wide(weight[rows])  # [R, D]
@@ -145,13 +164,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     kind[i, tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
         below_peak = all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
-        logprobs, entropy = (below_peak / constants.temperature - log_total).to(dtype), entropy.to(dtype)
+        logprobs, entropy = (
+            (below_peak / constants.temperature - log_total).to(dtype),
+            entropy.to(dtype),
+        )
         ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
         ctx.constants = constants
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(
+        ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         """Gradients to the two [T] results -> this rank's gradients to hidden [T, D] and weight [Vs, D]."""
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
@@ -232,7 +256,10 @@ def chunked_logprobs(
     """
     rows = chunk_rows or (max(GPU_TILE // chunk_tokens, 1) if hidden.is_cuda else CPU_ROWS)
     return _ChunkedLogprobs.apply(
-        hidden, weight, labels, _Constants(temperature, chunk_tokens, rows, group, first_row, compile)
+        hidden,
+        weight,
+        labels,
+        _Constants(temperature, chunk_tokens, rows, group, first_row, compile),
     )
 
 
@@ -259,7 +286,9 @@ class LogprobHead(Linear):
         self._target: tuple[Tensor, float, Tensor | None] | None = None
 
     @contextmanager
-    def scoring(self, labels: Tensor, temperature: float, at: Tensor | None = None) -> Iterator[None]:
+    def scoring(
+        self, labels: Tensor, temperature: float, at: Tensor | None = None
+    ) -> Iterator[None]:
         """Within this context `forward` scores `labels` [B*L] at the sampling temperature.
 
         Args:
@@ -283,7 +312,9 @@ class LogprobHead(Linear):
             group = mesh.get_group()
             first = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
             weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
-            hidden = hidden.to_local(grad_placements=[Partial()])  # [B, L, D], its gradient summed over ranks
+            hidden = hidden.to_local(
+                grad_placements=[Partial()]
+            )  # [B, L, D], its gradient summed over ranks
         hidden = hidden.flatten(0, 1)  # [B*L, D]
         scores = chunked_logprobs(
             hidden if at is None else hidden.index_select(0, at),  # [M, D]
@@ -295,4 +326,8 @@ class LogprobHead(Linear):
             first_row=first,
             compile=self.compile_chunks,
         )
-        return scores if at is None else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L]
+        return (
+            scores
+            if at is None
+            else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)
+        )  # [B*L]

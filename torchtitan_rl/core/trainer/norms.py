@@ -36,7 +36,9 @@ class MeasuredSteps:
         self._optimizer.step()
         self._squares = {}
         for p in list(before):
-            self._squares[p] = _square(local_shard(p) - before.pop(p))  # one copy at a time is freed
+            self._squares[p] = _square(
+                local_shard(p) - before.pop(p)
+            )  # one copy at a time is freed
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:
@@ -50,7 +52,9 @@ class MeasuredSteps:
         for optimizer in self._optimizer:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    both = torch.stack([self._square_of_update(optimizer, p, group), _square(local_shard(p))])  # [2]
+                    both = torch.stack(
+                        [self._square_of_update(optimizer, p, group), _square(local_shard(p))]
+                    )  # [2]
                     squares.append(both * _share_of_ranks(p))
         total = torch.stack(squares).sum(0)  # [2]
         if dist.get_world_size() > 1:
@@ -68,7 +72,9 @@ class MeasuredSteps:
 
 def _is_adam(optimizer: Optimizer) -> bool:
     """Whether `_square_of_adam` is this optimizer's update. A subclass may compute another one."""
-    return type(optimizer) in (Adam, AdamW) and not any(group["amsgrad"] for group in optimizer.param_groups)
+    return type(optimizer) in (Adam, AdamW) and not any(
+        group["amsgrad"] for group in optimizer.param_groups
+    )
 
 
 def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
@@ -90,7 +96,9 @@ def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
 
 def _square(t: Tensor) -> Tensor:
     """Σ x² in float64, 0-d. In float32 single values of 1e19 would overflow."""
-    norms = [block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]  # 0-d each
+    norms = [
+        block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)
+    ]  # 0-d each
     return torch.stack(norms).square().sum()
 
 
@@ -106,5 +114,7 @@ def _share_of_ranks(t: Tensor) -> float:
     ranks."""
     shards = 1
     if isinstance(t, DTensor):  # is_shard() is False for the strided shards of FSDP over TP
-        shards = math.prod(t.device_mesh.size(i) for i, p in enumerate(t.placements) if not p.is_replicate())
+        shards = math.prod(
+            t.device_mesh.size(i) for i, p in enumerate(t.placements) if not p.is_replicate()
+        )
     return shards / dist.get_world_size()

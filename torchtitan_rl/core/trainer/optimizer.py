@@ -35,7 +35,9 @@ class AdamW(Configurable):
             """Returns the optimizer of the model's (sharded) parameters."""
             from torchtitan.components.optimizer import default_adamw
 
-            config = default_adamw(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps)
+            config = default_adamw(
+                lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps
+            )
             return config.build(model_parts=[model])
 
 

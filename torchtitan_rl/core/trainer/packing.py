@@ -156,7 +156,8 @@ def pack(
     shared = np.array([n for _, n in laid_out], dtype=np.int64)  # [S]
     lengths = np.array([member.num_tokens for member in members], dtype=np.int64) - shared  # [S]
     padding_lengths = _padding_lengths(lengths, shared, multiple)
-    row = _Row([member.prompt.token_ids[n:] for member, n in laid_out], lengths, sum(padding_lengths))
+    prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
+    row = _Row(prompts, lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
@@ -166,6 +167,7 @@ def pack(
     reference_logprobs = None
     if members and all(episode.reference_logprobs is not None for episode in episodes):
         reference_logprobs = row.at_labels([episode.reference_logprobs for episode in episodes])
+    group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, lengths)),
@@ -177,16 +179,18 @@ def pack(
         sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
         advantages=row.at_labels([episode.token_advantages for episode in episodes]),
         sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, row.padding])),
-        group_ids=_on_device(np.array([m.prompt.prompt_idx for m in members], dtype=np.int64)),  # [S]
+        group_ids=_on_device(group_ids),
         members=members,
         normalizers=normalizers,
         reference_logprobs=reference_logprobs,
     )
+    credits = [episode.credit for episode in episodes]
     for name in sequence_columns:
-        values = np.array([episode.credit.columns[name] for episode in episodes], dtype=np.float32)  # [S]
+        values = np.array([credit.columns[name] for credit in credits], dtype=np.float32)  # [S]
         batch.columns[name] = _on_device(values)
     for name in token_columns:
-        batch.token_columns[name] = row.at_labels([episode.credit.token_columns[name] for episode in episodes])
+        values = [credit.token_columns[name] for credit in credits]  # [L] each
+        batch.token_columns[name] = row.at_labels(values)
     return batch
 
 
@@ -208,11 +212,15 @@ class _Row(NamedTuple):
         zeros = [np.zeros(len(prompt)) for prompt in self.prompts]
         return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.lengths))
 
-    def _joined(self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    def _joined(
+        self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
+    ) -> np.ndarray:
         parts: list[np.ndarray] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             parts += [prompt, completion]
-        return np.concatenate([*parts, np.zeros(self.padding)], dtype=dtype, casting="unsafe")  # [T]
+        return np.concatenate(
+            [*parts, np.zeros(self.padding)], dtype=dtype, casting="unsafe"
+        )  # [T]
 
 
 def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:

@@ -17,7 +17,11 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
-from torchtitan_rl.core.trainer.attention import attention_config, attention_masks, describe_attention
+from torchtitan_rl.core.trainer.attention import (
+    attention_config,
+    attention_masks,
+    describe_attention,
+)
 from torchtitan_rl.core.trainer.logprobs import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
 
@@ -43,7 +47,9 @@ def build_policy(
         activation_checkpoint: a key of AC_CLASSES.
         lora: adds adapters.
     """
-    config = model_config(model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable)
+    config = model_config(
+        model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable
+    )
     config = lora.convert(config) if lora else config
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
@@ -94,7 +100,9 @@ def model_config(
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
-    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
+    config.lm_head = LogprobHead.Config(
+        **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    )
     config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config

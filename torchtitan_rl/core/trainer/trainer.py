@@ -57,7 +57,8 @@ class _MiniBatch(NamedTuple):
 
     plan: Plan
     num_forward_only: int
-    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no backward."""
+    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no
+    backward."""
     batches: list[TrainBatch]
     """This rank's. At least one gets a backward: AdamW needs a gradient on every rank, even if it is zero."""
 
@@ -125,7 +126,9 @@ class Trainer(Configurable):
         self._dump_folder = dump_folder
         self._hf_assets_path = hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
-        self.logprob_gate = config.logprob_gate.build(dtypes={config.mixed_precision_param, generator_dtype})
+        self.logprob_gate = config.logprob_gate.build(
+            dtypes={config.mixed_precision_param, generator_dtype}
+        )
         self.model = self.load_policy(policy_lora)
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
@@ -134,8 +137,12 @@ class Trainer(Configurable):
         self.optimizer = config.optimizer.build(model=self.model)
         self._steps = MeasuredSteps(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
-        self.scheduler = config.lr_scheduler.build(optimizers=self.optimizer, training_steps=num_steps)
-        self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self._param_groups()]
+        self.scheduler = config.lr_scheduler.build(
+            optimizers=self.optimizer, training_steps=num_steps
+        )
+        self._settings = [
+            {k: v for k, v in group.items() if k != "params"} for group in self._param_groups()
+        ]
         self._warned_of_size = False
         self._find_ranks()
 
@@ -157,7 +164,9 @@ class Trainer(Configurable):
             self._model_spec,
             parallel_dims=self.parallel_dims,
             parallelism=config.parallelism,
-            training=TrainingConfig(seq_len=self.max_positions, mixed_precision_param=config.mixed_precision_param),
+            training=TrainingConfig(
+                seq_len=self.max_positions, mixed_precision_param=config.mixed_precision_param
+            ),
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             activation_checkpoint=config.activation_checkpoint,
             logprob_chunk_tokens=config.logprob_chunk_tokens,
@@ -167,13 +176,17 @@ class Trainer(Configurable):
         load_hf_weights(model, self.state_dict_adapter, self._hf_assets_path)
         return model
 
-    def hf_weights(self, dtype: torch.dtype, *, adapters_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def hf_weights(
+        self, dtype: torch.dtype, *, adapters_only: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yields the current policy for the generator: see `trainer.hf.hf_weights`. Adapters come last."""
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
         # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         if not adapters_only:
             whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
-            yield from hf_weights(self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks)
+            yield from hf_weights(
+                self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks
+            )
         if self.lora:
             yield from self.lora.weights(dtype)
 
@@ -183,7 +196,9 @@ class Trainer(Configurable):
         Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps.
         """
         config = self.config
-        minibatches = [self._pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)]
+        minibatches = [
+            self._pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)
+        ]
         single_step = config.num_epochs * len(minibatches) == 1
         sampled = self.algorithm.policy_loss.sampled
         if sampled and not single_step:
@@ -205,7 +220,9 @@ class Trainer(Configurable):
         self.scheduler.step()
         self._share_logprob_diffs(groups)
         counts = self._count_work(minibatches)
-        packed = sum(batch.token_ids.numel() for minibatch in minibatches for batch in minibatch.batches)
+        packed = sum(
+            batch.token_ids.numel() for minibatch in minibatches for batch in minibatch.batches
+        )
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
@@ -222,7 +239,8 @@ class Trainer(Configurable):
         )
 
     def _keep_old_logprobs(self, minibatches: list[_MiniBatch]) -> None:
-        """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the sampler's."""
+        """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
+        sampler's."""
         diffs = LogprobDiffs()
         for minibatch in minibatches:
             for batch in minibatch.batches:
@@ -245,7 +263,12 @@ class Trainer(Configurable):
                 self.model.reset_iter_state()  # no backward of the earlier ones comes: see `score_only`
             with torch.set_grad_enabled(has_backward):
                 logprobs, entropy = score(
-                    self.model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+                    self.model,
+                    batch.token_ids,
+                    batch.labels,
+                    batch.layout,
+                    self.temperature,
+                    batch.loss_mask,
                 )  # [T] each
                 out = self.algorithm.loss(batch, logprobs, entropy)
             if has_backward:
@@ -257,7 +280,9 @@ class Trainer(Configurable):
                 diffs.add(fill_logprob_diff(batch, logprobs.detach()))
         if check_logprobs:
             self.logprob_gate.check(diffs.merged(self._all_ranks))
-        grad_norm = float(clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True))
+        grad_norm = float(
+            clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True)
+        )
         applied = self.finite.allows(self._sum(float(loss)), grad_norm)
         if applied:
             self._steps.step()
@@ -272,14 +297,20 @@ class Trainer(Configurable):
         for group, settings in zip(self._param_groups(), self._settings, strict=True):
             group.update(settings)
         for scheduler in self.scheduler:
-            for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+            for group, learning_rate in zip(
+                scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True
+            ):
                 group["lr"] = learning_rate
         self.finite.check_loaded()
 
     def _param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups]
+        return [
+            group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups
+        ]
 
-    def _merged_means(self, metrics: list[dict[str, Metric]], keys: Sequence[str]) -> dict[str, float]:
+    def _merged_means(
+        self, metrics: list[dict[str, Metric]], keys: Sequence[str]
+    ) -> dict[str, float]:
         """Returns weighted means over micro-batches and data-parallel ranks, the same on every rank."""
         merged: dict[str, float] = {}
         for key in keys:
@@ -300,11 +331,17 @@ class Trainer(Configurable):
         mine: list[tuple[int, FloatArray]] = []
         for batch in self._pack(self._plan(items), groups):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
-            ends = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)).cumsum()  # of sequences
+            ends = np.bincount(
+                batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)
+            ).cumsum()  # of sequences
             for member, end in zip(batch.members, ends, strict=False):
-                first = end - 1 - len(member.episode.completion.token_ids)  # predicts the first completion token
+                first = (
+                    end - 1 - len(member.episode.completion.token_ids)
+                )  # predicts the first completion token
                 mine.append((place[id(member.episode)], logprobs[first : end - 1].copy()))  # [L]
-        scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]  # [L] each
+        scored = [
+            np.zeros_like(episode.completion.logprobs) for episode in flat(groups)
+        ]  # [L] each
         for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
             scored[i] = logprobs
         return scored
@@ -320,12 +357,18 @@ class Trainer(Configurable):
     def _share_logprob_diffs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `logprob_diff` on every rank, without the signed differences of other ranks' episodes."""
         episodes = flat(groups)
-        mine = [(i, replace(e.logprob_diff, signed=None)) for i, e in enumerate(episodes) if e.logprob_diff is not None]
+        mine = [
+            (i, replace(e.logprob_diff, signed=None))
+            for i, e in enumerate(episodes)
+            if e.logprob_diff is not None
+        ]
         for i, diff in comm.all_gather_lists(mine if self._is_tp_leader else []):
             episodes[i].logprob_diff = episodes[i].logprob_diff or diff
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        return score_only(model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask)  # [T]
+        return score_only(
+            model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+        )  # [T]
 
     def _pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
         """Plan and pack the groups of one optimizer step."""
@@ -341,7 +384,9 @@ class Trainer(Configurable):
         plan: Plan = []
         for rank in range(self.dp_size):
             plan.append(first[rank] + (then[rank] or [[]]))
-        batches = self._pack(plan, groups, sequence_columns=loss.sequence_columns, token_columns=loss.token_columns)
+        batches = self._pack(
+            plan, groups, sequence_columns=loss.sequence_columns, token_columns=loss.token_columns
+        )
         return _MiniBatch(plan, len(first[0]), batches)
 
     def _plan(self, items: list[Item]) -> Plan:
@@ -358,7 +403,9 @@ class Trainer(Configurable):
         _, flops_alone = self._model_spec.model.get_nparams_and_flops(self.model, 0)
         _, flops_with_one = self._model_spec.model.get_nparams_and_flops(self.model, 1)
         cost = flops_with_one / flops_alone - 1
-        return plan_microbatches(items, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost)
+        return plan_microbatches(
+            items, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost
+        )
 
     def _pack(
         self,

@@ -24,7 +24,10 @@ class LRSchedule(Configurable.Config):
     """Steps in which the learning rate rises from 0 to its peak."""
 
     decay_ratio: float | None = number(
-        0.0, least=0, most=1, remedy="It is the share of the steps in which the rate falls; 0 for none."
+        0.0,
+        least=0,
+        most=1,
+        remedy="It is the share of the steps in which the rate falls; 0 for none.",
     )
     """The share of the steps, at the end, in which the learning rate falls. None: all steps after the warm-up."""
 
@@ -34,18 +37,24 @@ class LRSchedule(Configurable.Config):
     min_lr_factor: float = number(0.0, least=0, most=1)
     """The learning rate at the end, as a fraction of its peak."""
 
-    def build(self, *, optimizers: "OptimizersContainer", training_steps: int) -> "LRSchedulersContainer":
+    def build(
+        self, *, optimizers: "OptimizersContainer", training_steps: int
+    ) -> "LRSchedulersContainer":
         """Returns torchtitan's schedule of these optimizers."""
         from torchtitan.components.optimizer import LRSchedulersContainer
 
-        return LRSchedulersContainer.Config(**asdict(self)).build(optimizers=optimizers, training_steps=training_steps)
+        return LRSchedulersContainer.Config(**asdict(self)).build(
+            optimizers=optimizers, training_steps=training_steps
+        )
 
 
 @dataclass(kw_only=True, slots=True)
 class TrainerConfig(Configurable.Config):
     """`Trainer.Config`."""
 
-    parallelism: ParallelismConfig = field(default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor"))
+    parallelism: ParallelismConfig = field(
+        default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
+    )
     """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
     (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
 
