@@ -33,7 +33,7 @@ a rank is killed because memory ran out
 
 a rank is refused memory (MemoryError)
   This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts_per_step or ...
-  1 unit_tests/test_train.py::test_a_rank_without_memory_says_what_to_lower_in_its_phase
+  1 unit_tests/test_train.py::test_out_of_memory_error_names_settings_to_lower_by_phase
 
 the launcher or torchrun's agent is killed
   torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
@@ -66,7 +66,7 @@ flipped bytes in metrics.jsonl or samples.jsonl, met on resume
 
 a user's file that ends the process at its import, in a dry run
   rank 0 ended with code 3 in: import of my_rewards.py: something called os._exit(3).
-  3 unit_tests/resilience/test_parent.py::test_a_file_that_ends_the_process_at_its_import_is_named
+  3 unit_tests/resilience/test_parent.py::test_file_that_exits_at_import_is_named
 
 a reward function that fails in a dry run
   error: Reward function 'fails' failed on prompt 'What is ...': TypeError: ... Correct the function, or set grader.on_failure_of ...
@@ -94,7 +94,7 @@ a rank does not end after its training, as in a close of the engine that never r
 
 importing the config calls sys.exit(0)
   error: --config = 'mine.py': expected Python that can be imported, but it calls sys.exit(0).
-  2 unit_tests/test_train.py::test_a_config_that_exits_is_no_success
+  2 unit_tests/test_train.py::test_config_that_exits_fails_the_run
 
 the other nodes never come, or have another address
   error: the 2 nodes did not meet (DistStoreError: ...). Start the same command on every node, with the same NNODES, ...
@@ -110,7 +110,7 @@ metrics.jsonl is deleted during the run
 
 a KL run is resumed with another start as its reference
   ... reference 5f0c... -> 81ab... (the KL term pulls towards other weights). ... accept it with --resume-changed.
-  2 unit_tests/setup/test_resume.py::test_a_kl_run_does_not_go_on_with_another_reference
+  2 unit_tests/setup/test_resume.py::test_kl_run_with_another_reference_is_refused
 
 a rank is stopped by a signal
   watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
@@ -151,7 +151,7 @@ SIGUSR1 before a time limit
 
 the terminal of a run under nohup is closed
   nothing: the run continues
-  0 unit_tests/resilience/test_stop_signal.py::test_under_nohup_the_end_of_the_terminal_is_not_heard
+  0 unit_tests/resilience/test_stop_signal.py::test_sighup_is_ignored_under_nohup
 
 a reward function calls sys.exit(0)
   stopped: Reward function 'exits' failed on prompt ...: SystemExit: 0
@@ -163,15 +163,15 @@ a reward function forks and returns twice
 
 a reward function prints 5 MB
   reward functions printed 5,000,001 characters here: the first 4,000 are shown
-  0 unit_tests/resilience/test_output_limit.py::test_five_megabytes_are_cut_and_counted
+  0 unit_tests/resilience/test_output_limit.py::test_long_output_is_cut_and_counted
 
 a reward or tool prints after its time limit
   other threads, such as those of calls that timed out, printed 5,000,001 characters here: the first 4,000 are shown
-  0 unit_tests/resilience/test_output_limit.py::test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted
+  0 unit_tests/resilience/test_output_limit.py::test_output_of_a_timed_out_call_stays_limited_and_counted
 
 nobody reads its output any more (a closed terminal, head -1)
   WARNING: stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder
-  0 unit_tests/resilience/test_output_limit.py::test_a_reader_who_is_gone_fails_no_reward_and_is_said_once
+  0 unit_tests/resilience/test_output_limit.py::test_closed_pipe_fails_no_reward_and_is_reported_once
 
 every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row
@@ -212,7 +212,7 @@ all checkpoints are damaged
 
 a checkpoint's index or value names code
   the index names os.system, which no checkpoint of this program contains
-  2 unit_tests/resilience/test_checkpointer.py::test_an_index_that_names_code_is_refused_before_it_runs
+  2 unit_tests/resilience/test_checkpointer.py::test_checkpoint_index_with_code_is_refused_without_running_it
 
 another seed, model, task or batch on resume
   this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
@@ -220,7 +220,7 @@ another seed, model, task or batch on resume
 
 fewer steps on resume than are done
   num_steps = 19: expected at least 20, the steps done at step-20. Raise it, or --resume an earlier step.
-  2 unit_tests/setup/test_resume.py::test_fewer_steps_than_are_done_are_refused_before_anything_starts
+  2 unit_tests/setup/test_resume.py::test_num_steps_below_the_finished_step_is_refused_before_anything_starts
 
 a command that is refused in the folder of a finished run
   any of these messages; what is in the folder stays as it is: config.json, end.json, the report, the checkpoints
@@ -232,11 +232,11 @@ a command that is refused in the folder of a finished run
 
 --resume OTHER, in the folder of a run that was not forked from there
   resume = 'OTHER': expected auto or one of [10, 20]: RUN has checkpoints, and was not forked from there.
-  2 unit_tests/resilience/test_checkpoint_folder.py::test_a_run_that_was_not_forked_from_there_is_not_continued_in_its_place
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_resume_path_of_an_unrelated_run_is_refused
 
 --resume 77, which is not there
   resume = 77: expected a step with a checkpoint in RUN/checkpoint: one of [10, 20]
-  2 unit_tests/resilience/test_checkpoint_folder.py::test_a_step_that_is_not_there_is_named_with_those_that_are
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_missing_step_is_named_with_the_existing_ones
 
 --resume never, in a folder with checkpoints
   resume = 'never': expected a run folder without checkpoints

@@ -127,17 +127,17 @@ def test_imports_lead_inwards():
     assert outward_imports() == []
 
 
-def test_no_rooms_in_a_circle():
+def test_packages_have_no_import_cycle():
     assert circles(rooms()) == []
 
 
-def test_generator_and_trainer_do_not_know_each_other():
+def test_generator_and_trainer_do_not_import_each_other():
     graph = rooms()
     assert "core.trainer" not in graph["core.generator"]
     assert "core.generator" not in graph["core.trainer"]
 
 
-def test_the_algorithm_imports_little():
+def test_algorithm_imports_only_torch_numpy_and_types():
     graph = rooms()
     assert {room.removeprefix("core.") for room in graph["core.algorithm"]} <= ALGORITHM_MAY_IMPORT
 
@@ -145,7 +145,7 @@ def test_the_algorithm_imports_little():
 @pytest.mark.parametrize(
     "code", ["import torchtitan_rl.library.models", "def f():\n    from torchtitan_rl.setup import hub"]
 )
-def test_an_import_outwards_is_found(tmp_path, code):
+def test_outward_import_is_found(tmp_path, code):
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "room.py").write_text(code)
     assert len(outward_imports(tmp_path)) == 1
@@ -157,10 +157,10 @@ def test_an_import_outwards_for_type_checkers_is_found(tmp_path):
     assert len(outward_imports(tmp_path)) == 1
 
 
-def test_a_circle_is_found():
+def test_import_cycle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
 
 
-def test_only_the_entry_point_knows_all_rings():
+def test_only_the_entry_point_imports_all_rings():
     others = [f.name for f in PACKAGE.glob("*.py") if f.name not in ("__init__.py", "train.py")]
     assert others == []

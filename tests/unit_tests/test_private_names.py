@@ -89,7 +89,7 @@ def imported() -> set[str]:
 
 
 @pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
-def test_the_installed_versions_have_it(private: Private):
+def test_installed_versions_have_every_private_name(private: Private):
     assert is_there(private), (
         f"{private.name} is not where it was: the installed version has moved it. torchtitan_rl/{private.files} uses it "
         f"({private.reason})."
@@ -97,7 +97,7 @@ def test_the_installed_versions_have_it(private: Private):
 
 
 @pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
-def test_it_is_used_where_the_list_says_and_the_page_has_it(private: Private):
+def test_private_name_is_used_where_listed_and_documented(private: Private):
     for file in private.files.split(", "):
         assert last_part(private) in (PACKAGE / file).read_text(), f"{file} does not use {private.name} any more"
     assert row(private) in PAGE.read_text(), f"docs/private_names.md lacks the row\n{row(private)}"
@@ -113,12 +113,12 @@ def test_every_private_import_is_listed():
     assert imported() <= {private.name for private in NAMES}
 
 
-def test_behaviour_is_replaced_in_one_place_alone():
+def test_only_device_py_replaces_behaviour():
     others = [p.name for p in NAMES if p.replaces and not all(f.startswith(MAY_REPLACE) for f in p.files.split(", "))]
     assert others == []
 
 
-def test_a_name_that_moved_is_missed():
+def test_moved_private_name_is_reported():
     assert not is_there(Private(f"{ENGINE}._gone", "", ""))
     assert not is_there(Private(f"{ENGINE}#_gone", "", ""))
     assert not is_there(Private("torch.gone:_name", "", ""))

@@ -73,7 +73,7 @@ def test_a_finished_run_ends_with_0(run):
     assert run(lambda name, config, output: print(name)) == (0, "debug\n")
 
 
-def test_two_runs_without_torchrun_do_not_meet_at_one_port(run, monkeypatch):
+def test_two_runs_without_torchrun_use_different_ports(run, monkeypatch):
     monkeypatch.delenv("MASTER_PORT", raising=False)
     ports = [run(lambda *_: print(os.environ["MASTER_PORT"]))[1] for _ in range(2)]
     assert ports[0] != ports[1]
@@ -119,21 +119,21 @@ def test_a_traceback_ends_with_the_last_line_that_is_the_users_own(run, tmp_path
 
 
 @pytest.mark.parametrize("request_", [0, None, 3])
-def test_an_exit_in_the_middle_of_the_run_is_no_success(run, request_):
+def test_exit_during_the_run_fails_it(run, request_):
     code, said = run(raising(SystemExit(request_)))
     assert code == 1
     assert f"something called sys.exit({request_}) in the middle of the run" in said
 
 
 @pytest.mark.parametrize("code", ["import sys\n\nsys.exit(0)\n", "import sys\n\n\ndef f():\n    sys.exit(0)\n"])
-def test_a_config_that_exits_is_no_success(run, tmp_path, code):
+def test_config_that_exits_fails_the_run(run, tmp_path, code):
     (tmp_path / "mine.py").write_text(code)
     code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
     assert code == 2
     assert "it calls sys.exit(0)" in said
 
 
-def test_an_exit_of_the_users_code_is_told_with_its_line(run, tmp_path):
+def test_exit_in_user_code_is_reported_with_its_line(run, tmp_path):
     (tmp_path / "mine.py").write_text("import sys\n\n\ndef quits():\n    sys.exit(0)\n")
     quits = load_function(f"{tmp_path}/mine.py:quits", "grader.rewards")
     code, said = run(lambda *_: quits())
@@ -173,7 +173,7 @@ def test_help_and_unknown_options_exit_while_parsing(run):
     assert run(None, ["--nonsense"])[0] == 2
 
 
-def test_a_teardown_that_fails_does_not_make_a_finished_run_a_failure(run):
+def test_failing_teardown_does_not_fail_a_finished_run(run):
     code, said = run(lambda *_: train._close(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
     assert code == 0
     assert "the run is complete and saved, but its teardown failed" in said
@@ -235,7 +235,7 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
 )
-def test_a_rank_without_memory_says_what_to_lower_in_its_phase(run, error):
+def test_out_of_memory_error_names_settings_to_lower_by_phase(run, error):
     def training(*_):
         events.listen(Phases())
         with events.heartbeat("step 3"), events.timed("train"):

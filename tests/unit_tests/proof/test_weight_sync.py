@@ -110,7 +110,7 @@ def _restored(pair):
     pair.sync()
 
 
-def test_a_changed_policy_arrives_whole(pair):
+def test_changed_policy_arrives_completely(pair):
     pair.change()
     pair.sync()
     for sequence in SEQUENCES:
@@ -127,7 +127,7 @@ def module(pair, name: str) -> torch.nn.Module:
     return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
 
 
-def test_other_weights_than_the_policys_are_named(pair):
+def test_tensors_that_differ_from_the_policy_are_named(pair):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
     begin_anew(pair)
@@ -135,7 +135,7 @@ def test_other_weights_than_the_policys_are_named(pair):
         pair.sync(old)
 
 
-def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, monkeypatch):
+def test_tensor_changed_by_the_engine_is_named_also_in_a_fused_layer(pair, monkeypatch):
     layer = module(pair, "model.layers.1.mlp.gate_up_proj")
     pack = layer.quant_method.process_weights_after_loading
 
@@ -149,7 +149,7 @@ def test_what_the_engine_changes_is_named_in_a_fused_layer_too(pair, monkeypatch
         pair.sync()
 
 
-def test_a_tensor_that_is_left_out_is_named_at_every_push(pair):
+def test_omitted_tensor_is_named_at_every_push(pair):
     pair.change()
     without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
     for _ in range(2):
@@ -158,14 +158,14 @@ def test_a_tensor_that_is_left_out_is_named_at_every_push(pair):
         pair.sync()
 
 
-def test_a_push_of_nothing_is_named(pair):
+def test_empty_push_is_an_error(pair):
     with pytest.raises(WeightSyncError, match="model.embed_tokens.weight was not sent; .* and .* more"):
         pair.sync([])
 
 
 @pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine packs nothing")
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj", "lm_head"])
-def test_a_packed_copy_that_stays_old_is_named(pair, monkeypatch, name):
+def test_stale_packed_copy_is_named(pair, monkeypatch, name):
     layer = module(pair, name)
     pack, old = layer.quant_method.process_weights_after_loading, layer.cpu_linear
 
@@ -181,7 +181,7 @@ def test_a_packed_copy_that_stays_old_is_named(pair, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.gate_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
-def test_two_rows_in_each_others_place_are_named(pair, name):
+def test_swapped_rows_are_named(pair, name):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
     matrix = dict(swapped)[name]
     matrix[[3, 40]] = matrix[[40, 3]]
@@ -198,7 +198,7 @@ def begin_with_shares(pair, monkeypatch, proof_share: float) -> None:
 
 
 @pytest.mark.parametrize("right", [0, 1, 6, 15])
-def test_a_skipped_push_is_named_at_that_push_at_the_least_cost(pair, monkeypatch, right):
+def test_skipped_push_is_named_at_once_with_the_smallest_check(pair, monkeypatch, right):
     begin_with_shares(pair, monkeypatch, 0.0)
     for push in range(right):
         pair.sync(version=push + 1)
@@ -208,7 +208,7 @@ def test_a_skipped_push_is_named_at_that_push_at_the_least_cost(pair, monkeypatc
         pair.sync(old, version=right + 1)
 
 
-def test_a_wrong_element_is_named_within_16_pushes_with_the_doubtful_checkpoints(pair, monkeypatch):
+def test_wrong_element_is_named_within_16_pushes_with_the_affected_checkpoints(pair, monkeypatch):
     name, faults = (
         "model.norm.weight",
         [],
@@ -229,7 +229,7 @@ def test_a_wrong_element_is_named_within_16_pushes_with_the_doubtful_checkpoints
     assert "the 15 steps 2 to 16 may have been trained on their samples: --resume 1 or before." in faults[0][1]
 
 
-def test_every_tensor_is_proven_at_each_push_where_that_is_cheap(pair, monkeypatch):
+def test_every_tensor_is_checked_at_each_push_if_that_is_cheap(pair, monkeypatch):
     begin_with_shares(pair, monkeypatch, 1e9)
     wrong = [(n, t.clone()) for n, t in pair.weights()]
     dict(wrong)["model.norm.weight"][5] += 1e-6
@@ -237,7 +237,7 @@ def test_every_tensor_is_proven_at_each_push_where_that_is_cheap(pair, monkeypat
         pair.sync(wrong, version=1)
 
 
-def test_sixteen_shares_cover_every_tensor_and_each_has_the_first_and_last_layer(pair):
+def test_sixteen_partial_checks_cover_every_tensor_and_always_the_first_and_last_layer(pair):
     shares = [pair.proof.due(first, 1) for first in range(16)]
     assert set.union(*shares) == pair.proof.due(5, 16) == {name for name, _ in pair.weights()}
     assert all(
@@ -245,7 +245,7 @@ def test_sixteen_shares_cover_every_tensor_and_each_has_the_first_and_last_layer
     )
 
 
-def test_the_checksums_tell_whether_weights_are_why_trainer_and_sampler_disagree(pair, monkeypatch):
+def test_evidence_says_whether_weights_explain_a_logprob_difference(pair, monkeypatch):
     begin_with_shares(pair, monkeypatch, 0.0)
     assert "bit for bit (compared now), so they are not the cause" in pair.weight_sync.evidence(pair.generator)
     layer = module(pair, "model.norm")
@@ -263,7 +263,7 @@ def test_replicas_that_drifted_are_named_with_their_ranks():
     assert unequal_replicas(shards) == {"norm": "is not the same on ranks 0 and 1"}
 
 
-def test_one_of_two_names_of_a_tied_tensor_that_ends_wrong_is_named(pair):
+def test_wrong_copy_of_a_tied_tensor_is_named(pair):
     pair.change()
     weights = [(n, t * 1.01 if n == "lm_head.weight" else t) for n, t in pair.weights()]
     begin_anew(pair)
@@ -271,7 +271,7 @@ def test_one_of_two_names_of_a_tied_tensor_that_ends_wrong_is_named(pair):
         pair.sync(weights)
 
 
-def test_a_rotary_cache_that_changes_is_named(pair):
+def test_changed_rotary_cache_is_named(pair):
     name = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
     rotary = module(pair, name.rpartition(".")[0]).cos_sin_cache
 
@@ -286,7 +286,7 @@ def test_a_rotary_cache_that_changes_is_named(pair):
     rotary.copy_(kept)
 
 
-def test_a_probe_far_over_the_runs_own_noise_is_an_error():
+def test_probe_difference_far_above_earlier_ones_is_an_error():
     sync = WeightSync.Config(max_diff=0.5).build(proof=None)
     zeros = np.zeros(4, np.float32)
     for _ in range(3):
@@ -308,11 +308,11 @@ def test_a_probe_far_over_the_runs_own_noise_is_an_error():
         (64, 5, 1, [(0, 1)]),
     ],
 )
-def test_a_ranks_share_by_the_shapes_alone(size, full, degree, expected):
+def test_tensor_parallel_share_is_computed_from_shapes(size, full, degree, expected):
     assert [share_of(size, full, rank, degree) for rank in range(degree)] == expected
 
 
-def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
+def test_every_weight_is_yielded_once_and_a_tied_one_under_both_names(pair):
     names = [name for name, _ in pair.weights()]
     assert len(names) == len(set(names))
     assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(names)
@@ -320,7 +320,7 @@ def test_every_weight_is_yielded_once_and_the_tied_one_under_both_names(pair):
     assert set(on_disk) <= set(names)
 
 
-def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
+def test_gathered_layers_have_the_same_weights_and_are_resharded(pair):
     one_by_one = {name: tensor.clone() for name, tensor in pair.weights()}
     found = {}
     for name, tensor in hf_weights(pair.model, pair.adapter, torch.float32, whole_blocks=True):
@@ -330,7 +330,7 @@ def test_whole_layers_are_gathered_to_the_same_weights_and_sharded_again(pair):
     assert all(isinstance(p, DTensor) for p in pair.model.layers.parameters())
 
 
-def test_the_prefix_cache_of_the_old_weights_is_dropped(pair):
+def test_prefix_cache_is_reset_after_a_push(pair):
     block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size  # only whole blocks of tokens are cached
     prompt = Prompt(prompt_idx=0, text="", token_ids=[1 + i % 120 for i in range(2 * block + 3)], expected_answer="")
     sampled(pair.generator, [prompt])
@@ -356,7 +356,7 @@ def test_logprobs_are_at_the_sampling_temperature(pair):
     assert completion.logprobs == pytest.approx(scored, abs=1e-4)
 
 
-def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pair):
+def test_completions_are_grouped_and_have_their_policy_version(pair):
     groups = sampled(pair.generator, PROMPTS)
     assert [group.prompt for group in groups] == PROMPTS
     assert [[c.sample_idx for c in group.samples] for group in groups] == [[0, 1, 2, 3]] * len(PROMPTS)
@@ -366,7 +366,7 @@ def test_completions_come_in_groups_with_their_version_and_are_sampled_whole(pai
     assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)
 
 
-def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) -> None:
+def test_engine_metrics_have_cache_hits_and_tail_time(pair) -> None:
     sampled(pair.generator, PROMPTS)
     metrics = pair.generator.stats.metrics([])
     assert metrics["generator/preemptions"].value == 0
@@ -376,7 +376,7 @@ def test_the_engine_says_what_its_cache_saved_and_how_long_its_tail_was(pair) ->
     assert metrics["generator/prompts_s"].value > 0
 
 
-def test_the_tail_is_when_fewer_than_half_as_many_run_as_at_most() -> None:
+def test_tail_begins_when_fewer_than_half_of_the_requests_run() -> None:
     assert tail_seconds([(0.0, 8), (1.0, 8), (2.0, 4), (3.0, 3), (5.5, 0)]) == 2.5
     assert tail_seconds([(0.0, 8), (9.0, 0)]) == 0.0
     assert tail_seconds([]) == 0.0

@@ -47,7 +47,7 @@ def raised(error: BaseException) -> BaseException:
         (KeyboardInterrupt(), "failed", 1, "KeyboardInterrupt"),
     ],
 )
-def test_an_error_is_written_with_its_phase_and_the_report_shows_it(run, error, outcome, code, said):
+def test_error_is_written_with_its_phase_and_shown_in_the_report(run, error, outcome, code, said):
     folder, config = run
     phases = Phases()
     stop_listening = events.listen(phases)
@@ -80,7 +80,7 @@ def caught(call) -> BaseException:
     raise AssertionError("it raised nothing")
 
 
-def test_an_error_that_was_handled_before_is_not_where_the_run_failed():
+def test_handled_error_is_not_reported_as_the_failure():
     def step():
         with events.heartbeat("step 6"):
             with suppress(ValueError), events.timed("generate"), events.timed("generate/prompts"):
@@ -91,7 +91,7 @@ def test_an_error_that_was_handled_before_is_not_where_the_run_failed():
     assert phase_of(caught(step)) == "step 6: grade"
 
 
-def test_an_error_with_a_cause_failed_where_its_cause_was_raised():
+def test_error_with_a_cause_is_attributed_to_the_phase_of_its_cause():
     def step():
         with events.heartbeat("step 6"):
             try:
@@ -126,7 +126,7 @@ def test_the_start_is_timed_by_its_outermost_contexts_and_the_steps_are_not():
     assert phases.started_s["Python and imports"] > 0.1
 
 
-def test_the_first_to_know_why_writes_the_end_and_a_rank_that_lost_another_does_not(run):
+def test_first_failing_rank_writes_the_end_and_ranks_that_lost_it_do_not(run):
     folder, _ = run
     train._end_with(raised(RuntimeError("Connection closed by peer [127.0.0.1]:3")), folder, Phases())
     assert not (folder / "end.json").exists()
@@ -148,7 +148,7 @@ def test_the_first_to_know_why_writes_the_end_and_a_rank_that_lost_another_does_
         (signal.SIGTERM, False, False, "stopped", "SIGTERM after step 5; start again with --dump-folder"),
     ],
 )
-def test_a_run_that_did_as_asked_says_so(run, stopped, eval_only, gives_up, outcome, said):
+def test_completed_run_is_reported_as_completed(run, stopped, eval_only, gives_up, outcome, said):
     folder, _ = run
     if "start again" in said:
         (folder / "checkpoint" / "step-5").mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_report(run):
 
 
 @pytest.mark.parametrize("setting", [{"report": False}, {"enabled": False}])
-def test_a_run_that_wants_no_report_has_none(run, setting, monkeypatch):
+def test_report_can_be_disabled(run, setting, monkeypatch):
     folder, config = run
     train._write_report(
         SimpleNamespace(metrics=SimpleNamespace(**{"enabled": True, "report": True, **setting})), folder
@@ -196,7 +196,7 @@ def test_a_run_that_wants_no_report_has_none(run, setting, monkeypatch):
     assert not (folder / "report.html").exists()
 
 
-def test_a_report_that_fails_costs_a_line_in_the_log(run, monkeypatch, caplog):
+def test_failing_report_is_one_log_line(run, monkeypatch, caplog):
     folder, config = run
     monkeypatch.setattr(page, "load_run", lambda *_: 1 / 0)
     train._write_report(config, folder)
@@ -204,7 +204,7 @@ def test_a_report_that_fails_costs_a_line_in_the_log(run, monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_folder_that_is_gone_costs_one_line_and_no_traceback(run, monkeypatch, caplog):
+def test_missing_run_folder_is_one_line_without_traceback(run, monkeypatch, caplog):
     def gone(*_):
         raise FileNotFoundError("outputs/a holds neither metrics.jsonl nor samples.jsonl")
 

@@ -21,7 +21,7 @@ def test_metrics_come_as_series_with_gaps_where_a_step_has_no_value(tmp_path):
     assert (run.total_steps, run.finished) == (8, True)
 
 
-def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path):
+def test_incomplete_and_invalid_lines_are_skipped_and_counted(tmp_path):
     folder = write_run(tmp_path / "a", steps=3)
     for name in ("metrics.jsonl", "samples.jsonl"):
         with open(folder / name, "a") as file:
@@ -32,7 +32,7 @@ def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path):
     assert [note for note in run.notes if "4 lines could not be read" in note] == run.notes
 
 
-def test_of_a_step_that_was_written_twice_the_later_one_is_shown(tmp_path):
+def test_later_copy_of_a_repeated_step_is_shown(tmp_path):
     folder = write_run(tmp_path / "a", steps=3)
     first = (folder / "samples.jsonl").read_text().splitlines()[0]
     with open(folder / "metrics.jsonl", "a") as file:
@@ -48,13 +48,13 @@ def test_of_a_step_that_was_written_twice_the_later_one_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])
-def test_a_missing_file_is_a_note(tmp_path, missing):
+def test_missing_file_gives_a_note(tmp_path, missing):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / missing).unlink()
     assert missing in " ".join(load_run(folder).notes)
 
 
-def test_rank_0_stands_in_where_each_rank_wrote_its_own(tmp_path):
+def test_rank_0_values_are_used_for_per_rank_files(tmp_path):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / "metrics.jsonl").rename(folder / "metrics.rank0.jsonl")
     run = load_run(folder)
@@ -62,7 +62,7 @@ def test_rank_0_stands_in_where_each_rank_wrote_its_own(tmp_path):
     assert "rank 0" in " ".join(run.notes)
 
 
-def test_a_stream_of_values_is_put_together_by_step(tmp_path):
+def test_streamed_values_are_grouped_by_step(tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
     (folder / "metrics.jsonl").write_text(
         '{"step": 1, "key": "loss", "value": 1.0}\n{"step": 1, "key": "loss", "value": 2.0}\n'
@@ -70,7 +70,7 @@ def test_a_stream_of_values_is_put_together_by_step(tmp_path):
     assert load_run(folder).series == {"loss": [2.0]}
 
 
-def test_nan_and_text_are_no_values(tmp_path):
+def test_nan_and_text_are_not_plotted(tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
     (folder / "metrics.jsonl").write_text('{"step": 1, "a": NaN, "b": "text", "c": Infinity, "d": 1.5, "e": true}\n')
     assert load_run(folder).series == {"d": [1.5]}
@@ -91,7 +91,7 @@ def test_warnings_that_differ_in_numbers_are_one(tmp_path):
     assert found == [("WARNING", 2, "root: 3 tokens lost"), ("ERROR", 1, "root: sink died")]
 
 
-def test_of_a_large_store_selected_rows_and_whole_groups_are_read(tmp_path, monkeypatch):
+def test_large_store_is_sampled_by_selected_rows_and_whole_groups(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "a", steps=20, prompts=8)
     monkeypatch.setattr(loading, "READ_BYTES", (folder / "samples.jsonl").stat().st_size // 4)
     run = load_run(folder)
@@ -107,7 +107,7 @@ def test_of_a_large_store_selected_rows_and_whole_groups_are_read(tmp_path, monk
     assert "rows were read" in " ".join(run.notes)
 
 
-def test_of_a_large_store_the_same_held_out_prompts_are_read_in_every_evaluation(tmp_path, monkeypatch):
+def test_large_store_keeps_the_same_held_out_prompts_in_every_evaluation(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "a", steps=1)
     rows = [
         {"step": step, "table": "evaluation/samples", "split": "eval_greedy", "prompt_idx": i, "select_reason": "",
@@ -123,13 +123,13 @@ def test_of_a_large_store_the_same_held_out_prompts_are_read_in_every_evaluation
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_names_are_as_long_as_they_have_to_be(tmp_path):
+def test_run_names_are_shortened_while_unique(tmp_path):
     assert unique_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert unique_names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
     assert len(set(unique_names([tmp_path, tmp_path]))) == 2
 
 
-def test_what_is_no_file_is_not_read(tmp_path):
+def test_special_files_are_not_read(tmp_path):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / "metrics.jsonl").unlink()
     (folder / "metrics.jsonl").symlink_to("/dev/full")  # which never ends
@@ -138,7 +138,7 @@ def test_what_is_no_file_is_not_read(tmp_path):
     assert len(run.rows) == 32
 
 
-def test_a_run_is_running_while_its_process_or_its_files_live(tmp_path):
+def test_run_counts_as_running_while_locked_or_recently_changed(tmp_path):
     folder = write_run(tmp_path / "a", steps=7, num_steps=50)
     assert ending(load_run(folder))["text"].startswith("Running: step 7 of 50, about 1 min 26 s left, the last at 2023")
     for path in (folder, *folder.rglob("*")):

@@ -39,13 +39,13 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("size", ["0", "-3", "nan", "inf", "much"])
-def test_a_size_that_is_none_is_refused(tmp_path, capsys, size):
+def test_invalid_size_is_refused(tmp_path, capsys, size):
     with pytest.raises(SystemExit):
         main([str(write_run(tmp_path / "a")), f"--size={size}"])
     assert "--size" in capsys.readouterr().err
 
 
-def test_a_size_below_what_must_be_in_is_refused_with_the_least(tmp_path, capsys):
+def test_too_small_size_is_refused_with_the_minimum(tmp_path, capsys):
     folder = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400)
     assert main([str(folder), "--size", "0.3"]) == 2
     least = float(re.search(r"--size 0.3: expected at least ([0-9.]+) MB", capsys.readouterr().err)[1])
@@ -64,7 +64,7 @@ def test_every_row_and_value_is_in_the_file(tmp_path):
     assert data["runs"][0]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
 
 
-def test_a_page_reaches_for_nothing_outside(tmp_path):
+def test_page_has_no_external_resources(tmp_path):
     write_report([write_run(tmp_path / "a")], tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
     assert "default-src 'none'" in page
@@ -73,7 +73,7 @@ def test_a_page_reaches_for_nothing_outside(tmp_path):
     assert "Leon Sorokin" in page
 
 
-def test_no_text_can_end_the_data(tmp_path):
+def test_no_text_can_close_the_data_script(tmp_path):
     write_report([write_run(tmp_path / "a", text=HOSTILE)], tmp_path / "r.html")
     raw = (tmp_path / "r.html").read_bytes()
     embedded = DATA.search(raw.decode("utf-8"))[1]
@@ -134,7 +134,7 @@ def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
 
 
-def test_no_text_can_leave_the_second_file(tmp_path):
+def test_no_text_can_close_the_script_of_the_second_file(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text=HOSTILE * 10), tmp_path / "r.html"
     write_report([folder], output, size_mb=0.9)
     assert not set((tmp_path / "r.samples.js").read_text("utf-8")) & set("<>&\u2028\u2029")
@@ -159,12 +159,12 @@ def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
     assert [run["name"] for run in data_of(tmp_path / "r.html")["runs"]] == ["a", "b"]
 
 
-def test_watching_ends_when_the_run_is_done_and_the_last_page_stands_still(tmp_path, capsys):
+def test_watching_ends_with_the_run_and_the_last_page_stops_reloading(tmp_path, capsys):
     folder = write_run(tmp_path / "a")
     assert main([str(folder), "--watch", "--every", "0.01"]) == 0
     assert "a step 12" in capsys.readouterr().out
     assert data_of(folder / "report.html")["refresh"] is None
 
 
-def test_settings_are_one_level_deep():
+def test_nested_settings_are_flattened():
     assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}

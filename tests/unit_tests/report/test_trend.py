@@ -30,7 +30,7 @@ def test_noise_rises_or_falls_in_at_most_5_percent_of_runs(steps, autocorrelatio
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_a_few_steps_say_nothing(steps):
+def test_few_steps_give_no_trend(steps):
     assert trend([float(step) for step in range(steps)]) == "too few"
 
 
@@ -43,7 +43,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("steps", [30, 50, 200])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_a_run_learns_is_seen(shape, steps):
+def test_learning_curve_gives_a_rising_trend(shape, steps):
     chance = random.Random(0)
     curves = [
         [0.2 * value + SHAPES[shape](i / (steps - 1)) for i, value in enumerate(noise(steps, 0.3, chance))]

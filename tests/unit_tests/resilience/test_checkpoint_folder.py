@@ -31,7 +31,7 @@ def shards(folder, step):
     return folder.steps()[step] / "__0_0.distcp"
 
 
-def test_the_newest_whole_checkpoint_is_resumed(folder, tmp_path):
+def test_newest_complete_checkpoint_is_resumed(folder, tmp_path):
     assert find_resume("auto", tmp_path, examine) is None
     make(folder, 20, 100, 40)
     found = find_resume("auto", tmp_path, examine)
@@ -68,7 +68,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_skipped_by_name_and_reason_and_the_one_before_is_used(folder, tmp_path, damage):
+def test_damaged_checkpoint_is_skipped_with_a_reason(folder, tmp_path, damage):
     make(folder, 20, 40)
     act, reason = DAMAGES[damage]
     act(shards(folder, 40))
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_reason_and_the_one_before_i
         find_resume("40", tmp_path, examine)
 
 
-def test_without_a_whole_one_each_is_named_and_no_new_run_begins(folder, tmp_path):
+def test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts(folder, tmp_path):
     make(folder, 20, 40)
     flip(shards(folder, 20))
     shards(folder, 40).unlink()
@@ -89,7 +89,7 @@ def test_without_a_whole_one_each_is_named_and_no_new_run_begins(folder, tmp_pat
         find_resume("auto", tmp_path, examine)
 
 
-def test_what_a_kill_left_half_written_or_half_deleted_is_no_checkpoint_and_goes_with_the_next(folder, tmp_path):
+def test_partial_checkpoints_are_ignored_and_removed_at_the_next_save(folder, tmp_path):
     make(folder, 20)
     (folder.begin(40) / "__0_0.distcp").write_bytes(b"half")
     folder.steps()[20].rename(folder.path / ".deleting-step-20")
@@ -99,11 +99,11 @@ def test_what_a_kill_left_half_written_or_half_deleted_is_no_checkpoint_and_goes
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3, 4]), (1, [4]), (2, [3, 4])])
-def test_exactly_the_newest_k_are_kept(folder, keep, left):
+def test_newest_k_checkpoints_are_kept(folder, keep, left):
     assert list(make(folder, 1, 2, 3, 4, keep=keep).steps()) == left
 
 
-def test_the_best_stays_beside_the_newest_until_another_is_best(folder):
+def test_best_checkpoint_is_kept_until_another_is_best(folder):
     make(folder, 1)
     folder.mark_best(1)
     assert list(make(folder, 2, 3, keep=1).steps()) == [1, 3]
@@ -127,7 +127,7 @@ def test_steps_after_the_resumed_one_are_set_aside_and_never_overwritten(folder,
     assert sorted(p.name for p in folder.path.iterdir()) == ["set-aside-step-2", "set-aside-step-2-2", "step-1"]
 
 
-def test_a_step_that_is_not_there_is_named_with_those_that_are(folder, tmp_path):
+def test_missing_step_is_named_with_the_existing_ones(folder, tmp_path):
     with pytest.raises(UserError, match="resume = 77: expected a step with a checkpoint in .*none yet"):
         find_resume("77", tmp_path, examine)
     make(folder, 20, 40)
@@ -142,7 +142,7 @@ def test_never_refuses_a_folder_with_checkpoints(folder, tmp_path):
         find_resume("never", tmp_path, examine)
 
 
-def test_another_run_or_one_of_its_checkpoints_is_forked_until_there_are_own_ones(folder, tmp_path):
+def test_run_forks_another_until_it_has_its_own_checkpoints(folder, tmp_path):
     (tmp_path / "other").mkdir()
     other = make(CheckpointFolder(tmp_path / "other"), 10, 30)
     for source, step in ((other.path.parent, 30), (other.steps()[10], 10)):
@@ -156,7 +156,7 @@ def test_another_run_or_one_of_its_checkpoints_is_forked_until_there_are_own_one
         find_resume("/nowhere", tmp_path / "new", examine)
 
 
-def test_a_run_that_was_not_forked_from_there_is_not_continued_in_its_place(folder, tmp_path):
+def test_resume_path_of_an_unrelated_run_is_refused(folder, tmp_path):
     (tmp_path / "other").mkdir()
     make(CheckpointFolder(tmp_path / "other"), 10)
     make(folder, 20, 40)
@@ -172,23 +172,23 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["step-4", "newest", "-1", "3.5", "", "Auto"])
-def test_a_text_that_is_no_choice_is_not_taken_for_auto(folder, tmp_path, wrong):
+def test_invalid_resume_choice_is_refused(folder, tmp_path, wrong):
     make(folder, 4, 8)
     with pytest.raises(UserError, match=f"resume = '{wrong}': expected auto, never, a step such as 40, or the folder"):
         find_resume(wrong, tmp_path, examine)
 
 
-def test_room_is_what_the_file_system_of_the_first_existing_folder_has(folder):
+def test_free_space_is_that_of_the_first_existing_parent_folder(folder):
     assert folder.missing_bytes(1) <= 0
     assert folder.missing_bytes(2**60) > 2**59
 
 
-def test_a_vanished_run_folder_is_said(tmp_path):
+def test_deleted_run_folder_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="the run folder .* has vanished"):
         CheckpointFolder(tmp_path / "gone").begin(1)
 
 
-def test_the_manifest_holds_sizes_digests_and_what_it_was_told(folder):
+def test_manifest_has_sizes_digests_and_extra_facts(folder):
     make(folder, 7)
     content = json.loads((folder.steps()[7] / manifest.NAME).read_text())
     assert content["step"] == 7

@@ -46,7 +46,7 @@ def checkpointer(folder, value=0, **config):
     )
 
 
-def test_what_was_saved_is_whole_and_restores_everything(tmp_path):
+def test_checkpoint_is_complete_and_restores_everything(tmp_path):
     saver, other = checkpointer(tmp_path, 7), checkpointer(tmp_path, 1)
     assert [saver.save(1), saver.save(2), saver.save(3, last_step=True)] == [False, True, True]
     folder = saver.folder.steps()[3]
@@ -56,7 +56,7 @@ def test_what_was_saved_is_whole_and_restores_everything(tmp_path):
     assert [state.value for state in other.states.values()] == [7] * 4
 
 
-def test_one_process_reads_a_checkpoint_without_a_warning_that_it_is_alone(tmp_path, recwarn):
+def test_single_process_load_prints_no_warning(tmp_path, recwarn):
     saver = checkpointer(tmp_path)
     saver.save(2)
     safe_load.load({"weight": torch.empty(64, 64)}, saver.folder.steps()[2], no_dist=True)
@@ -89,7 +89,7 @@ def test_later_checkpoints_are_set_aside_with_the_first_step_after_going_back_an
     ]  # fmt: skip
 
 
-def test_another_models_checkpoint_is_refused_in_one_line(tmp_path):
+def test_checkpoint_of_another_model_is_refused_in_one_line(tmp_path):
     saver = checkpointer(tmp_path)
     saver.save(2)
     other = checkpointer(tmp_path)
@@ -139,7 +139,7 @@ class Malicious:
         return print, ("this ran",)
 
 
-def test_an_index_that_names_code_is_refused_before_it_runs(tmp_path, capsys):
+def test_checkpoint_index_with_code_is_refused_without_running_it(tmp_path, capsys):
     saver = checkpointer(tmp_path)
     saver.save(2)
     folder = saver.folder.steps()[2]
@@ -149,7 +149,7 @@ def test_an_index_that_names_code_is_refused_before_it_runs(tmp_path, capsys):
     assert "this ran" not in capsys.readouterr().out
 
 
-def test_a_value_that_names_code_is_refused_before_it_runs(tmp_path, capsys):
+def test_checkpoint_value_with_code_is_refused_without_running_it(tmp_path, capsys):
     saver = checkpointer(tmp_path)
     saver.states["train_state"].state_dict = lambda: {"json": Malicious()}
     saver.save(2)
@@ -168,7 +168,7 @@ def full_disk(monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_fills_costs_no_checkpoint_and_the_next_step_saves_again(tmp_path, full_disk, capsys):
+def test_full_disk_keeps_earlier_checkpoints_and_the_next_step_saves_again(tmp_path, full_disk, capsys):
     saver = checkpointer(tmp_path)
     assert not saver.save(2)
     said = capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_a_disk_that_fills_costs_no_checkpoint_and_the_next_step_saves_again(tmp
     assert not saver.save(7)
 
 
-def test_missing_room_is_said_in_bytes_before_anything_is_written(tmp_path, monkeypatch):
+def test_missing_disk_space_is_reported_in_bytes_before_writing(tmp_path, monkeypatch):
     saver = checkpointer(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(
@@ -194,7 +194,7 @@ def test_missing_room_is_said_in_bytes_before_anything_is_written(tmp_path, monk
     assert saver.folder.steps() == {}
 
 
-def test_a_disk_without_room_for_one_is_wrong_input(tmp_path, monkeypatch):
+def test_disk_without_space_for_one_checkpoint_is_a_user_error(tmp_path, monkeypatch):
     saver = checkpointer(tmp_path)
     saver.check_room()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))

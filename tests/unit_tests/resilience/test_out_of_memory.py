@@ -29,13 +29,13 @@ def machine(tmp_path, monkeypatch):
     return show
 
 
-def test_the_kernels_words_on_a_killed_process_are_found():
+def test_kernel_log_line_of_a_killed_process_is_found():
     said = out_of_memory.kernel_says(13289, KERNEL)
     assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
     assert out_of_memory.kernel_says(1328, KERNEL) == ""
 
 
-def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monkeypatch):
+def test_kernel_log_gives_the_reason_and_the_peak_memory(machine, monkeypatch):
     monkeypatch.setattr(out_of_memory.OomDetector, "_kernel_log", lambda detector: KERNEL)
     said = out_of_memory.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
     assert "out of memory, by the kernel's log (Out of memory: Killed" in said
@@ -51,7 +51,7 @@ def test_the_kernels_words_are_the_reason_and_its_figure_the_peak(machine, monke
     ],
     ids=["version 1", "version 2", "a container that is shown its own group as the root"],
 )
-def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_another(machine, files):
+def test_cgroup_counter_distinguishes_out_of_memory_kills(machine, files):
     machine(files)
     detector = out_of_memory.OomDetector()
     assert "There is no sign of an out-of-memory kill" in detector.explain(7, signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_the_counter_of_the_control_group_tells_a_kill_for_want_of_memory_from_a
     ],
     ids=["version 1", "version 2"],
 )  # fmt: skip
-def test_the_peak_is_held_against_the_narrowest_limit(machine, files):
+def test_peak_is_compared_with_the_smallest_limit(machine, files):
     machine(files)
     told = (
         "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
@@ -84,7 +84,7 @@ def test_without_a_limit_the_machines_memory_is_usable(machine):
     assert out_of_memory.usable_bytes() == 24 * GIB
 
 
-def test_what_to_lower_goes_by_the_phase(machine):
+def test_memory_remedy_depends_on_the_phase(machine):
     machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
     detector = out_of_memory.OomDetector()
     machine({"job/memory.events": "oom_kill 1\n"})
@@ -94,11 +94,11 @@ def test_what_to_lower_goes_by_the_phase(machine):
     assert "Lower num_prompts_per_step or" in in_build
 
 
-def test_another_signal_is_named_with_the_peak_alone(machine):
+def test_other_signals_are_reported_with_the_peak_only(machine):
     said = out_of_memory.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
     assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."
 
 
 @pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
-def test_a_real_time_signal_is_named_too(machine, number, name):
+def test_real_time_signal_is_named(machine, number, name):
     assert out_of_memory.OomDetector().explain(7, number) == f"killed by signal {number} ({name})."

@@ -35,7 +35,7 @@ def quiet(completions, **_):
 
 
 @pytest.mark.parametrize("in_process", [["chatty"], []])
-def test_five_megabytes_are_cut_and_counted(in_process, capfd):
+def test_long_output_is_cut_and_counted(in_process, capfd):
     one = grader(chatty, in_process=in_process)
     assert rewards(one.score([group("a")])[0].samples) == [1.0]
     one.close()
@@ -46,7 +46,7 @@ def test_five_megabytes_are_cut_and_counted(in_process, capfd):
         )
 
 
-def test_what_a_worker_prints_while_something_else_goes_on_counts_with_the_reward_functions(capsys):
+def test_concurrent_worker_output_is_attributed_to_reward_functions(capsys):
     one = grader(chatty)
     round = one.round()
     with bounded_output("tools and environments"):
@@ -79,18 +79,18 @@ def test_output_that_a_thread_is_writing_is_counted_when_its_source_ends(capsys)
     assert "reward functions printed 5,000,000 characters here" in capsys.readouterr().out
 
 
-def test_what_is_not_shown_is_in_the_log_up_to_a_bound(caplog):
+def test_hidden_output_is_logged_up_to_a_limit(caplog):
     with caplog.at_level(logging.INFO):
         grader(chatty).score([group("a")])
     assert [len(record.args[1]) for record in caplog.records if record.name.endswith("output_limit")] == [KEPT, KEPT]
 
 
-def test_little_is_shown_as_it_is(capsys):
+def test_short_output_is_shown_unchanged(capsys):
     grader(quiet).score([group("a")])
     assert capsys.readouterr().out == "seen a\n"
 
 
-def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys):
+def test_output_of_a_timed_out_call_stays_limited_and_counted(capsys):
     """As a tool's that was given up: its thread cannot be ended."""
     given_up, print_now = threading.Event(), threading.Event()
 
@@ -111,7 +111,7 @@ def test_a_call_that_goes_on_after_its_time_stays_bounded_and_is_counted(capsys)
     assert "our own line\n" in shown
 
 
-def test_a_run_logs_only_so_much_of_what_is_printed(caplog, monkeypatch):
+def test_logged_output_of_a_run_is_limited(caplog, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.resilience.output_limit.KEPT_OF_RUN", 1_500_000)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with caplog.at_level(logging.INFO):
@@ -121,7 +121,7 @@ def test_a_run_logs_only_so_much_of_what_is_printed(caplog, monkeypatch):
     assert logged[::2] == [1_000_000, 500_000, 0]
 
 
-def test_a_reader_who_is_gone_fails_no_reward_and_is_said_once(caplog, monkeypatch):
+def test_closed_pipe_fails_no_reward_and_is_reported_once(caplog, monkeypatch):
     caplog.set_level(logging.INFO)  # for the log file: on the terminal, `| head` needs no warning
     reader, writer = os.pipe()
     os.close(reader)
@@ -134,7 +134,7 @@ def test_a_reader_who_is_gone_fails_no_reward_and_is_said_once(caplog, monkeypat
 
 
 @pytest.mark.parametrize(("is_terminal", "shown"), [(True, "* created\nstep 1\n"), (False, "step 1\n")])
-def test_what_trackers_print_about_themselves_stays_out_of_pipes(is_terminal, shown, monkeypatch):
+def test_tracker_messages_are_omitted_in_pipes(is_terminal, shown, monkeypatch):
     class Stream(io.StringIO):
         def isatty(self):
             return is_terminal

@@ -29,11 +29,11 @@ def end(code, **env):
 
 
 @pytest.mark.parametrize("code", [0, 2, 75])
-def test_a_rank_that_is_done_ends_with_its_own_code(code):
+def test_finished_rank_keeps_its_exit_code(code):
     assert end(f"say_done(); os._exit({code})") == (code, "")
 
 
-def test_a_rank_that_exits_with_0_too_early_is_no_success():
+def test_rank_exiting_early_with_0_fails_the_run():
     code, said = end("os._exit(0)", RANK="3")
     assert code == 1
     assert said.startswith("rank 3 ended with code 0 before the end of training: something called os._exit(0).")
@@ -54,7 +54,7 @@ def test_a_rank_that_a_signal_kills_is_named_with_the_signal(act, number, name):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signals_reach_the_rank_and_its_end_by_one_is_no_news(number):
+def test_signals_are_forwarded_and_the_resulting_exit_is_not_reported(number):
     process = start(f"signal.signal({number}, signal.SIG_DFL); print('begun', flush=True); time.sleep(20)")
     process.stdout.readline()
     process.send_signal(number)
@@ -86,7 +86,7 @@ def test_under_the_launcher_there_is_no_parent(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_file_that_ends_the_process_at_its_import_is_named(tmp_path, code):
+def test_file_that_exits_at_import_is_named(tmp_path, code):
     (tmp_path / "mine.py").write_text(f"import os\nos._exit({code})\n")
     ended, said = end(
         "from torchtitan_rl.core import events; from torchtitan_rl.library.references import load_function; "
@@ -117,7 +117,7 @@ def test_a_config_whose_import_loops_ends_with_its_stack_and_a_sentence():
     )
 
 
-def test_what_comes_after_the_config_may_take_its_time():
+def test_time_limit_covers_only_the_config_import():
     done = subprocess.run(
         [sys.executable, "-c", f"{READS}end_reading(); time.sleep(4); say_done()"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
@@ -125,7 +125,7 @@ def test_what_comes_after_the_config_may_take_its_time():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ctrl_c_while_a_question_s_process_imports_leaves_no_traceback(tmp_path):
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TORCHTITAN_RL_WATCH"}
     command = [sys.executable, "-m", "torchtitan_rl.train", "--list-configs"]
     with (tmp_path / "said").open("w") as said:

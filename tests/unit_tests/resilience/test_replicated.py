@@ -43,7 +43,7 @@ def episodes(*rewards):
     return draft_episodes([group(0, list(rewards))])
 
 
-def test_ranks_that_hold_the_same_go_on(tmp_path):
+def test_equal_ranks_pass_the_check(tmp_path):
     def act(rank):
         check_config({"seed": 0, "task": "SumDigits"})
         check_replicated(3, [episodes(1.0, 0.0)[0].prompt])
@@ -52,7 +52,7 @@ def test_ranks_that_hold_the_same_go_on(tmp_path):
     assert on_ranks(act, tmp_path / "store") == ["", "", ""]
 
 
-def test_a_config_that_differs_is_told_by_field_value_and_rank_on_every_rank(tmp_path):
+def test_config_difference_is_reported_with_field_value_and_rank_on_every_rank(tmp_path):
     found = on_ranks(lambda rank: check_config({"seed": rank % 2, "num_steps": 3 + (rank == 2)}), tmp_path / "store")
     assert len(set(found)) == 1
     assert found[0].startswith(
@@ -68,7 +68,7 @@ def test_a_config_that_differs_is_told_by_field_value_and_rank_on_every_rank(tmp
         (lambda rank: (3, episodes(1.0, 0.25 * (rank == 1))), "the rewards"),
     ],
 )
-def test_episodes_that_differ_are_told_on_every_rank(tmp_path, change, name):
+def test_differing_episodes_are_reported_on_every_rank(tmp_path, change, name):
     found = on_ranks(lambda rank: check_replicated(*change(rank)), tmp_path / "store")
     assert all(f"{name} differ between the ranks: they are not the same on " in text for text in found)
     if name == "the rewards":
@@ -76,7 +76,7 @@ def test_episodes_that_differ_are_told_on_every_rank(tmp_path, change, name):
         assert "not the same on ranks 0, 2 and on rank 1. Every rank" in found[0]
 
 
-def test_other_prompts_are_told(tmp_path):
+def test_differing_prompts_are_reported(tmp_path):
     def act(rank):
         prompt = dataclasses.replace(episodes(1.0)[0].prompt, token_ids=np.array([1, rank // 2]))
         check_replicated(1, [prompt])
@@ -84,7 +84,7 @@ def test_other_prompts_are_told(tmp_path):
     assert all("step 1: the prompts differ between the ranks" in text for text in on_ranks(act, tmp_path / "store"))
 
 
-def test_ranks_in_different_parts_of_a_step_are_told(tmp_path):
+def test_ranks_in_different_parts_of_a_step_are_reported(tmp_path):
     def act(rank):
         groups = episodes(1.0, 0.0)
         check_replicated(3, groups if rank else [groups[0].prompt])

@@ -35,14 +35,14 @@ def test_a_process_that_a_reward_forks_ends_by_sigterm_as_pools_end_theirs(stop)
     assert stop.number == 0
 
 
-def test_a_handler_that_a_reward_has_set_is_taken_back(stop):
+def test_signal_handler_replaced_by_a_reward_is_restored(stop):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stop.arm()
     signal.raise_signal(signal.SIGTERM)
     assert stop.number == signal.SIGTERM
 
 
-def test_under_nohup_the_end_of_the_terminal_is_not_heard(stop):
+def test_sighup_is_ignored_under_nohup(stop):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests, too, may run under nohup
     assert signal.SIGHUP in job_processes.stop_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -51,7 +51,7 @@ def test_under_nohup_the_end_of_the_terminal_is_not_heard(stop):
     assert stop.number == 0
 
 
-def test_a_signal_within_a_print_is_heard_and_ends_nothing():
+def test_signal_during_a_print_is_recorded_without_error():
     """Nobody reads the output, so that the process waits in the middle of a print when the signal comes."""
     code = (
         "from pathlib import Path; from torchtitan_rl.resilience.stop_signal import StopSignal; "

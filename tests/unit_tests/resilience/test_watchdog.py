@@ -79,7 +79,7 @@ def test_a_late_rank_is_reported_again_after_twice_the_time(watchdog, tmp_path):
     assert "for 53 s" in watchdog.said[-2]
 
 
-def test_a_phase_is_late_after_three_times_its_longest_duration(watchdog, tmp_path):
+def test_phase_is_late_after_three_times_its_longest_duration(watchdog, tmp_path):
     write(tmp_path, status(0, "step 1: generate", 100.0, 10_001))
     watchdog.check(101)
     write(tmp_path, status(0, "step 1: grade", 140.0, 10_003))
@@ -106,7 +106,7 @@ def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tm
     assert watchdog.check(10_000) == ""
 
 
-def test_a_config_that_is_read_without_end_is_shown_soon_and_ends_the_job(watchdog, tmp_path):
+def test_endless_config_import_is_reported_soon_and_ends_the_job(watchdog, tmp_path):
     write(tmp_path, status(0, READING_CONFIG, changes=0))
     assert watchdog.check(100.0 + 29) == ""
     assert not watchdog.said
@@ -119,7 +119,7 @@ def test_a_config_that_is_read_without_end_is_shown_soon_and_ends_the_job(watchd
     )
 
 
-def test_setting_the_clock_ends_no_job(watchdog, tmp_path, monkeypatch):
+def test_changing_the_system_clock_ends_no_job(watchdog, tmp_path, monkeypatch):
     status_file = StatusFile(0, str(tmp_path))
     status_file.moved("step 3: gather")
     monkeypatch.setattr(time, "time", lambda: 1e10)
@@ -140,7 +140,7 @@ def test_a_report_left_by_an_earlier_job_is_ignored(tmp_path):
     assert watchdog.check(104.0) == "node node1-7 has ended: it was killed"
 
 
-def test_nodes_exchange_reports_and_a_silent_node_ends_the_job(tmp_path, monkeypatch):
+def test_node_without_heartbeats_ends_the_job(tmp_path, monkeypatch):
     now, said = time.monotonic(), [[], []]
     watchdogs = []
     for node in range(2):
@@ -188,7 +188,7 @@ def test_the_heartbeat_names_stragglers_if_there_are_any(tmp_path, monkeypatch):
     assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
 
 
-def test_a_rank_that_does_not_end_after_its_training_is_named_once(watchdog, tmp_path):
+def test_rank_hanging_after_training_is_reported_once(watchdog, tmp_path):
     write(tmp_path, status(0, "end", since=100.0, outcome="done"), status(1, "end", since=650.0, outcome="done"))
     assert watchdog.overdue_ends(100.0 + 599) == []
     assert [late.rank for late in watchdog.overdue_ends(100.0 + 601)] == [0]

@@ -106,7 +106,7 @@ def test_a_model_is_downloaded_once_and_needs_no_network_afterwards(hub, tmp_pat
     assert os.path.exists(f"{folder}/model.safetensors")
 
 
-def test_what_cannot_be_had_is_told(hub, tmp_path):
+def test_unavailable_model_is_reported_with_the_reason(hub, tmp_path):
     gated, missing = folders_of("gated/model", "no/model", cache=tmp_path, endpoint=hub[0])
     assert gated.startswith("error: hf_assets_path = 'gated/model': the model is gated. Accept its terms")
     assert "no such folder here, and no such model on the hub" in missing
@@ -125,7 +125,7 @@ def test_a_hub_that_never_answers_is_said_after_the_hubs_own_limit(tmp_path):
     assert time.monotonic() - begin < 30
 
 
-def test_names_and_folders(tmp_path, monkeypatch):
+def test_hub_names_are_distinguished_from_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some" / "folder").mkdir(parents=True)
     assert is_hub_name("Qwen/Qwen3-0.6B")

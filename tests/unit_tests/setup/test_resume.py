@@ -43,7 +43,7 @@ def accept_from(config, run):
     return lambda: choose_resume(config, run)
 
 
-def test_a_config_is_told_field_by_field_with_types_and_without_addresses(config):
+def test_config_is_described_field_by_field_with_types_and_without_addresses(config):
     told = config_fields(config)
     assert told["trainer.optimizer"] == "AdamW"
     assert told["trainer.optimizer.lr"] == 1e-4
@@ -58,7 +58,7 @@ def test_an_unchanged_config_says_nothing(accept, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_another_spelling_of_the_same_data_file_is_no_change(config, tmp_path, monkeypatch):
+def test_another_path_to_the_same_data_file_is_no_change(config, tmp_path, monkeypatch):
     for name in ("data", "other"):
         (tmp_path / f"{name}.jsonl").touch()
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
     assert "seed 0 -> 4" in capsys.readouterr().out
 
 
-def test_a_kl_run_does_not_go_on_with_another_reference(accept, config, tmp_path):
+def test_kl_run_with_another_reference_is_refused(accept, config, tmp_path):
     start = tmp_path / "start"
     (start / "model.safetensors").write_bytes(bytes(3 * 2**20))
     config.algorithm.kl.coef = 0.1
@@ -129,7 +129,7 @@ def own_loss(folder, loss, more=""):
     return import_checked(folder / "my_loss.py", "test").Mine.Config()
 
 
-def test_two_classes_of_one_name_from_two_files_are_two(config, tmp_path, capsys):
+def test_classes_of_the_same_name_in_two_files_are_different(config, tmp_path, capsys):
     config.algorithm.loss = own_loss(tmp_path / "a", PLAIN)
     accept = accept_from(config, tmp_path / "run")
     config.algorithm.loss = own_loss(tmp_path / "b", WEIGHED)
@@ -175,7 +175,7 @@ def test_another_class_of_prompts_is_refused_and_another_setting_is_shown(accept
         accept()
 
 
-def test_of_a_large_file_blocks_from_its_begin_to_its_end_are_digested(tmp_path):
+def test_digest_of_a_large_file_samples_blocks_throughout(tmp_path):
     digests = set()
     for number, place in enumerate((None, 0, 100 * 2**20)):
         folder = tmp_path / str(number)
@@ -189,7 +189,7 @@ def test_of_a_large_file_blocks_from_its_begin_to_its_end_are_digested(tmp_path)
     assert len(digests) == 3
 
 
-def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, config):
+def test_num_steps_below_the_finished_step_is_refused_before_anything_starts(accept, config):
     config.num_steps = 20
     accept()
     config.num_steps = 19
@@ -197,7 +197,7 @@ def test_fewer_steps_than_are_done_are_refused_before_anything_starts(accept, co
         accept()
 
 
-def test_going_back_sets_nothing_aside_before_the_first_step(accept, config, tmp_path):
+def test_going_back_moves_no_checkpoint_before_the_first_step(accept, config, tmp_path):
     config.resume = "10"
     assert accept().step == 10
     assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
@@ -224,7 +224,7 @@ def test_without_the_start_that_a_run_would_make_the_other_fields_are_compared(a
         accept()
 
 
-def test_a_job_that_was_started_again_goes_on_whatever_it_was_first_told(monkeypatch):
+def test_restarted_job_resumes_regardless_of_its_original_resume_option(monkeypatch):
     for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         assert not was_restarted()
         monkeypatch.setenv(name, "1")

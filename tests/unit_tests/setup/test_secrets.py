@@ -28,11 +28,11 @@ from torchtitan_rl.setup.secrets import masked, without_secrets
         ({"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}, {"stop_token_ids": [5], "max_tokens": 32, "tokenizer": "a3f"}),
     ],
 )  # fmt: skip
-def test_what_a_name_calls_a_secret_is_hidden(given, kept):
+def test_fields_with_secret_names_are_hidden(given, kept):
     assert without_secrets(given) == kept
 
 
-def test_the_value_of_a_secret_variable_is_hidden_wherever_it_stands(monkeypatch):
+def test_value_of_a_secret_variable_is_hidden_everywhere(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-12345678")
     assert without_secrets({"rewards": ["a.py:f('sk-12345678')"]}) == {"rewards": ["a.py:f('***')"]}
 
@@ -56,12 +56,12 @@ def test_secrets_are_hidden_inside_lists_and_dicts_and_nothing_else_is(secret):
     assert masked(cell) == {"said": ["Bearer ***!", ["abc", 3]], "n": 1.5}
 
 
-def test_of_two_secrets_the_longer_one_is_hidden_whole(secret, monkeypatch):
+def test_overlapping_secrets_are_hidden_completely(secret, monkeypatch):
     monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-and-more")
     assert masked(f"{SECRET}-and-more {SECRET}") == "*** ***"
 
 
-def test_a_value_of_a_few_characters_is_no_secret(monkeypatch):
+def test_short_values_are_not_treated_as_secrets(monkeypatch):
     for name in ("OPENAI_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SHORT_TOKEN", "abc")
@@ -91,7 +91,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("write", WRITTEN)
 @pytest.mark.parametrize("secret", ["pa'ss\"wö/rd &<1>", "a\\b\nc\td%20e+f", "plain-and-long"])
-def test_a_secret_is_hidden_however_it_is_written(monkeypatch, secret, write):
+def test_secret_is_hidden_in_every_encoding(monkeypatch, secret, write):
     monkeypatch.setenv("OPENAI_API_KEY", secret)
     shown = masked(f"before {write(secret)} after")
     assert shown.startswith("before ")
@@ -111,7 +111,7 @@ def test_the_password_of_an_address_is_secret_and_its_host_is_not(monkeypatch):
     assert masked("hunter-12345 at db:5432") == "*** at db:5432"
 
 
-def test_the_path_of_a_file_is_no_secret(monkeypatch, tmp_path):
+def test_file_path_is_not_treated_as_a_secret(monkeypatch, tmp_path):
     (tmp_path / "key.json").write_text("{}")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     assert masked(str(tmp_path / "key.json")) == str(tmp_path / "key.json")

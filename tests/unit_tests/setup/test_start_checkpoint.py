@@ -22,7 +22,7 @@ def config(tmp_path, monkeypatch):
     return config
 
 
-def test_the_task_makes_one_where_no_folder_is_named(config, monkeypatch):
+def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, monkeypatch):
     class WithStart(Task.Config):
         def start_checkpoint(self, cache_root):
             save_tiny_checkpoint(cache_root / "mine")
@@ -35,18 +35,18 @@ def test_the_task_makes_one_where_no_folder_is_named(config, monkeypatch):
 
 
 @pytest.mark.parametrize("task", [SumDigits.Config(), Task.Config()])
-def test_without_one_the_error_names_the_field_and_the_remedy(config, task):
+def test_missing_start_checkpoint_error_has_field_and_remedy(config, task):
     config.task = task
     with pytest.raises(UserError, match="hf_assets_path = '': expected a Hugging Face.*--hf-assets-path FOLDER"):
         prepare_start(config)
 
 
-def test_debug_has_one(config, monkeypatch):
+def test_debug_has_a_start_checkpoint(config, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda *_: "here")
     assert config.task.start_checkpoint(None) == "here"
 
 
-def test_a_checkpoint_folder_that_is_missing_incomplete_or_of_another_model(config, tmp_path):
+def test_missing_incomplete_or_mismatched_checkpoint_folder_is_refused(config, tmp_path):
     config.hf_assets_path = str(tmp_path / "none")
 
     def says(message: str) -> None:
@@ -67,7 +67,7 @@ def test_a_checkpoint_folder_that_is_missing_incomplete_or_of_another_model(conf
     says("config.json cannot be read")
 
 
-def test_the_model_is_read_from_the_folder_where_the_config_names_none(config, tmp_path):
+def test_model_is_read_from_the_folder_if_the_config_names_none(config, tmp_path):
     save_odd_checkpoint(tmp_path, "llama")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     config.model_spec, config.hf_assets_path = None, str(tmp_path)
@@ -75,7 +75,7 @@ def test_the_model_is_read_from_the_folder_where_the_config_names_none(config, t
     assert (config.model_spec.name, config.model_spec.flavor) == ("llama3", "3x72")
 
 
-def test_a_tokenizer_larger_than_the_model_or_without_an_end(tmp_path):
+def test_tokenizer_larger_than_the_model_or_without_end_token_is_refused(tmp_path):
     make_small_tokenizer(["1 + 1"], vocab_size=260).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     check_tokenizer(tokenizer, 320)

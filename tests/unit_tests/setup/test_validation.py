@@ -71,7 +71,7 @@ def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
     validate(config, world_size=1)
 
 
-def test_lengths_that_fit_the_model_are_raised_and_not_cut():
+def test_suggested_lengths_are_raised_and_not_cut():
     with pytest.raises(UserError) as raised:
         check("--sampling.max-tokens", "300", "--trainer.max-tokens-per-microbatch", "10")
     assert str(raised.value) == (
@@ -81,7 +81,7 @@ def test_lengths_that_fit_the_model_are_raised_and_not_cut():
     )
 
 
-def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
+def test_internal_error_is_not_reported_as_wrong_input(monkeypatch):
     def bug(*_, **__):
         raise ValueError("a bug")
 
@@ -91,7 +91,7 @@ def test_an_error_of_the_code_is_not_taken_for_wrong_input(monkeypatch):
     assert not isinstance(raised.value, UserError)
 
 
-def test_a_warm_up_longer_than_the_run_is_said():
+def test_warm_up_longer_than_the_run_is_reported():
     config = load_config("debug")
     assert schedule_warning(config) == ""
     config.num_steps = 4

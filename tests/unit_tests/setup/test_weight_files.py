@@ -25,7 +25,7 @@ def check(folder):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "olmo2", "granite"])
-def test_a_tensor_that_nobody_loads_is_refused_by_name(tmp_path, family):
+def test_unexpected_tensor_is_refused_by_name(tmp_path, family):
     save_odd_checkpoint(tmp_path, family) if family in ("qwen3", "qwen2", "llama") else save_hf_family(tmp_path, family)
     check(tmp_path)
     add(tmp_path, **{"model.layers.1.self_attn.extra.weight": torch.ones(3)})
@@ -35,7 +35,7 @@ def test_a_tensor_that_nobody_loads_is_refused_by_name(tmp_path, family):
         check(tmp_path)
 
 
-def test_a_qwen_that_says_it_is_a_llama_is_refused(tmp_path):
+def test_weights_of_another_architecture_are_refused(tmp_path):
     save_odd_checkpoint(tmp_path, "qwen3")
     entries = json.loads((tmp_path / "config.json").read_text())
     entries |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -52,7 +52,7 @@ def test_fewer_layers_than_are_stored_are_refused(tmp_path):
         check(tmp_path)
 
 
-def test_what_old_and_published_checkpoints_store_besides_is_allowed(tmp_path):
+def test_harmless_extra_tensors_of_published_checkpoints_are_allowed(tmp_path):
     """RoPE's frequencies, a tied head that is the embedding, and files that the index does not name."""
     save_odd_checkpoint(tmp_path, "llama")
     file = tmp_path / "model.safetensors"

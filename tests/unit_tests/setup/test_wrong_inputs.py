@@ -12,21 +12,21 @@ ROWS = [row for rows in SECTIONS.values() for row in rows]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.given)
-def test_says(row, tmp_path):
+def test_wrong_input_has_its_documented_message(row, tmp_path):
     with pytest.raises(UserError) as raised:
         row.run(tmp_path)
     assert row.says in " ".join(str(raised.value).split())
 
 
-def test_the_page_is_this_table():
+def test_errors_page_equals_the_table():
     assert Path("docs/errors.md").read_text() == page()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_each_fault_has_the_test_that_it_names(fault):
+def test_each_documented_fault_has_its_test(fault):
     file, _, function = fault.test.partition("::")
     assert f"def {function}(" in (Path("tests") / file).read_text()
 
 
-def test_the_page_has_what_was_asked_for():
+def test_errors_page_covers_the_required_cases():
     assert len(ROWS) >= 60

@@ -42,7 +42,7 @@ def with_gradients(divergence, hidden, weight):
 @pytest.mark.parametrize("chunk", [1, 5, T, 100])
 @pytest.mark.parametrize("rows", [5, V, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_every_tile_size_equals_dense_forward_and_backward(beta, chunk, rows, temperature):
+def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(beta, chunk, rows, temperature):
     hidden, weight, teacher = inputs()
     found = chunked_divergence(
         hidden, weight, teacher, beta=beta, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows
@@ -54,7 +54,7 @@ def test_every_tile_size_equals_dense_forward_and_backward(beta, chunk, rows, te
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_gradcheck(beta):
+def test_logprob_gradients_pass_gradcheck(beta):
     hidden, weight, teacher = inputs(1)
     assert torch.autograd.gradcheck(
         lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7), (hidden, weight)
