@@ -165,7 +165,8 @@ class RowSet:
     def _example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
         prompt = row.get(self.prompt_column) if self.prompt_column else ""
-        text, messages = ("", _messages(prompt)) if isinstance(prompt, list) else (self._text(prompt, row), None)
+        chat = isinstance(prompt, list) and not self._config.template
+        text, messages = ("", _messages(prompt)) if chat else (self._text(prompt, row), None)
         if messages is None:
             messages = [{"role": "user", "content": text.strip()}]
         left = {

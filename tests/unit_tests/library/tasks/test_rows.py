@@ -340,6 +340,12 @@ def test_held_out_rows_without_answers_are_an_error_where_the_training_rows_have
         build(sums(4), held_out_path=str(tmp_path / "held_out.jsonl"))
 
 
+def test_a_template_makes_the_prompt_also_where_rows_have_messages(build):
+    rows = [{"messages": [{"role": "user", "content": f"{i} + 1?"}], "a": i, "answer": i + 1} for i in range(4)]
+    task = build(rows, template="What follows {a}?")
+    assert all(text.startswith("What follows") for text in texts(task, 3))
+
+
 def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
     with pytest.raises(
         UserError, match="cannot be filled: Unknown format code 'd'.*Correct task.template, or delete them"

@@ -31,6 +31,11 @@ def test_single_right_sample_does_not_shrink_the_interval():
     assert none[1] < one[1] < 0.07
 
 
+def test_the_more_alike_the_prompts_are_the_narrower_is_the_interval():
+    (low, high), (lowest, highest) = interval([0.5] * 64), interval([0.0, 1.0] * 32)
+    assert high - low < 0.5 * (highest - lowest)
+
+
 @pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
 def test_additional_right_sample_lowers_neither_end_of_the_interval(num_samples):
     """From all wrong to all right: by samples in random order, and by one prompt after another."""
