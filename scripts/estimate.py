@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
+from torchtitan_rl.core.config import MANY  # noqa: E402
+from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
 from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
@@ -109,7 +111,19 @@ def main() -> None:
     parser.add_argument("--sync-share", type=float, default=0.3)
     parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
     args = parser.parse_args()
-    config = load_config(args.config)
+    for name, value in vars(args).items():
+        if isinstance(value, (int, float)) and not 0 < value <= MANY:
+            parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {MANY}")
+    if args.run is not None and not (args.run / "metrics.jsonl").is_file():
+        parser.error(f"--run {args.run} has no metrics.jsonl: expected the folder of a run")
+    try:
+        config = load_config(args.config)
+    except UserError as error:
+        parser.error(str(error))
+    if config.model_spec is None:
+        parser.error(
+            f"--config {args.config} reads its model from a folder: expected one that names it, such as qwen3_8b"
+        )
     speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(*config.dtypes.values()), None)
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens

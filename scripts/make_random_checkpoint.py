@@ -57,8 +57,13 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_default_dtype(getattr(torch, args.dtype))
-    model = small_model(args.architecture, entries(args.set)) if args.architecture else new_hf_model(qwen3(args.size))
-    save(model, args.output)
+    try:
+        model = (
+            small_model(args.architecture, entries(args.set)) if args.architecture else new_hf_model(qwen3(args.size))
+        )
+        save(model, args.output)
+    except Exception as error:  # whatever transformers raises for entries that make no model, and the disk
+        parser.error(f"cannot make the model: {type(error).__name__}: {' '.join(str(error).split())}")
     print(f"{args.output}: {args.architecture or f'Qwen3 {args.size}'}, random weights in {args.dtype}")
 
 
@@ -69,6 +74,9 @@ def entries(assignments: list[str]) -> dict[str, Any]:
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
+    unknown = sorted(settings.keys() - AutoConfig.for_model(model_type).to_dict().keys())
+    if unknown:
+        raise ValueError(f"{unknown} are no entries of a {model_type}'s config.json")
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **settings}))
 
 

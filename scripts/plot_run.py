@@ -78,9 +78,19 @@ def main() -> None:
             parser.error(f"no {file} in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")
     if args.output.exists() and not is_plot(args.output):
         parser.error(f"--output {args.output} is no plot: expected a new file, or an image by matplotlib")
-    figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     each = dict(zip(unique_names(args.runs), [[run] for run in args.runs]))
-    for label, runs in (by_config(args.runs) if args.over_seeds else each).items():
+    try:
+        plot(by_config(args.runs) if args.over_seeds else each, args.output)
+    except Exception as error:  # a damaged line, an unknown kind of image, a folder that is not there
+        names = ", ".join(map(str, args.runs))
+        parser.error(f"cannot draw metrics.jsonl of {names} into {args.output}: {type(error).__name__}: {error}")
+    print(args.output)
+
+
+def plot(curves: dict[str, list[Path]], output: Path) -> None:
+    """Draws a curve for each label's runs and writes the image."""
+    figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for label, runs in curves.items():
         draw(reward, runs, "reward/mean", label)
         draw(accuracy, runs, "evaluation/accuracy", label, marker="o")
     reward.set(title="reward of sampled completions (mean of a step)", xlabel="step", ylabel="reward")
@@ -90,8 +100,7 @@ def main() -> None:
         axes.spines[["top", "right"]].set_visible(False)
     if len(accuracy.lines) > 1:
         accuracy.legend(loc="lower right", frameon=False)
-    figure.savefig(args.output, dpi=130)
-    print(args.output)
+    figure.savefig(output, dpi=130)
 
 
 if __name__ == "__main__":

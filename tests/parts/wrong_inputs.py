@@ -302,6 +302,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
             train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", columns={1: "a"}),
         ),
         _own_task(
+            "a task whose members are none",
+            "Mine.members() = {}: expected tasks by name",
+            members=lambda self: {},
+        ),
+        _own_task(
             "a task without held-out examples",
             "Mine.held_out_examples(1) = []: expected a list with an Example",
             held_out_examples=lambda self, num: [],

@@ -15,7 +15,10 @@ def build_task(config: Task.Config) -> Task:
         UserError: if a method of a user's task raises, or returns another type than the interface says.
     """
     task = _tried(config, "build")
-    for member in dict.fromkeys(task.members().values()):
+    members = _tried(task, "members")
+    by_name = isinstance(members, dict) and members and all(isinstance(one, Task) for one in members.values())
+    expect(bool(by_name), f"{type(task).__name__}.members()", members, "tasks by name", 'Return {"": self}.')
+    for member in dict.fromkeys(members.values()):
         name = type(member).__name__
         example, held_out = _tried(member, "train_example", 0, seed=0), _tried(member, "held_out_examples", 1)
         expect(isinstance(example, Example), f"{name}.train_example(0)", example, "an Example", "Return one.")

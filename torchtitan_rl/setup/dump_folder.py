@@ -42,11 +42,13 @@ def check_dump_folder(folder: str) -> None:
             not whose, "dump_folder", folder, f"a folder that is new, empty or a run's own, but {whose}",
             "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/.",
         )  # fmt: skip
-        existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-        if not existing.is_dir():
-            raise NotADirectoryError(0, "Not a directory")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(0, "Permission denied")
+        for needed in PARTS:
+            part = (path / needed).absolute()
+            existing = next(parent for parent in (part, *part.parents) if os.path.lexists(parent))
+            if not existing.is_dir():
+                raise NotADirectoryError(0, f"Not a directory: {existing}")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise PermissionError(0, "Permission denied")
 
 
 @contextmanager

@@ -51,3 +51,20 @@ def test_no_group_is_carried_beyond_the_greatest_age():
     tail = [(0.0, 1.0), (0.9, 1.0), (1.0, 1000.0)]
     young, old = (estimate.tokens_waited(tail, needed=4, prompts=8, max_age=age) for age in (1, 8))
     assert old < young
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--config", "debgu"], "--config = 'debgu': expected a registered name"),
+        (["--config", "qwen3"], "--config qwen3 reads its model from a folder"),
+        (["--config", "debug", "--gpus", "0"], "--gpus 0: expected a number above 0"),
+        (["--config", "debug", "--sync-share", "nan"], "--sync-share nan: expected a number above 0"),
+        (["--config", "debug", "--run", "nowhere"], "--run nowhere has no metrics.jsonl"),
+    ],
+)
+def test_each_wrong_option_is_one_sentence(monkeypatch, capsys, options, says):
+    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
+    with pytest.raises(SystemExit, match="2"):
+        estimate.main()
+    assert f"error: {says}" in capsys.readouterr().err

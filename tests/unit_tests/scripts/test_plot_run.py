@@ -1,6 +1,7 @@
 """The picture of several runs: runs that differ only in their seed become one curve with an interval."""
 
 import json
+import re
 
 import matplotlib.pyplot as plt
 import pytest
@@ -43,3 +44,22 @@ def test_the_picture_has_a_curve_for_each_run_or_one_for_all_seeds(tmp_path, mon
     plot_run.main()
     assert [len(axes.lines) for axes in drawn[0].axes] == [curves, curves]
     assert [len(axes.collections) for axes in drawn[0].axes] == [len(options), len(options)]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "image", "says"),
+    [
+        ("{bad\n", "curve.png", "JSONDecodeError: Expecting property name"),
+        ('{"step": "a", "reward/mean": "x"}\n', "curve.png", "curve.png: TypeError: "),
+        (None, "curve.xyz", "Format 'xyz' is not supported"),
+        (None, "none/curve.png", "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(tmp_path, monkeypatch, capsys, metrics, image, says):
+    run = write_run(tmp_path / "run", steps=3)
+    if metrics:
+        (run / "metrics.jsonl").write_text(metrics)
+    monkeypatch.setattr("sys.argv", ["plot_run", str(run), "--output", str(tmp_path / image)])
+    with pytest.raises(SystemExit, match="2"):
+        plot_run.main()
+    assert re.search(f"error: cannot draw metrics.jsonl of .*run into .*{says}", capsys.readouterr().err)

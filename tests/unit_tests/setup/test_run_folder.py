@@ -204,3 +204,11 @@ def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path, process_group
     assert (tmp_path / "run" / "config-1.json").exists()
     start(None)
     assert not [path.name for path in (tmp_path / "run").iterdir() if "former" in path.name]
+
+
+@pytest.mark.parametrize("spoil", [lambda part: part.write_text(""), lambda part: part.symlink_to("/nowhere/disk")])
+def test_a_run_whose_checkpoint_is_no_folder_is_refused_before_anything_is_made(tmp_path, spoil):
+    (tmp_path / "run_id").touch()
+    spoil(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="dump_folder: cannot write to .*Not a directory: .*checkpoint"):
+        check_dump_folder(str(tmp_path))
