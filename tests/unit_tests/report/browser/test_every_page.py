@@ -55,8 +55,10 @@ def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
     browser.open(one[0])
     browser.call("Emulation.setEmulatedMedia", media="print")
     hidden = browser.run("['nav', '.theme'].map(s => getComputedStyle(document.querySelector(s)).display)")
+    coloured = browser.run("getComputedStyle(document.querySelector('.ending')).printColorAdjust")
     browser.call("Emulation.setEmulatedMedia", media="")
     assert hidden == ["none", "none"]
+    assert coloured == "exact"  # else a browser leaves out the colours of tokens and bars
 
 
 def test_paper_has_all_charts_in_the_light_theme(browser, one):
