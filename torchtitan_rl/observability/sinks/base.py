@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from torchtitan_rl.observability.sample_rows import Row
-from torchtitan_rl.observability.slim import Points
 from torchtitan_rl.observability.tokens import Decode
 
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
@@ -28,8 +27,6 @@ class StepRecord:
     time_s: float
     """Unix time of the flush, seconds."""
     values: dict[str, float] = field(default_factory=dict)
-    charts: dict[str, float] = field(default_factory=dict)
-    """The values to chart; with `slim`, without constant and duplicate series. See `Sink.backfill`."""
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """The selected rows of each non-empty table, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
@@ -84,9 +81,6 @@ class Sink(ABC):
     @abstractmethod
     def write(self, record: StepRecord) -> int | None:
         """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
-
-    def backfill(self, points: Points) -> None:
-        """Charts points of earlier steps, in their order: those of series that `slim` charts from now on."""
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
         """Shows a picture, uint8 [height, width, 3]. Called before `close`, at the end of a run."""

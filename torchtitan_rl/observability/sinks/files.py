@@ -31,7 +31,7 @@ class _FileSink(Sink):
 class JsonlSink(_FileSink):
     """Writes one line per step, such as `{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}`.
 
-    It contains every series, also those that `slim` removes from charts. Per rank, the files are `metrics.rank0.jsonl`
+    Per rank, the files are `metrics.rank0.jsonl`
     and so on, and the rank's selected rows are in `samples.rank0.jsonl`. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in call order.
     """
 

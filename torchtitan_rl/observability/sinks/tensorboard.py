@@ -9,7 +9,6 @@ from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.slim import Points
 
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
@@ -39,20 +38,14 @@ class TensorboardSink(Sink):
     def write(self, record: StepRecord) -> None:
         """Adds the step's scalars, histograms and tables, and flushes."""
         writer = self._open(record.step)
-        for key, value in record.charts.items():
+        for key, value in record.values.items():
             writer.add_scalar(key, value, record.step, walltime=record.time_s)
         for key, values in record.distributions.items():
             writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
         for key, rows in record.tables.items():
             writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
-        self._last |= record.charts
+        self._last |= record.values
         writer.flush()
-
-    def backfill(self, points: Points) -> None:
-        for step, values in sorted(points.items()):
-            for key, value in values.items():
-                self._open(step).add_scalar(key, value, step)
-                self._last.setdefault(key, value)
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
         self._open(step).add_image(name, image, step, dataformats="HWC")

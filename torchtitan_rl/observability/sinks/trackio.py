@@ -8,7 +8,6 @@ import numpy as np
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.slim import Points
 
 _COLUMN = "example/"
 """What the columns of the data are called in a row."""
@@ -42,8 +41,8 @@ class TrackioSink(Sink):
         self._traced_step, self._traced = -1, Counter()
 
     def write(self, record: StepRecord) -> None:
-        """Logs the step's charts, histograms, tables and traces."""
-        logged: dict[str, Any] = dict(record.charts)
+        """Logs the step's values, histograms, tables and traces."""
+        logged: dict[str, Any] = dict(record.values)
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)
         for key, rows in record.tables.items():
@@ -52,10 +51,6 @@ class TrackioSink(Sink):
         if traces := self._within_budget(record):
             logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
         self._run.log(logged, step=record.step)
-
-    def backfill(self, points: Points) -> None:
-        for step, values in sorted(points.items()):
-            self._run.log(dict(values), step=step)
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
         self._run.log({name: self._trackio.Image(image)}, step=step)

@@ -8,7 +8,6 @@ import numpy as np
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.observability.slim import Points
 
 
 class WandbSink(Sink):
@@ -46,17 +45,13 @@ class WandbSink(Sink):
         self._history: dict[str, list[Row]] = {}
 
     def write(self, record: StepRecord) -> None:
-        """Logs the step's charts, histograms and tables."""
-        logged: dict[str, Any] = {**record.charts, "step": record.step}
+        """Logs the step's values, histograms and tables."""
+        logged: dict[str, Any] = {**record.values, "step": record.step}
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._wandb.Histogram(values)
         for key, rows in record.tables.items():
             logged[key] = self._extended(key, rows)
         self._run.log(logged)
-
-    def backfill(self, points: Points) -> None:
-        for step, values in sorted(points.items()):
-            self._run.log({**values, "step": step})
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
         self._run.log({name: self._wandb.Image(image), "step": step})
