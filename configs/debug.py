@@ -49,16 +49,6 @@ def debug() -> RunConfig:
     return config
 
 
-def debug_bf16() -> RunConfig:
-    """debug in bfloat16, as used for larger models; only the output heads stay in float32."""
-    config = debug()
-    config.generator.dtype = "bfloat16"
-    config.trainer.mixed_precision_param = "bfloat16"
-    config.weight_sync.max_diff = 0.5  # single tokens differ by tenths: 8 bits, and two orders of summation
-    config.trainer.logprob_gate.max_diff = None
-    return config
-
-
 def debug_lora() -> RunConfig:
     """debug with LoRA: adapters of rank 16 are trained, pushed and proven; the base stays as it was loaded.
 
@@ -67,24 +57,4 @@ def debug_lora() -> RunConfig:
     config = debug()
     config.trainer.lora.rank = 16
     config.trainer.optimizer.lr = 1e-3  # ten times full fine-tuning's
-    return config
-
-
-def debug_fsdp2() -> RunConfig:
-    """debug with the policy sharded over all processes (FSDP): NGPU=2 or more."""
-    return debug()
-
-
-def debug_tp2() -> RunConfig:
-    """debug with tensor parallel degree 2 in trainer and generator: NGPU=2."""
-    config = debug()
-    config.trainer.parallelism.tensor_parallel_degree = 2
-    config.generator.tensor_parallel_degree = 2
-    return config
-
-
-def debug_fsdp2_tp2() -> RunConfig:
-    """debug with FSDP 2 x TP 2 in the trainer and 2 ranks per engine: NGPU=4."""
-    config = debug_tp2()
-    config.trainer.parallelism.data_parallel_shard_degree = 2
     return config

@@ -6,7 +6,6 @@ steps per batch, in `num_minibatches`.
 
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import (
-    KL,
     Algorithm,
     Clip,
     GroupMean,
@@ -76,8 +75,3 @@ def debug_maxent() -> RunConfig:
 def debug_seed_grpo() -> RunConfig:
     """SEED-GRPO: advantages are scaled down in groups whose answers disagree."""
     return _debug_with(Algorithm.Config(advantage=Grpo.Config(), seed_grpo=SeedGrpo.Config()))
-
-
-def debug_kl() -> RunConfig:
-    """GRPO with a k3 KL penalty towards the frozen starting policy, which is sharded like the policy."""
-    return _debug_with(Algorithm.Config(advantage=Grpo.Config(), kl=KL.Config(coef=0.02)))

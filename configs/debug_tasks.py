@@ -21,20 +21,6 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
     return config
 
 
-def debug_spell_backward() -> RunConfig:
-    """Spells words backwards (reasoning_gym). The starting policy often leaves the first two letters in order."""
-    return _debug_on(
-        ReasoningGym.Config(
-            tasks=[("spell_backward", 1.0)],
-            settings=[("spell_backward.max_word_len", "6")],
-            instruction="",
-            warm_start="torchtitan_rl.library.starts.answer_recipes:spell_backward",
-        ),
-        max_prompt_tokens=64,
-        max_tokens=32,
-    )
-
-
 def debug_chain_sum() -> RunConfig:
     """Adds and subtracts three or four digits (reasoning_gym). The starting policy often forgets the last one."""
     return _debug_on(

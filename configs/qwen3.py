@@ -71,16 +71,6 @@ def qwen3() -> RunConfig:
     return _qwen3(None, folder="", lr=1e-6, prompts=32, max_tokens=512)
 
 
-def qwen3_lora() -> RunConfig:
-    """qwen3 with LoRA of rank 32: by computed memory up to 4B on one 24 GB GPU, and up to 14B on one 80 GB GPU.
-
-    docs/lora.md has the memory table. No GPU has run this config. The learning rate is ten times qwen3's.
-    """
-    config = _qwen3(None, folder="", lr=1e-5, prompts=32, max_tokens=512)
-    config.trainer.lora.rank = 32
-    return config
-
-
 def qwen3_0_6b() -> RunConfig:
     """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). Needs the checkpoint folder.
 
@@ -89,32 +79,9 @@ def qwen3_0_6b() -> RunConfig:
     return _qwen3("0.6B", folder="./assets/hf/Qwen3-0.6B", lr=2e-6, prompts=32, max_tokens=512)
 
 
-def qwen3_1_7b() -> RunConfig:
-    """Qwen3-1.7B on one or more 80 GB GPUs (FSDP).
-
-    On one: 54 GiB awake, 65 in an update. Needs the checkpoint folder.
-    """
-    return _qwen3("1.7B", folder="./assets/hf/Qwen3-1.7B", lr=2e-6, prompts=32, max_tokens=512)
-
-
-def qwen3_4b() -> RunConfig:
-    """Qwen3-4B on 2 or more 80 GB GPUs (FSDP). On 2: 57 GiB awake, 42 in an update. Needs the checkpoint folder."""
-    return _qwen3("4B", folder="./assets/hf/Qwen3-4B", lr=1e-6, prompts=64, max_tokens=1024)
-
-
 def qwen3_8b() -> RunConfig:
     """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update.
 
     Needs the checkpoint folder.
     """
     return _qwen3("8B", folder="./assets/hf/Qwen3-8B", lr=1e-6, prompts=64, max_tokens=1024, generator_tp=2)
-
-
-def qwen3_14b() -> RunConfig:
-    """Qwen3-14B on 8 or more 80 GB GPUs (FSDP x TP 2, 2 ranks per engine). On 8: 57 GiB awake, 42 in an update.
-
-    Needs the checkpoint folder.
-    """
-    config = _qwen3("14B", folder="./assets/hf/Qwen3-14B", lr=1e-6, prompts=128, max_tokens=1024, generator_tp=2)
-    config.trainer.parallelism.tensor_parallel_degree = 2
-    return config

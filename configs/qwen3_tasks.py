@@ -1,10 +1,10 @@
-"""Qwen3 on well-known tasks, on one 80 GB GPU (up to 1.7B) or on eight (8B). None of these has been run on a GPU yet.
+"""Qwen3 on well-known tasks, up to 1.7B on one 80 GB GPU, or 8B on eight (docs/recipes.md). None of these has been run on a GPU yet.
 
 The data comes from the Hugging Face hub, or from a local copy: --task.path FOLDER, with files such as train.jsonl and
 test.jsonl. --hf-assets-path names the model.
 """
 
-from configs.qwen3 import qwen3, qwen3_8b
+from configs.qwen3 import qwen3
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
@@ -13,7 +13,8 @@ from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.setup.run_config import RunConfig
 
 
-def _on(task: Task.Config, config: RunConfig, *, max_tokens: int) -> RunConfig:
+def _on(task: Task.Config, *, max_tokens: int) -> RunConfig:
+    config = qwen3()
     config.task = task
     config.prompts.max_prompt_tokens = 512
     for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
@@ -22,51 +23,27 @@ def _on(task: Task.Config, config: RunConfig, *, max_tokens: int) -> RunConfig:
     return config
 
 
-def _reasoning_gym() -> ReasoningGym.Config:
-    names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
-    return ReasoningGym.Config(tasks=[(name, 1.0) for name in names])
-
-
 def qwen3_rows() -> RunConfig:
     """A Qwen3 of up to 1.7B on your own rows, on one 80 GB GPU. --task.path data.jsonl; see docs/data.md."""
-    return _on(Rows.Config(answer_kind="tag"), qwen3(), max_tokens=1024)
+    return _on(Rows.Config(answer_kind="tag"), max_tokens=1024)
 
 
 def qwen3_gsm8k() -> RunConfig:
     """A Qwen3 of up to 1.7B on gsm8k, on one 80 GB GPU."""
-    return _on(Gsm8k.Config(), qwen3(), max_tokens=1024)
-
-
-def qwen3_gsm8k_8gpu() -> RunConfig:
-    """Qwen3-8B on gsm8k, on 8 GPUs of 80 GB."""
-    return _on(Gsm8k.Config(), qwen3_8b(), max_tokens=1024)
+    return _on(Gsm8k.Config(), max_tokens=1024)
 
 
 def qwen3_math() -> RunConfig:
     """A Qwen3 of up to 1.7B on competition mathematics, judged by math-verify, on one 80 GB GPU."""
-    return _on(Math.Config(), qwen3(), max_tokens=2048)
-
-
-def qwen3_math_8gpu() -> RunConfig:
-    """Qwen3-8B on competition mathematics, judged by math-verify, on 8 GPUs of 80 GB."""
-    return _on(Math.Config(), qwen3_8b(), max_tokens=3072)
+    return _on(Math.Config(), max_tokens=2048)
 
 
 def qwen3_countdown() -> RunConfig:
     """A Qwen3 of up to 1.7B on countdown: reach a number with the four operations; on one 80 GB GPU."""
-    return _on(Countdown.Config(), qwen3(), max_tokens=1024)
-
-
-def qwen3_countdown_8gpu() -> RunConfig:
-    """Qwen3-8B on countdown with up to 6 numbers, on 8 GPUs of 80 GB."""
-    return _on(Countdown.Config(max_numbers=6), qwen3_8b(), max_tokens=2048)
+    return _on(Countdown.Config(), max_tokens=1024)
 
 
 def qwen3_reasoning_gym() -> RunConfig:
     """A Qwen3 of up to 1.7B on five reasoning_gym tasks (--task.tasks NAME WEIGHT ...), on one 80 GB GPU."""
-    return _on(_reasoning_gym(), qwen3(), max_tokens=1024)
-
-
-def qwen3_reasoning_gym_8gpu() -> RunConfig:
-    """Qwen3-8B on five reasoning_gym tasks (--task.tasks NAME WEIGHT ...), on 8 GPUs of 80 GB."""
-    return _on(_reasoning_gym(), qwen3_8b(), max_tokens=2048)
+    names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
+    return _on(ReasoningGym.Config(tasks=[(name, 1.0) for name in names]), max_tokens=1024)

@@ -44,6 +44,10 @@ from tests.integration.run_checks import (  # noqa: E402
 )
 
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
+BFLOAT16 = [
+    "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16", "--weight-sync.max-diff", "0.5",
+    "--trainer.logprob-gate.max-diff", "None",
+]  # fmt: skip
 ANY_FOLDER = [
     "--config", "qwen3", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
@@ -234,7 +238,7 @@ def build_test_list() -> list[OverrideDefinitions]:
              evaluation_is_reproduced], quick=True,
         ),
         OverrideDefinitions(
-            [run("--config", "debug_bf16", *SHORT, "--num-steps", "4")], "training in bfloat16", "debug_bf16", 1,
+            [run("--config", "debug", *SHORT, "--num-steps", "4", *BFLOAT16)], "training in bfloat16", "debug_bf16", 1,
             [steps_are(4), sampler_agrees()],
         ),
         OverrideDefinitions(
@@ -344,10 +348,11 @@ def build_test_list() -> list[OverrideDefinitions]:
             expect_output=["stopped: sampler/logprob_diff/max"],
         ),
         OverrideDefinitions(
-            [run("--config", "debug_fsdp2", *SHORT)], "FSDP 2", "debug_fsdp2", 2, checked_run,
+            [run("--config", "debug", *SHORT)], "FSDP 2", "debug_fsdp2", 2, checked_run,
         ),
         OverrideDefinitions(
-            [run("--config", "debug_fsdp2_tp2", *SHORT)], "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run,
+            [run("--config", "debug", *SHORT, "--trainer.parallelism.tensor-parallel-degree", "2", "--generator.tensor-parallel-degree", "2")],
+            "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run,
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2",

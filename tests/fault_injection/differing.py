@@ -4,7 +4,7 @@ import os
 import random
 from dataclasses import dataclass
 
-from configs.debug import debug, debug_tp2
+from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
 from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
@@ -46,8 +46,10 @@ def other_seed():
 
 
 def other_data():
-    """debug_tp2 whose prompts follow the rank: its engine would wait without an end."""
-    config = debug_tp2()
+    """debug with an engine on 2 ranks, whose prompts follow the rank: the engine would wait without an end."""
+    config = debug()
+    config.trainer.parallelism.tensor_parallel_degree = 2
+    config.generator.tensor_parallel_degree = 2
     config.task = OwnData.Config(max_integers=2, instruction="")
     return config
 

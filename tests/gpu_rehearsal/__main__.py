@@ -38,8 +38,10 @@ def _set(path: str, value: Any) -> Callable[[RunConfig], None]:
     return lambda config: setattr(reduce(getattr, owner.split("."), config), name, value)
 
 
-FULL_DEPTH = ("qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b")
+FULL_DEPTH = ("qwen3_0_6b", "qwen3_8b")
 """Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
+SIZES = {"1.7B": Layout(1), "4B": Layout(2), "8B": Layout(8), "14B": Layout(64, tp=2, replicate=2)}
+"""Sizes of Qwen3 that the long part rehearses with the settings of qwen3_8b, and all layers."""
 OPTIONS = {
     "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
@@ -112,15 +114,15 @@ def documented(name: str) -> Layout:
     """The number of GPUs in a config's docstring, and its own degrees."""
     config, text = load_config(name), config_functions()[name].__doc__ or ""
     tp = config.trainer.parallelism.tensor_parallel_degree
-    number = re.search(r"(\d+)_?gpu", name) or re.search(r"[Oo]n (\d+)", text)
-    return Layout(max(int(number[1]) if number else 1, tp * (2 if "fsdp2" in name else 1)), tp=tp)
+    number = re.search(r"[Oo]n (\d+)", text)
+    return Layout(max(int(number[1]) if number else 1, tp), tp=tp)
 
 
 def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
     """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks. One process at a time."""
     jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or config_functions()]
     if not names:
-        jobs += [(_whole, "qwen3_8b", Layout(8)), (_whole, "qwen3_14b", Layout(64, tp=2, replicate=2))]
+        jobs += [(_size, size, layout) for size, layout in SIZES.items()]
         jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
@@ -150,6 +152,12 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
     return _rank(layout, 0, option=option)
 
 
+def _size(size: str, layout: Layout) -> Rehearsal | str:
+    config = on_layout(load_config("qwen3_8b"), layout)
+    config.model_spec = models.qwen3(size)
+    return _rehearsed(config, layout)
+
+
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(load_config(name), layout)
     config.model_spec = config.model_spec or models.qwen3("1.7B")
@@ -157,6 +165,10 @@ def _whole(name: str, layout: Layout) -> Rehearsal | str:
         config.generator.dtype = "bfloat16"  # a GPU refuses debug_lora's float32
     if name not in FULL_DEPTH:
         config.model_spec.model.layers = config.model_spec.model.layers[:4]
+    return _rehearsed(config, layout)
+
+
+def _rehearsed(config: RunConfig, layout: Layout) -> Rehearsal | str:
     choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.

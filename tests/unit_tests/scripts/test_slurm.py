@@ -68,10 +68,10 @@ def finish(process):
 
 
 def test_every_node_gets_the_rendezvous_its_cores_and_the_arguments(slurm):
-    assert finish(slurm("--config", "qwen3_14b", "--task.x", "a b"))[0] == 0
+    assert finish(slurm("--config", "qwen3_8b", "--task.x", "a b"))[0] == 0
     calls = slurm.log.read_text()
     assert "srun cpus=96 master=nodeA:29500 nodes=2" in calls
-    assert "<--config><qwen3_14b><--task.x><a b><--dump-folder><outputs/slurm-17>" in calls
+    assert "<--config><qwen3_8b><--task.x><a b><--dump-folder><outputs/slurm-17>" in calls
     assert "NODE_RANK=$SLURM_PROCID" in calls
     assert "requeue" not in calls
 
