@@ -16,7 +16,6 @@ from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
-from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
@@ -35,9 +34,8 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 """Forms of an answer, tried until the task accepts one as correct."""
 
 
-def show_run(name: str, config: "RunConfig", *, world_size: int) -> None:
-    """Print config, layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
-    _show("config", as_python(name, config))
+def show_run(config: "RunConfig", *, world_size: int) -> None:
+    """Print layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     validate(config, world_size=world_size)
     task = build_task(config.task)
     scorers = find_scorers(config.grader, task)

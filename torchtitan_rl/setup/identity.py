@@ -55,12 +55,6 @@ def identity(config: Any) -> str:
     return f"{reference(own)} {hashlib.sha256(''.join(theirs).encode()).hexdigest()[:DIGITS]}"
 
 
-def is_older_identity(then: Any, now: Any) -> bool:
-    """Whether `now` is an identity, and `then` its class in a checkpoint from before classes had digests."""
-    words = now.split() if isinstance(now, str) else []
-    return len(words) == 2 and isinstance(then, str) and words[0].partition(":")[2] == then
-
-
 def described(config: "RunConfig") -> dict[str, Any]:
     """The config as a plain dict, in which every part has its "class", with the digests of the user's "sources"."""
     return {**_with_classes(config, config.to_dict()), SOURCES: digests(config)}

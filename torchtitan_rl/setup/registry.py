@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import os
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
-from torchtitan_rl.setup.print_config import as_python
+from torchtitan_rl.setup.identity import described
+from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -128,7 +130,7 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     on_read()
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":
-            _show(name, config, dry_run=given.dry_run)
+            _show(config, dry_run=given.dry_run)
         raise SystemExit(0)
     return name, config
 
@@ -141,17 +143,17 @@ def _is_path(field: str, given: str) -> bool:
     return bool(given) and not on_the_hub
 
 
-def _show(name: str, config: "RunConfig", *, dry_run: bool) -> None:
-    """Print the config, or with `dry_run` what a run would do."""
+def _show(config: "RunConfig", *, dry_run: bool) -> None:
+    """Print the config as in config.json, or with `dry_run` what a run would do."""
     if dry_run:
         from torchtitan_rl.setup.dry_run import show_run  # imports torchtitan's models and transformers
 
         try:
-            show_run(name, config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+            show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
         except SystemExit as request:  # for example in a task: what is shown is not the whole, so it is no success
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the dry run") from request
     else:
-        print(as_python(name, config), end="", flush=True)
+        print(json.dumps(without_secrets(described(config)), indent=2, default=repr), flush=True)
 
 
 def list_configs() -> None:

@@ -18,7 +18,7 @@ from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume, is_choice
-from torchtitan_rl.setup.identity import SOURCES, digests, identity, is_older_identity
+from torchtitan_rl.setup.identity import SOURCES, digests, identity
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ BINDING = {
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
 """Fields whose change would make a resumed run silently wrong, and why."""
-IDENTITIES = "classes"
-"""An entry of `config_fields` in checkpoints whose classes are compared by their source."""
 ONLY_TYPE = ("trainer.optimizer", "prompts")
 """Those of them of which only the class counts."""
 
@@ -56,7 +54,7 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
 
     Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, "sources.my_losses.py": "3fa91c02b7de", ...}
     """
-    found: dict[str, Any] = {IDENTITIES: "by source"}
+    found: dict[str, Any] = {}
     _describe("", config, found)
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
@@ -150,9 +148,7 @@ def _accept(found: Resume, config: "RunConfig") -> None:
     )
     then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
     both = then.keys() & now.keys()
-    changed = {
-        n: f"{n} {then[n]} -> {now[n]}" for n in both if not _same(then[n], now[n], older=IDENTITIES not in then)
-    }
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n] and not _same_file(then[n], now[n])}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
@@ -164,11 +160,6 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
     if found.fork:
         progress(f"forked from {found.checkpoint}")
-
-
-def _same(then: Any, now: Any, *, older: bool) -> bool:
-    """`older`: the checkpoint is from before classes were compared by their source."""
-    return then == now or (older and is_older_identity(then, now)) or _same_file(then, now)
 
 
 def _same_file(then: Any, now: Any) -> bool:

@@ -11,7 +11,6 @@ from torchtitan_rl.core import types
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
 from torchtitan_rl.setup.validation import validate
 
@@ -69,7 +68,6 @@ def _lines(block: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
 def test_documented_command_lines_parse(files, page, arguments):
-    (files / "mine.py").write_text(as_python("debug_rows", load_config("debug_rows")))  # the tutorial's --print-config
     args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
     assert parse_args(args)[1].num_steps >= 1
 

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,7 +11,6 @@ from tests.parts.grading import drained
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.starts.answer_recipes import arrivals
-from torchtitan_rl.setup import notebook
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
@@ -80,21 +78,3 @@ def test_unusable_row_is_an_error(here):
     (here / "mine.jsonl").write_text('{"answer": 1}\n')
     with pytest.raises(UserError, match="task.prompt_column"):
         config_on("mine.jsonl").task.build()
-
-
-def test_documented_notebook_trains_as_described(here, monkeypatch):
-    [cell] = re.findall(r"```python\n(from torchtitan_rl.observability.*?)```", PAGE, re.DOTALL)
-    started, read = [], []
-    monkeypatch.setattr(notebook, "_run", lambda command, environment: started.append(command) or _kept(command))
-    monkeypatch.setattr("torchtitan_rl.observability.read_samples", lambda folder: read.append(folder) or MagicMock())
-    exec(cell, {})
-    [command] = started
-    assert command[command.index("--dump-folder") + 1] == str(read[0])
-    assert "tutorial_rewards.py:short" in (here / "kept.py").read_text()
-    assert "num_steps=5" in (here / "kept.py").read_text()
-
-
-def _kept(command: list[str]) -> int:
-    """Copies the config file of a command, and ends as a finished run does."""
-    Path("kept.py").write_text(Path(command[command.index("--config") + 1].rpartition(":")[0]).read_text())
-    return 0

@@ -122,7 +122,7 @@ def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_pa
     (package / "configs.py").write_text(text)
     result = run("train", "--config", "own_package.configs:mine", "--print-config", folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "num_steps=7" in result.stdout.replace(" ", "")
+    assert '"num_steps":7' in result.stdout.replace(" ", "")
 
 
 @pytest.mark.parametrize("question", ["--help", "--list-configs", "--print-config", "--dry-run", "--help=all"])

@@ -7,7 +7,6 @@ import torch.distributed as dist
 
 from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.identity import described, digests, source_files
-from torchtitan_rl.setup.print_config import as_python
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import RunFolder
 
@@ -83,7 +82,3 @@ def test_the_run_folder_has_the_sources_without_secrets(mine, tmp_path):
     assert before["sha256"] != sources["my_reward.py"]["sha256"]
     assert "0.0" in (folder.path / before["copy"]).read_text()
     assert "1.0" in (folder.path / sources["my_reward.py"]["copy"]).read_text()
-
-
-def test_a_printed_config_imports_a_class_of_the_config_file_by_its_name(mine):
-    assert "from my_config import Median\n" in as_python(*mine)

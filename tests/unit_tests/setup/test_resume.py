@@ -12,7 +12,6 @@ from torchtitan_rl.library.tasks import Rows, SumDigits
 from torchtitan_rl.library.tasks.mixture import Mixture, Share
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.setup.identity import is_older_identity
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.resume import BINDING, choose_resume, config_fields, was_restarted, weights_digest
 
@@ -148,14 +147,6 @@ def test_a_changed_file_whose_class_is_the_same_is_shown(config, tmp_path, capsy
     )
     accept()
     assert "changed since step-20: sources.my_loss.py " in capsys.readouterr().out
-
-
-def test_an_own_class_in_a_checkpoint_from_before_digests_is_accepted(config, tmp_path):
-    config.algorithm.loss = own_loss(tmp_path / "a", PLAIN)
-    now = config_fields(config)["algorithm.loss"]
-    assert is_older_identity("Mine", now)
-    assert not is_older_identity("Other", now)
-    assert not is_older_identity("Clip", "Clip")
 
 
 class OtherPrompts(PromptStream):
