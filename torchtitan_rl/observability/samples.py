@@ -1,25 +1,20 @@
-"""Shows a run's stored samples in the terminal: ranked, filtered, over time, or compared with another run.
+"""Shows a run's stored samples in the terminal: ranked, filtered or over time.
 
 python -m torchtitan_rl.observability.samples outputs/debug                       selected rows of the last step
 python -m torchtitan_rl.observability.samples outputs/debug --best 3 --worst 3    best and worst of the whole run
 python -m torchtitan_rl.observability.samples outputs/debug --step 40 --group 2   siblings side by side
 python -m torchtitan_rl.observability.samples outputs/debug --prompt "12 + 34"    one prompt over time
-python -m torchtitan_rl.observability.samples outputs/debug --diff outputs/other  two runs on the same prompts
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.observability import read_rows
-from torchtitan_rl.observability.cell_text import compact_number
 from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
 from torchtitan_rl.observability.sample_rows import Row, score_of
 
@@ -33,15 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = plain_console()
     try:
         rows = _matching(options.run, options)
-        others = _matching(options.diff, options) if options.diff else []
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
     if not rows:
         print(f"no stored row of {options.run} matches. {_stored_steps(options.run)}", file=sys.stderr)
         return 1
-    if options.diff:
-        return _print_diff(rows, others, options, console)
     if options.prompt is not None and options.group is None and not (options.best or options.worst):
         columns = ["step", "split", "prompt_idx", "sample_idx", "reward", "response_tokens", "answer", "response"]
         if console.width < NARROW:
@@ -74,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--worst", type=_count, default=0, metavar="K", help="the K rows with the lowest score")
     parser.add_argument("--prompt", metavar="TEXT", help="only prompts that contain TEXT; alone: their rows over time")
     parser.add_argument("--group", type=int, metavar="I", help="the samples of prompt I side by side, at its last step")
-    parser.add_argument("--diff", metavar="RUN2", help="another run folder, to compare on the same prompts")
     parser.add_argument("--table", metavar="KEY", help='show only this table, such as "rollout/samples"')
     parser.add_argument("--split", metavar="NAME", help='show only this split, such as "train"')
     return parser
@@ -148,41 +139,6 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
         console.print(Text("the run stored only selected rows; metrics.keep_all_rows stores all siblings", style="dim"))
-
-
-def _print_diff(rows: list[Row], others: list[Row], options: argparse.Namespace, console: Console) -> int:
-    ours, theirs = _latest(rows), _latest(others)
-    shared = [key for key in ours if key in theirs]
-    if not shared:
-        print(f"{options.run} and {options.diff} share no stored prompt", file=sys.stderr)
-        return 1
-    shared.sort(key=lambda key: -abs((score_of(ours[key]) or 0.0) - (score_of(theirs[key]) or 0.0)))
-    table = Table(title=Text(f"{len(shared)} prompts in both runs, largest difference first"), show_lines=True)
-    for header in ("prompt", options.run, options.diff):
-        table.add_column(safe(header, console), overflow="fold", ratio=1)
-    for key in shared[: max(options.best, options.worst) or 20]:
-        cells = [safe(key[1], console, 200)]
-        for row in (ours[key], theirs[key]):
-            cell = Text(f"step {row['step']}  score {compact_number(score_of(row))}\n", style="bold")
-            cells.append(cell.append_text(safe(row.get("response", ""), console, 400, 6)))
-        table.add_row(*cells)
-    console.print(table)
-    return 0
-
-
-def _latest(rows: list[Row]) -> dict[tuple[Any, str], Row]:
-    """The row of the latest step for each (split, prompt); the one with the highest score if there are several."""
-    latest: dict[tuple[Any, str], Row] = {}
-    for row in rows:
-        if "prompt" in row:
-            key = (row.get("split"), str(row["prompt"]))
-            latest[key] = max(latest.get(key, row), row, key=_step_and_score)
-    return latest
-
-
-def _step_and_score(row: Row) -> tuple[int, float]:
-    score = score_of(row)
-    return row["step"], -math.inf if score is None else score
 
 
 if __name__ == "__main__":

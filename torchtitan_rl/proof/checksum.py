@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from torchtitan_rl.core.device import ON_CPU
 
-BLOCK = 2**17 if ON_CPU else 2**24
+GPU_BLOCK = 2**24
+BLOCK = 2**17 if ON_CPU else GPU_BLOCK
 """Elements per block. Their products take 8 bytes each: 1 MB on a CPU, 128 MB on a GPU."""
 
 INTEGERS = {2: torch.int16, 4: torch.int32}

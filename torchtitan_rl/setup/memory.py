@@ -18,6 +18,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
+from torchtitan_rl.proof.checksum import GPU_BLOCK
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -26,9 +27,6 @@ GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 CONTEXT_BYTES = 2 * GIB
 """CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
-
-CHECKSUM_BLOCK = 2**24
-"""Elements of a block of proof/checksum.py on a GPU. Each takes its own width, and 8 bytes for its product."""
 
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""
@@ -159,7 +157,7 @@ def _sync_bytes(shape: "_Shape", width: int, *, shards: int, tp: int) -> float:
     largest, ranks = max(shape.embedding, shape.layer), shards * tp
     gathered = largest * (1 + (1 / tp if tp > 1 else 0) + (1 / ranks if ranks > 1 else 0))
     with_layer = shape.embedding + shape.layer * (2 if shards > 1 else 1)
-    return max(max(gathered, with_layer) * width, min(largest, CHECKSUM_BLOCK) * (8 + width))
+    return max(max(gathered, with_layer) * width, min(largest, GPU_BLOCK) * (8 + width))
 
 
 def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:

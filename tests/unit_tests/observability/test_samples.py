@@ -11,13 +11,13 @@ from torchtitan_rl.observability.samples import main
 
 @pytest.fixture
 def run(recorder, tmp_path):
-    """Two runs of three steps: two prompts with three responses each; the other run's are 10 better."""
+    """A run of three steps: two prompts with three responses each."""
 
-    def make(name, better=0.0, keep_all_rows=True):
+    def make(name, keep_all_rows=True):
         one = recorder(folder=tmp_path / name, keep_all_rows=keep_all_rows)
         for step in (1, 2, 3):
             groups = [
-                group(p, *(sample(s, better + 10 * p + s + step / 10, text=f"answer {step}-{p}-{s}") for s in range(3)))
+                group(p, *(sample(s, 10 * p + s + step / 10, text=f"answer {step}-{p}-{s}") for s in range(3)))
                 for p in range(2)
             ]
             record_metric("rollout/samples", rows_of(*groups, step=step), Reduce.TABLE)
@@ -77,13 +77,6 @@ def test_one_prompt_is_shown_over_the_steps(run, capsys):
     assert "-0-0" not in output
 
 
-def test_two_runs_are_compared_on_their_common_prompts(run, capsys):
-    assert main([run("a"), "--diff", run("b", better=10.0)]) == 0
-    output = capsys.readouterr().out
-    assert "2 prompts in both runs" in output
-    assert any("score 12.3" in line and "score 22.3" in line for line in output.splitlines())
-
-
 def test_empty_filter_results_have_their_exit_codes(run, capsys, tmp_path):
     folder = run("a")
     assert main([folder, "--split", "train", "--table", "rollout/samples"]) == 0
@@ -102,7 +95,7 @@ def test_control_characters_are_escaped_in_every_view(recorder, tmp_path, capsys
     record_metric("t", rows, Reduce.TABLE)
     one.flush(1)
     one.close()
-    views = ([], ["--best", "1"], ["--group", "0"], ["--prompt", "What"], ["--diff", str(tmp_path)])
+    views = ([], ["--best", "1"], ["--group", "0"], ["--prompt", "What"])
     for view in views:
         assert main([str(tmp_path), *view]) == 0
         output = capsys.readouterr().out
