@@ -68,16 +68,26 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     )  # fmt: skip
     if beyond_torchtitan(found):
         return _transformers_spec(folder, found, architecture)
-    rope, heads = found.rope_parameters, found.num_attention_heads
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    keys += ("intermediate_size", "tie_word_embeddings", "rms_norm_eps", "max_position_embeddings")
+    rope = found.rope_parameters
     return _spec(
         family,
-        **{key: getattr(found, key) for key in keys},
-        head_dim=getattr(found, "head_dim", None) or found.hidden_size // heads,
+        **_sizes(found),
+        rms_norm_eps=found.rms_norm_eps,
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
     )
+
+
+def _sizes(found: "PretrainedConfig") -> dict[str, Any]:
+    """Returns a decoder's sizes as arguments of `_spec`."""
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    keys += ("tie_word_embeddings", "max_position_embeddings")
+    heads = found.num_attention_heads
+    return {
+        **{key: getattr(found, key) for key in keys},
+        "num_key_value_heads": getattr(found, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(found, "head_dim", None) or found.hidden_size // heads,
+    }
 
 
 def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: str) -> ModelSpec:
@@ -98,21 +108,7 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
         parallelize=parallelize_hf,
         adapter=HFStateDictAdapter,
     )
-    heads = found.num_attention_heads
-    spec = _spec(
-        family,
-        vocab_size=found.vocab_size,
-        hidden_size=found.hidden_size,
-        num_hidden_layers=found.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(found, "num_key_value_heads", None) or heads,
-        head_dim=getattr(found, "head_dim", None) or found.hidden_size // heads,
-        intermediate_size=found.intermediate_size,
-        tie_word_embeddings=found.tie_word_embeddings,
-        rms_norm_eps=0.0,
-        rope_theta=1.0,
-        max_position_embeddings=found.max_position_embeddings,
-    )
+    spec = _spec(family, **_sizes(found), rms_norm_eps=0.0, rope_theta=1.0)
     config = dataclasses.replace(spec.model, hf=found, **dataclasses.asdict(examined))
     return dataclasses.replace(spec, model=config)
 
