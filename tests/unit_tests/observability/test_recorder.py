@@ -231,7 +231,7 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert "xyzzy" not in stream.getvalue()
 
 
-def test_time_unaccounted_is_the_step_s_time_that_no_phase_holds_on_one_rank(ranks):
+def test_unaccounted_time_is_the_step_time_outside_all_phases(ranks):
     world = ranks(2)
     slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
     for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):
