@@ -48,7 +48,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         export(args.run, args.output, args.step, args.dtype, merged=args.merged)
-    except UserError as error:
+    except (UserError, OSError) as error:
         parser.error(str(error))
 
 
@@ -62,8 +62,12 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
     expect((run / "config.json").is_file(), "--run", str(run), "a run's folder with a config.json", "Name one.")
-    described = json.loads((run / "config.json").read_text())
-    start = Path(described["hf_assets_path"])
+    try:
+        start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--run = '{run}': its config.json is not as a run writes it: {type(error).__name__}: {error}."
+        ) from error
     start = start if start.exists() else ROOT / start  # training always runs in the checkout
     remedy = "Run this in the folder the run was started from, or put the folder back."
     expect(

@@ -30,6 +30,9 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     export_says("--run = .*config.json")
     described = {"config": "debug", "hf_assets_path": str(start)}
     run.mkdir()
+    for damaged in ("{", "[]", "{}"):
+        (run / "config.json").write_text(damaged)
+        export_says("--run = .*its config.json is not as a run writes it: ")
     (run / "config.json").write_text(json.dumps(described))
     export_says("hf_assets_path = .*/start': expected the folder that the run started from")
     start.mkdir()

@@ -44,6 +44,8 @@ def script(name: str) -> Callable:
     letters.
     """
     beginning = name.upper()
+    if not any(unicodedata.name(chr(point), "").startswith(f"{beginning} ") for point in range(0x10000)):
+        raise ValueError(f"{name!r} is no script: no letter's name in Unicode begins with it")
 
     def script(completions, **_):
         """Returns the fraction of each completion."""

@@ -77,6 +77,9 @@ def test_length_repetition_and_script_rewards():
     assert of(overlong(10, 4), "a" * 6, "a" * 8, "a" * 12) == [0.0, -0.5, -1.0]
     assert repetition(2)(completion_ids=[[1, 2, 1, 2, 1], [1, 2, 3], [1]]) == [-0.5, 0.0, 0.0]
     assert of(script("latin"), "abc", "abжд", "123") == [1.0, 0.5, None]
+    assert of(script("cjk"), "中a") == [0.5]
+    with pytest.raises(ValueError, match="'klingon' is no script"):
+        script("klingon")
 
 
 def test_library_rewards_are_named_by_their_reference():
