@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=2000, help="number of rows, at most 2,112")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if not 1 <= args.num <= 2112:
+        parser.error(f"--num {args.num}: expected at least 1 and at most 2,112, the different questions")
     own = args.output.is_file() and args.output.read_bytes().startswith(BEGINNING.encode())
     if args.output.exists() and not own:
         parser.error(f"--output {args.output} holds something else: expected a new file, or this script's own")

@@ -104,7 +104,7 @@ def _indexed(index: Path) -> set[str]:
         return set()
     entries = json.loads(index.read_text())
     places = entries.get("weight_map") if isinstance(entries, dict) else None
-    named = set(places.values()) if isinstance(places, dict) else {"a weight_map"}
+    named = set(map(str, places.values())) if isinstance(places, dict) else {"a weight_map"}
     absent = sorted(name for name in named if not (index.parent / name).is_file())
     expect(
         not absent, "hf_assets_path", str(index.parent), f"the files that its {index.name} names, but it lacks {_few(absent)}",

@@ -59,3 +59,12 @@ def test_a_scripts_own_file_is_written_anew(run, tmp_path, monkeypatch, name):
         source = [] if name == "make_arrivals" else [run]
         assert not run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
         assert output.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("num", ["0", "99999"])
+def test_a_number_of_rows_that_there_is_not_is_refused(tmp_path, monkeypatch, capsys, num):
+    monkeypatch.setattr("sys.argv", ["make_arrivals", "--num", num, "--output", str(tmp_path / "rows.jsonl")])
+    with pytest.raises(SystemExit, match="2"):
+        make_arrivals.main()
+    assert f"--num {num}: expected at least 1 and at most 2,112" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
