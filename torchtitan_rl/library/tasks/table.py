@@ -121,10 +121,23 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     except UserError:
         raise
     except Exception as error:  # many types, for files that are damaged and caches that cannot be written
-        cause = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
-        raise UserError(f"{field} = {path!r}: expected rows that can be read, but: {cause}. {_REMEDY}") from error
+        cause = error.__cause__ or error
+        said = str(cause).partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"{field} = {path!r}: expected rows that can be read, but: {said}. {_remedy_for(cause)}"
+        ) from error
     expect(len(table) > 0, field, path, "at least one row, but it is empty", _REMEDY)
     return table
+
+
+def _remedy_for(cause: BaseException) -> str:
+    """Returns what to do about rows that could not be read: another path, or another place for the cache of their table."""
+    import datasets
+
+    cache, failed = Path(datasets.config.HF_DATASETS_CACHE), Path(str(getattr(cause, "filename", None)))
+    if cache.is_relative_to(failed) or failed.is_relative_to(cache):
+        return "The rows are cached there: set HF_HOME to a folder that can be written."
+    return _REMEDY
 
 
 def _files(place: Path, split: str, field: str) -> list[Path]:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -434,3 +435,11 @@ def test_unreachable_hub_is_tried_once(tmp_path):
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "Connection refused" in done.stdout, "Retrying" in done.stderr) == (2, True, False)
+
+
+def test_a_cache_that_cannot_be_written_is_said_with_the_variable_that_moves_it(tmp_path, monkeypatch):
+    """As with a home folder that is read-only."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", Path("/proc/none/cache"))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    with pytest.raises(UserError, match=r"task\.path = .*/proc/none.* set HF_HOME to a folder that can be written"):
+        Rows.Config(path=str(tmp_path / "rows.jsonl")).build()
