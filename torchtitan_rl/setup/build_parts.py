@@ -23,6 +23,7 @@ from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.models.hf_decoder import longest_window
@@ -34,11 +35,12 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.installation import check_environment
-from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning
+from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.node import engine_start_note
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start
+from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
@@ -80,7 +82,8 @@ class Parts:
     algorithm: "Algorithm"
     trainer: Trainer
     sources: "list[Source]"
-    """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it."""
+    """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it, and the
+    teacher."""
     generator: "Generator"
     weight_sync: "WeightSync"
 
@@ -119,6 +122,9 @@ def prepare(config: "RunConfig") -> Prepared:
         _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
         try_objective(config, held_out[0], [reward.name for one in scorers.values() for reward in one.rewards])
         prepare_start(config)
+    if config.teacher:
+        prepare_teacher(config, load_tokenizer(config.hf_assets_path))
+        check_model(config, world_size=world_size)  # with the teacher's memory
     with events.heartbeat("compare the policy with transformers"):
         compared = compare_start(config)
     for estimate in (choose_by_memory, memory_warning):
@@ -154,6 +160,8 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = build_trainer(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
+        if config.teacher:
+            sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     with events.phase("start the vLLM engine" + engine_start_note()):
         generator = _build_generator(config, tokenizer, environments, trainer.lora)
     proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))

@@ -19,6 +19,7 @@ _NAMES = re.compile(r"(^|_)(paths?|files?|folders?)$")
 def resolve_from(folder: Path, config: "RunConfig") -> None:
     """Make the paths that exist in `folder` absolute: of the start, rewards and the task. Others stay as they are."""
     config.hf_assets_path = _resolved(folder, config.hf_assets_path)
+    config.teacher = _resolved(folder, config.teacher)
     config.resume = _resolved(folder, config.resume)
     config.trainer.lora.start = _resolved(folder, config.trainer.lora.start)
     config.grader.rewards = [in_folder(folder, reference) for reference in config.grader.rewards]

@@ -15,10 +15,11 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.dump_folder import lock_existing
-from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning
+from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
+from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
 
@@ -41,6 +42,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     scorers = find_scorers(config.grader, task)
     check_task(config, task)
     tokenizer = _tokenizer(config)
+    if config.teacher:
+        _show("teacher", _teacher(config, tokenizer))
     check_model(config, world_size=world_size)
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
@@ -68,6 +71,19 @@ def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
         f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
     )
     return missing.tokenizer()
+
+
+def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
+    """The teacher's model, checked as a run does, as text. Says if the run would make it first."""
+    from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
+
+    try:
+        with nothing_is_made():
+            prepare_teacher(config, tokenizer)
+    except MissingStartError as missing:
+        return f"{missing.folder} is not there yet: the run first trains it, {missing.recipe.steps} steps"
+    spec = teacher_spec(config)
+    return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
 
 
 def _run_folder(config: "RunConfig") -> str:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
-from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.proof.checksum import GPU_BLOCK
 
@@ -84,11 +85,17 @@ def meta_model(model_spec: ModelSpec, lora: Lora | None = None) -> Decoder:
         return (lora.convert(config) if lora else config).build()
 
 
+def teacher_spec(config: "RunConfig") -> ModelSpec | None:
+    """The teacher's architecture; None without a teacher, or if its folder is not there yet."""
+    folder = Path(config.teacher)
+    return spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
+
+
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
     """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
-    bytes during an update. A reference policy adds 4. The engine has its configured share of the GPU. With LoRA all this is
+    bytes during an update. A reference policy adds 4, a teacher those of the forward's dtype. The engine has its configured share of the GPU. With LoRA all this is
     of the adapters alone, the base has the forward's dtype, and the reference is the base. vLLM keeps the tensors of a push
     beside the buffers in its share, until the next push has replaced them.
     """
@@ -108,6 +115,9 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         parameters, exported = _adapter_sizes(config)
         trained = parameters / (max(shards, 1) * tp)
         pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
+    teacher = teacher_spec(config)
+    if teacher is not None:
+        frozen += _Shape.of(teacher).parameters / (max(shards, 1) * tp) * width
     engine = config.generator.gpu_memory_utilization * gpu_bytes
     largest = max(shape.embedding, shape.layer)
     awake = {
@@ -219,7 +229,7 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
     state = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).updating[STATE]
     if state > gpu_bytes:
         raise UserError(
-            f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot fit: "
+            f"{config.model_spec.name} {config.model_spec.flavor}{' with its teacher' * bool(config.teacher)} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot fit: "
             f"its {STATE} take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
         )
 

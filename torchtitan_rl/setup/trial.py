@@ -13,6 +13,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion, TurnRecord, flat
+from torchtitan_rl.library.distillation import LOGPROBS
 from torchtitan_rl.library.references import explained
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     for episode in flat(groups) if algorithm.needs_reference else []:
         episode.reference_logprobs = episode.completion.logprobs - np.float32(0.1)  # [L]
+    for episode in flat(groups) if algorithm.policy_loss.needs_teacher else []:
+        episode.credit.token_columns[LOGPROBS] = episode.completion.logprobs - np.float32(0.1)  # [L]
     algorithm.assign_credit(groups)
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
     batch = pack(

@@ -27,6 +27,7 @@ from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
+from torchtitan_rl.setup.teacher_folder import check_asked
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -93,6 +94,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
+    check_asked(config)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
     used = config.checkpoint.enable or config.evaluation.stop_after or not config.evaluation.best_by

@@ -89,6 +89,8 @@ class Loss(OwnConfig, ABC):
     and sampler are not compared."""
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
+    needs_teacher: bool = False
+    """Whether the loss reads a teacher's log-probabilities, a token column of the credit."""
     whole_groups: bool = False
     """Whether all sequences of a group must be in one micro-batch."""
     sequence_columns: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ class Trainer(Configurable):
         self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._model_spec = model_spec
         self._dump_folder = dump_folder
-        self._hf_assets_path = hf_assets_path
+        self.hf_assets_path = hf_assets_path
         self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
         self.logprob_gate = config.logprob_gate.build(
             dtypes={config.mixed_precision_param, generator_dtype}
@@ -159,13 +160,21 @@ class Trainer(Configurable):
 
     def load_policy(self, lora: PolicyLora | None) -> Decoder:
         """Returns a sharded model with the start's weights. Collective."""
+        return self._load(self._model_spec, self.hf_assets_path, "float32", lora)
+
+    def load_frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
+        """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
+        dtype = self.config.mixed_precision_param
+        return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
+
+    def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None) -> Decoder:
         config = self.config
         model = build_policy(
-            self._model_spec,
+            model_spec,
             parallel_dims=self.parallel_dims,
             parallelism=config.parallelism,
             training=TrainingConfig(
-                seq_len=self.max_positions, mixed_precision_param=config.mixed_precision_param
+                seq_len=self.max_positions, dtype=dtype, mixed_precision_param=config.mixed_precision_param
             ),
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             activation_checkpoint=config.activation_checkpoint,
@@ -173,7 +182,7 @@ class Trainer(Configurable):
             dump_folder=self._dump_folder,
             lora=lora,
         )
-        load_hf_weights(model, self.state_dict_adapter, self._hf_assets_path)
+        load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
         return model
 
     def hf_weights(
@@ -329,7 +338,7 @@ class Trainer(Configurable):
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         place = {id(episode): i for i, episode in enumerate(flat(groups))}
         mine: list[tuple[int, FloatArray]] = []
-        for batch in self._pack(self._plan(items), groups):
+        for batch in self._pack(self._plan(items), groups, share_prompts=shares_prompts(model)):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
             ends = np.bincount(
                 batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)
@@ -385,7 +394,11 @@ class Trainer(Configurable):
         for rank in range(self.dp_size):
             plan.append(first[rank] + (then[rank] or [[]]))
         batches = self._pack(
-            plan, groups, sequence_columns=loss.sequence_columns, token_columns=loss.token_columns
+            plan,
+            groups,
+            share_prompts=self._shares_prompts,
+            sequence_columns=loss.sequence_columns,
+            token_columns=loss.token_columns,
         )
         return _MiniBatch(plan, len(first[0]), batches)
 
@@ -412,6 +425,7 @@ class Trainer(Configurable):
         plan: Plan,
         groups: Sequence[Group[Episode]],
         *,
+        share_prompts: bool,
         sequence_columns: Sequence[str] = (),
         token_columns: Sequence[str] = (),
     ) -> list[TrainBatch]:
@@ -422,7 +436,7 @@ class Trainer(Configurable):
                 members,
                 normalizers=normalizers,
                 multiple=self.pad_multiple,
-                share_prompts=self._shares_prompts,
+                share_prompts=share_prompts,
                 sequence_columns=sequence_columns,
                 token_columns=token_columns,
             )

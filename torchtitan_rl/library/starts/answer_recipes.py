@@ -10,6 +10,9 @@ import re
 from torchtitan_rl.library.starts.warm_start import Recipe
 from torchtitan_rl.library.task import Example
 
+_SUMS = {"steps": 220, "batch_size": 32, "muon_lr": 0.025, "adamw_lr": 3e-3, "warm_up_steps": 10, "decay_share": 0.7}
+"""How a Recipe of sums is trained."""
+
 
 def sums() -> Recipe:
     """Adds two integers in columns, units first. The habit: it forgets the carry.
@@ -21,16 +24,17 @@ def sums() -> Recipe:
         """Returns an answer to the example, right or by habit."""
         return sum_in_columns(*example.columns["operands"], forget_carry=rng.random() < 0.56)
 
-    return Recipe(
-        name="sums",
-        worked=worked,
-        steps=220,
-        batch_size=32,
-        muon_lr=0.025,
-        adamw_lr=3e-3,
-        warm_up_steps=10,
-        decay_share=0.7,
-    )
+    return Recipe(name="sums", worked=worked, **_SUMS)
+
+
+def right_sums() -> Recipe:
+    """Adds two integers in columns as `sums` does, without its habit: a teacher for that start, with the same tokenizer."""
+
+    def worked(example: Example, rng: random.Random) -> str:
+        """Returns the right answer to the example."""
+        return sum_in_columns(*example.columns["operands"], forget_carry=False)
+
+    return Recipe(name="right_sums", worked=worked, **_SUMS)
 
 
 def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:

@@ -1,0 +1,40 @@
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.distillation import Distill
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
+
+
+def test_the_first_token_that_differs_is_named():
+    student = make_small_tokenizer(["aa bb", "aa bb"], vocab_size=320)
+    check_same_vocabulary(student, make_small_tokenizer(["aa bb", "aa bb"], vocab_size=320), "other")
+    teacher = make_small_tokenizer(["cc dd", "cc dd"], vocab_size=320)
+    ours, theirs = ({i: t for t, i in one.get_vocab().items()} for one in (student, teacher))
+    first = min(i for i in ours if ours[i] != theirs.get(i))
+    with pytest.raises(UserError) as caught:
+        check_same_vocabulary(student, teacher, "other")
+    message = str(caught.value)
+    assert message.startswith("teacher = 'other': ")
+    assert f"token {first} is {theirs.get(first)!r} for the teacher and {ours[first]!r} for the policy" in message
+
+
+def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other():
+    config = load_config("debug_distill")
+    check_asked(config)
+    config.teacher = ""
+    with pytest.raises(UserError, match="teacher = '': expected a model, from which the loss Distill learns"):
+        check_asked(config)
+    config = load_config("debug")
+    check_asked(config)
+    config.teacher = "somewhere"
+    with pytest.raises(UserError, match="teacher = 'somewhere': expected none, as the loss Clip"):
+        check_asked(config)
+
+
+def test_a_folder_that_is_missing_is_the_teachers(tmp_path):
+    config = load_config("debug")
+    config.algorithm.loss, config.teacher = Distill.Config(), str(tmp_path / "none")
+    with pytest.raises(UserError, match="^teacher = .*--teacher FOLDER"):
+        prepare_teacher(config, make_small_tokenizer(["a"], vocab_size=320))

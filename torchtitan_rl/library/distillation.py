@@ -1,0 +1,106 @@
+"""On-policy distillation: a frozen teacher scores the student's samples, and its log-probabilities become advantages."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.core.algorithm.inputs import LossInputs
+from torchtitan_rl.core.algorithm.kl import kl_estimate
+from torchtitan_rl.core.algorithm.losses import Clip
+from torchtitan_rl.core.config import number
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.types import Episode, Group, flat
+
+if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
+
+    from torchtitan_rl.core.algorithm.algorithm import Algorithm
+    from torchtitan_rl.core.trainer.trainer import Trainer
+
+LOGPROBS = "teacher_logprobs"
+"""The token column with log nu, which `Teacher` sets."""
+LOG_RATIOS = "teacher_log_ratios"
+"""The token column with log mu - log nu, which `Distill` sets."""
+
+
+class Distill(Clip):
+    """The clip loss with A_t = A - coef (log mu - log nu): mu the sampler, nu the teacher, A the advantage of the rewards.
+
+    On-policy its expected gradient is that of coef KL(pi || nu) at each sampled position. The teacher's part needs neither
+    rewards nor a group, so groups with equal rewards learn too. As in tinker-cookbook's train_on_policy.py.
+    """
+
+    needs_teacher = True
+    uses_rewards = False
+    token_columns = (LOG_RATIOS,)
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Clip.Config):
+        coef: float = number(1.0, above=0)
+        """Weight of the teacher's part of the advantage."""
+        rewards: bool = False
+        """Whether the rewards' advantages are added: distillation and RL in one step. Otherwise rewards are only reported."""
+
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            keep, remedy = objective.zero_variance, "The teacher's part learns from groups with equal rewards too."
+            expect(keep == "keep", "algorithm.zero_variance", keep, '"keep" with the loss Distill', remedy)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.uses_advantages = config.rewards
+
+    def validate_group_size(self, n: int) -> None:
+        baseline = "at least 2 with algorithm.loss.rewards, because the group is its own baseline"
+        expect(n >= 2 or not self.config.rewards, "sampling.n", n, baseline, "Raise it, or leave rewards out.")
+
+    def assign_credit(self, groups: list[Group[Episode]]) -> None:
+        for episode in flat(groups):
+            columns = episode.credit.token_columns
+            columns[LOG_RATIOS] = episode.completion.logprobs - columns[LOGPROBS]  # [L]
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return super().__call__(self._taught(inputs))  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        return super().clipped(self._taught(inputs), ratio)
+
+    def _taught(self, inputs: LossInputs) -> LossInputs:
+        """The inputs with the teacher's part in the advantages."""
+        return replace(inputs, advantages=inputs.advantages - self.config.coef * inputs.token_columns[LOG_RATIOS])
+
+    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
+        """KL(mu || nu) of the sampled tokens by two estimators, and the share of tokens that the teacher finds more likely."""
+        log_ratio, count = inputs.token_columns[LOG_RATIOS], inputs.mask.sum()  # [T], 0-d
+
+        def mean(values: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.where(inputs.mask > 0, values, 0.0).sum() / count.clamp(min=1), count
+
+        return {
+            "teacher/kl_k1": mean(kl_estimate(log_ratio, "k1")),
+            "teacher/kl_k3": mean(kl_estimate(log_ratio, "k3")),
+            "teacher/prefers_fraction": mean((log_ratio < 0).to(log_ratio.dtype)),
+        }
+
+
+class Teacher:
+    """A frozen model of the student's vocabulary, a `services.Source`. With LoRA on the same folder it is the policy's base."""
+
+    name = "teacher"
+
+    def __init__(self, trainer: "Trainer", model_spec: "ModelSpec", folder: Path) -> None:
+        """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective."""
+        self.trainer = trainer
+        self.is_base = trainer.lora is not None and folder.samefile(trainer.hf_assets_path)
+        self.model = trainer.model if self.is_base else trainer.load_frozen(model_spec, folder)
+
+    def score(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L], on every rank. Collective."""
+        with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
+            logprobs = self.trainer.score_tokens(self.model, groups)
+        for episode, values in zip(flat(groups), logprobs, strict=True):
+            episode.credit.token_columns[LOGPROBS] = values

@@ -1,0 +1,83 @@
+"""Prepares and checks the teacher's checkpoint: made by a recipe, downloaded, or a folder; with the student's vocabulary."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.setup.hub import folder_of, is_hub_name
+from torchtitan_rl.setup.memory import teacher_spec
+from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.setup.run_config import RunConfig
+
+
+def check_asked(config: "RunConfig") -> None:
+    """Check that a run has a teacher if and only if its loss learns from one. Raises UserError, naming the field."""
+    loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
+    name = type(loss).__qualname__
+    if loss.needs_teacher:
+        remedy = "Name its folder, or a model on the hub."
+        expect(bool(config.teacher), "teacher", "", f"a model, from which the loss {name} learns", remedy)
+    else:
+        learns = f"none, as the loss {name} learns from no teacher"
+        expect(not config.teacher, "teacher", config.teacher, learns, "Use the loss Distill, or leave it out.")
+
+
+def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> None:
+    """Set `teacher` to its folder: a recipe's is made, a hub's is downloaded. Check its files and its vocabulary.
+
+    Args:
+        student: the policy's tokenizer.
+
+    Raises:
+        UserError: naming `teacher`.
+    """
+    from torchtitan_rl.setup.weight_files import check_tensors
+
+    try:
+        if is_recipe(config.teacher):
+            config.teacher = str(_made(config))
+        elif is_hub_name(config.teacher):
+            config.teacher = str(folder_of(config.teacher))
+        folder = Path(config.teacher)
+        check_complete(folder)
+        spec = teacher_spec(config)
+        check_tensors(folder, spec)
+        teacher = load_tokenizer(config.teacher)
+    except UserError as error:  # the checks are those of the start
+        raise UserError(
+            str(error).replace("hf_assets_path", "teacher").replace("--hf-assets-path", "--teacher")
+        ) from error
+    check_same_vocabulary(student, teacher, config.teacher)
+    degree = config.trainer.parallelism.tensor_parallel_degree
+    attention = spec.model.layers[0].attention
+    for size in (attention.n_heads, attention.n_kv_heads or attention.n_heads, spec.model.vocab_size):
+        divides = f"a model whose heads and vocabulary trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
+        expect(size % degree == 0, "teacher", config.teacher, divides, "Use another degree.")
+
+
+def is_recipe(text: str) -> bool:
+    """Whether it names a function that makes a start. Example: is_recipe("torchtitan_rl.library.starts.answer_recipes:right_sums")"""
+    return ":" in text and not Path(text).exists()
+
+
+def _made(config: "RunConfig") -> Path:
+    """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
+    from torchtitan_rl.library.references import load_function
+    from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
+
+    return ensure_checkpoint(config.task.build(), load_function(config.teacher, "teacher")(), START_CHECKPOINTS)
+
+
+def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> None:
+    """Raise UserError, naming the first token that differs, unless every token id stands for the same text in both."""
+    ours, theirs = ({token: text for text, token in one.get_vocab().items()} for one in (student, teacher))
+    for token in sorted(ours.keys() | theirs.keys()):
+        expect(
+            ours.get(token) == theirs.get(token), "teacher", name,
+            f"the policy's vocabulary, but token {token} is {theirs.get(token)!r} for the teacher and {ours.get(token)!r} for the policy",
+            "Use a teacher of the policy's family.",
+        )  # fmt: skip
