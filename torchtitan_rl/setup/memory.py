@@ -116,7 +116,8 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         trained = parameters / (max(shards, 1) * tp)
         pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
     teacher = teacher_spec(config)
-    if teacher is not None:
+    is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
+    if teacher is not None and not is_base:
         frozen += _Shape.of(teacher).parameters / (max(shards, 1) * tp) * width
     engine = config.generator.gpu_memory_utilization * gpu_bytes
     largest = max(shape.embedding, shape.layer)

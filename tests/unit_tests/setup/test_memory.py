@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import configs.qwen3 as shipped
+from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup import validation
@@ -21,6 +22,7 @@ from torchtitan_rl.setup.memory import (
     memory_need,
     memory_warning,
     meta_model,
+    teacher_spec,
 )
 
 H100 = int(79.2 * GIB)
@@ -97,6 +99,22 @@ def test_4b_on_one_80_gb_gpu_is_warned_of_with_its_number_and_fits_an_h200():
         r"warning: \d+\.\d GiB .* GPU of 79 GiB: engine awake .* GiB.* No GPU has confirmed .*NGPU", warning
     )
     assert not memory_warning(config, world_size=1, gpu_bytes=H200)
+
+
+def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
+    save_tiny_checkpoint(tmp_path)
+    config = shipped.qwen3_0_6b()
+    on = {"world_size": 2, "gpu_bytes": H100}
+    alone = memory_need(config, **on)
+    config.teacher = str(tmp_path)
+    parameters = sum(p.numel() for p in meta_model(teacher_spec(config)).parameters())
+    with_teacher = memory_need(config, **on)
+    assert with_teacher.updating[STATE] - alone.updating[STATE] == pytest.approx(2 * parameters / 2)
+    assert with_teacher.peak - alone.peak == pytest.approx(2 * parameters / 2)
+    config.trainer.lora.rank, config.hf_assets_path = 16, str(tmp_path)
+    shared = memory_need(config, **on)
+    config.teacher = ""
+    assert shared == memory_need(config, **on)
 
 
 def test_a_float32_state_larger_than_the_gpu_is_refused():
