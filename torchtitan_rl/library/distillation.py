@@ -1,4 +1,4 @@
-"""On-policy distillation: a frozen teacher scores the student's samples, and its log-probabilities become advantages."""
+"""On-policy distillation: a frozen teacher scores the policy's samples; its log-probabilities become advantages."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -29,10 +29,10 @@ LOG_RATIOS = "teacher_log_ratios"
 
 
 class Distill(Clip):
-    """The clip loss with A_t = A - coef (log mu - log nu): mu the sampler, nu the teacher, A the advantage of the rewards.
+    """The clip loss with A_t = A - coef (log mu - log nu): mu the sampler, nu the teacher, A of the rewards.
 
-    On-policy its expected gradient is that of coef KL(pi || nu) at each sampled position. The teacher's part needs neither
-    rewards nor a group, so groups with equal rewards learn too. As in tinker-cookbook's train_on_policy.py.
+    On-policy its expected gradient is that of coef KL(pi || nu) at each sampled position. The teacher's part needs
+    neither rewards nor a group, so groups with equal rewards learn too. As in tinker-cookbook's train_on_policy.py.
     """
 
     needs_teacher = True
@@ -44,7 +44,8 @@ class Distill(Clip):
         coef: float = number(1.0, above=0)
         """Weight of the teacher's part of the advantage."""
         rewards: bool = False
-        """Whether the rewards' advantages are added: distillation and RL in one step. Otherwise rewards are only reported."""
+        """Whether the rewards' advantages are added: distillation and RL in one step. If not, rewards are only
+        reported."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             keep, remedy = objective.zero_variance, "The teacher's part learns from groups with equal rewards too."
@@ -74,7 +75,7 @@ class Distill(Clip):
         return replace(inputs, advantages=inputs.advantages - self.config.coef * inputs.token_columns[LOG_RATIOS])
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """KL(mu || nu) of the sampled tokens by two estimators, and the share of tokens that the teacher finds more likely."""
+        """KL(mu || nu) by two estimators, and the share of the tokens that the teacher finds more likely."""
         log_ratio, count = inputs.token_columns[LOG_RATIOS], inputs.mask.sum()  # [T], 0-d
 
         def mean(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,7 @@ class Distill(Clip):
 
 
 class Teacher:
-    """A frozen model of the student's vocabulary, a `services.Source`. With LoRA on the same folder it is the policy's base."""
+    """A frozen model of the policy's vocabulary, a `services.Source`. With LoRA on the same folder it is the base."""
 
     name = "teacher"
 
@@ -99,7 +100,7 @@ class Teacher:
         self.model = trainer.model if self.is_base else trainer.load_frozen(model_spec, folder)
 
     def score(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L], on every rank. Collective."""
+        """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
             logprobs = self.trainer.score_tokens(self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):

@@ -1,4 +1,4 @@
-"""Prepares and checks the teacher's checkpoint: made by a recipe, downloaded, or a folder; with the student's vocabulary."""
+"""Prepares and checks the teacher's checkpoint: a folder, a download, or made by a recipe; with the policy's vocabulary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,12 +55,13 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
     degree = config.trainer.parallelism.tensor_parallel_degree
     attention = spec.model.layers[0].attention
     for size in (attention.n_heads, attention.n_kv_heads or attention.n_heads, spec.model.vocab_size):
-        divides = f"a model whose heads and vocabulary trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
-        expect(size % degree == 0, "teacher", config.teacher, divides, "Use another degree.")
+        divided = f"trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
+        expected = f"a model whose heads and vocabulary {divided}"
+        expect(size % degree == 0, "teacher", config.teacher, expected, "Use another degree.")
 
 
 def is_recipe(text: str) -> bool:
-    """Whether it names a function that makes a start. Example: is_recipe("torchtitan_rl.library.starts.answer_recipes:right_sums")"""
+    """Whether it names a function that makes a start. Example: is_recipe("my_recipes.py:right_sums")"""
     return ":" in text and not Path(text).exists()
 
 
@@ -76,8 +77,6 @@ def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrain
     """Raise UserError, naming the first token that differs, unless every token id stands for the same text in both."""
     ours, theirs = ({token: text for text, token in one.get_vocab().items()} for one in (student, teacher))
     for token in sorted(ours.keys() | theirs.keys()):
-        expect(
-            ours.get(token) == theirs.get(token), "teacher", name,
-            f"the policy's vocabulary, but token {token} is {theirs.get(token)!r} for the teacher and {ours.get(token)!r} for the policy",
-            "Use a teacher of the policy's family.",
-        )  # fmt: skip
+        own, other = ours.get(token), theirs.get(token)
+        expected = f"the policy's vocabulary, but token {token} is {other!r} for the teacher and {own!r} for the policy"
+        expect(own == other, "teacher", name, expected, "Use a teacher of the policy's family.")

@@ -167,14 +167,18 @@ class Trainer(Configurable):
         dtype = self.config.mixed_precision_param
         return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
 
-    def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None) -> Decoder:
+    def _load(
+        self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
+    ) -> Decoder:
         config = self.config
         model = build_policy(
             model_spec,
             parallel_dims=self.parallel_dims,
             parallelism=config.parallelism,
             training=TrainingConfig(
-                seq_len=self.max_positions, dtype=dtype, mixed_precision_param=config.mixed_precision_param
+                seq_len=self.max_positions,
+                dtype=dtype,
+                mixed_precision_param=config.mixed_precision_param,
             ),
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             activation_checkpoint=config.activation_checkpoint,
