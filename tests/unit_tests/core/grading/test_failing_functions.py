@@ -1,0 +1,148 @@
+"""Reward functions that raise, return something wrong, hang or exit: what becomes of the reward and of the run."""
+
+import logging
+import re
+import time
+
+import pytest
+
+from tests.parts.grading import constant, drained, grader, rewards, score
+from torchtitan_rl.core.grading import RewardError
+
+
+def raises(completions, **_):
+    raise KeyError("boom")
+
+
+def too_few(completions, **_):
+    return [1.0]
+
+
+def nothing(completions, **_):
+    return None
+
+
+def words(completions, **_):
+    return ["good"] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raises, "boom"),
+        (too_few, "returned 1 values for 2 completions"),
+        (nothing, "returned NoneType"),
+        (words, "not a number"),
+        (constant(float("nan")), "returned nan for completion 0"),
+        (constant(float("inf")), "returned inf for completion 0"),
+        (constant(1e308), "returned 1e.308 for completion 0"),
+    ],
+)
+def test_failing_function_is_handled_by_each_failure_policy(function, said, caplog):
+    with pytest.raises(RewardError, match=f"{function.__name__}.*What is 12.*{said}.*grader.on_failure_of"):
+        score(grader(function), "a", "b")
+
+    tolerant = grader(function, constant(1.0, "other"), on_failure="none")
+    with caplog.at_level(logging.WARNING):
+        scored = score(tolerant, "a", "b")
+        score(tolerant, "c", "d")
+    assert rewards(scored) == [None, None]
+    assert scored[1].reward_breakdown == {function.__name__: None, "other": 1.0}
+    assert function.__name__ in "".join(scored[0].extra)
+    assert len(scored[0].extra) == 1
+    assert drained(tolerant)[f"reward/{function.__name__}/failures"] == (4.0, "sum", 1.0)
+    assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
+
+
+def test_failing_function_with_weight_zero_keeps_the_reward():
+    watched = grader(raises, constant(1.0, "other"), weights={"raises": 0.0}, on_failure="none")
+    for _ in range(5):  # and does not count as a step in which all failed
+        scored = score(watched, "a", "b")
+        assert rewards(scored) == [1.0, 1.0]
+    assert "boom" in scored[0].extra["error/raises"]
+    assert drained(watched)["reward/raises/failures"][0] == 10.0
+
+
+def test_long_error_message_is_truncated():
+    def quotes(completions, **_):
+        raise ValueError("y" * 5_000_000)
+
+    with pytest.raises(RewardError) as raised:
+        score(grader(quotes), "a")
+    assert len(str(raised.value)) < 3000
+    assert re.search(r"\[\.\.\. 4,998,0\d\d characters \.\.\.\]", str(raised.value))
+
+
+def test_nan_reward_affects_only_its_completion():
+    def one_bad(completions, **_):
+        return [float("nan") if text == "bad" else 1.0 for text in completions]
+
+    scored = score(grader(one_bad, on_failure="none"), "bad", "good")
+    assert rewards(scored) == [None, 1.0]
+    assert scored[0].extra == {"error/one_bad": "returned nan"}
+    assert scored[1].extra == {}
+
+
+def test_failure_policy_of_a_function_overrides_the_general_one():
+    assert rewards(score(grader(raises, on_failure_of={"raises": "none"}), "a")) == [None]
+
+
+def sleeps(completions, **_):
+    time.sleep(30)
+
+
+def loops(completions, **_):
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
+def runaway_regex(completions, **_):
+    import re
+
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+async def sleeps_async(completions, **_):
+    import asyncio
+
+    await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("function", [sleeps, loops, runaway_regex, sleeps_async])
+def test_hanging_function_times_out(function):
+    start = time.monotonic()
+    tolerant = grader(function, on_failure="none", time_limit_seconds=0.2)
+    scored = score(tolerant, "a", "b")
+    assert rewards(scored) == [None, None]
+    assert "longer than 0.2 s" in scored[0].extra[f"error/{function.__name__}"]
+    with pytest.raises(RewardError, match="longer than 0.1 s"):
+        score(grader(function, time_limit_seconds_of={function.__name__: 0.1}), "a")
+    assert time.monotonic() - start < 15
+
+
+def test_alarm_set_earlier_is_restored():
+    import signal
+
+    previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        score(grader(constant(1.0)), "a")
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def exits(completions, **_):
+    raise SystemExit(0)
+
+
+def test_function_that_calls_exit_counts_as_failed():
+    with pytest.raises(RewardError, match="'exits'.*SystemExit: 0"):
+        score(grader(exits), "a")
+    assert rewards(score(grader(exits, on_failure="none"), "a")) == [None]
