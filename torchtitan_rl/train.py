@@ -86,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> None:
         # Only parse_args may exit: for --help, --list-configs and unknown options.
         name, config = parse_args(sys.argv[1:] if args is None else args, on_read=config_is_read)
         try:
-            _train(name, config, output)
+            train_run(name, config, output)
         except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
     except SystemExit:
@@ -123,7 +123,7 @@ def check_arguments(args: Sequence[str]) -> int:
 
 
 def _message_and_code(error: BaseException) -> tuple[str, int]:
-    """What the terminal and end.json say about the error that ends the run, and the exit code."""
+    """Returns the message for the terminal and end.json about the error that ends the run, and the exit code."""
     if isinstance(error, UserError):
         return f"error: {error}", WRONG_INPUT
     if isinstance(error, TrainingStopped):
@@ -152,14 +152,14 @@ def _users_line(error: BaseException) -> list[str]:
 
 
 def _memory_line(error: BaseException) -> list[str]:
-    """What to lower if the error says that there was no memory; [] if it does not."""
+    """The settings to lower if memory ran out; [] for another error."""
     if not has_no_memory(error):
         return []
     phase = phase_of(error)
     return [f"This process was refused memory{f' in {phase}' if phase else ''}. {memory_remedy(phase)}"]
 
 
-def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
+def train_run(name: str, config: "RunConfig", output: RankOutput) -> None:
     status_file = StatusFile(int(os.environ["RANK"]))
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
     phases = Phases()
@@ -188,14 +188,14 @@ def _train(name: str, config: "RunConfig", output: RankOutput) -> None:
         if folder.is_refused:
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
-            _end_with(error, folder.path, phases)
-            _write_report(config, folder.path)
+            write_failure(error, folder.path, phases)
+            write_run_report(config, folder.path)
         raise
     status_file.update(outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic())
     controller.services.stop.effect = "training has ended, only the report is being written"
-    _end(controller, stopped, phases)
-    _write_report(config, folder.path)
-    _close(controller)
+    write_outcome(controller, stopped, phases)
+    write_run_report(config, folder.path)
+    close_parts(controller)
 
 
 def _carry_out(controller: "Controller") -> int:
@@ -217,7 +217,7 @@ def _carry_out(controller: "Controller") -> int:
         raise
 
 
-def _end_with(error: BaseException, run_folder: Path, phases: Phases) -> None:
+def write_failure(error: BaseException, run_folder: Path, phases: Phases) -> None:
     """Write to end.json that an error ends the run. A rank that only lost another one leaves this to the one that knows why."""
     if not _lost_a_rank(error):
         message, code = _message_and_code(error)
@@ -227,8 +227,8 @@ def _end_with(error: BaseException, run_folder: Path, phases: Phases) -> None:
         write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error), started_s=phases.started_s)
 
 
-def _end(controller: "Controller", stopped: int, phases: Phases) -> None:
-    """Write to end.json how a run ended that did what it was asked to. On rank 0."""
+def write_outcome(controller: "Controller", stopped: int, phases: Phases) -> None:
+    """Write the end of a run without an error to end.json. On rank 0."""
     if os.environ["RANK"] != "0":
         return
     folder, config, step = controller.services.run_folder, controller.config, controller.state.step
@@ -258,7 +258,7 @@ def build_run(
 
     evaluation = config.evaluation.build()
     parts = build_parts(config, prepared, folder=run_folder)
-    recorder = _build_recorder(config, parts.tokenizer, run_folder)
+    recorder = build_recorder(config, parts.tokenizer, run_folder)
     in_flight = config.in_flight.build(prompt_at=parts.prompts.at)
     state = RunState(algorithm=parts.algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
     checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
@@ -283,7 +283,7 @@ def build_run(
     )
 
 
-def _build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
+def build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
     import torch.distributed as dist
 
     from torchtitan_rl.setup.identity import described
@@ -361,7 +361,7 @@ def _build_services(
     )
 
 
-def _write_report(config: "RunConfig", run_folder: Path) -> None:
+def write_run_report(config: "RunConfig", run_folder: Path) -> None:
     """Write report.html to a run's folder at its end, on rank 0. Logs a warning if that fails."""
     if os.environ["RANK"] != "0" or not (config.metrics.enabled and config.metrics.report):
         return
@@ -377,7 +377,7 @@ def _write_report(config: "RunConfig", run_folder: Path) -> None:
         logging.getLogger(__name__).warning(message, exc_info=shown)
 
 
-def _close(controller: "Controller") -> None:
+def close_parts(controller: "Controller") -> None:
     """Close a finished run. Its last checkpoint is saved, so an error in the teardown must not make it look failed."""
     try:
         controller.close()

@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
         os.dup2(terminal, 1)
         os.dup2(terminal, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115  (in place of pytest's)
-        train._train = training
+        train.train_run = training
         train.main(args)
 
     def run(training, args=("--config", "debug")):
@@ -149,7 +149,7 @@ def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, sho
 
 def test_a_model_too_large_for_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.setup.validation.gpu_memory_bytes", lambda: 2**25)
-    code, said = run(train._train, ["--config", "debug", "--generator.dtype", "bfloat16"])
+    code, said = run(train.train_run, ["--config", "debug", "--generator.dtype", "bfloat16"])
     assert code == 2
     assert "error: qwen3 4x256 on 1 GPUs of 0 GiB cannot fit: its weights, moments and gradients" in said
 
@@ -162,7 +162,7 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     monkeypatch.setattr("torchtitan_rl.core.comm.init_process_group", stop)
     start = str(start_checkpoint.START_CHECKPOINTS / "none")  # neither made nor compared
     monkeypatch.setattr(start_checkpoint, "prepare_start", lambda config: setattr(config, "hf_assets_path", start))
-    code, said = run(train._train, ["--config", "debug", "--generator.dtype", "bfloat16"])
+    code, said = run(train.train_run, ["--config", "debug", "--generator.dtype", "bfloat16"])
     assert code == 2
     assert "GiB are computed for each GPU of 1 GiB: engine awake" in said
     assert said.endswith("error: stopped\n")
@@ -174,7 +174,7 @@ def test_help_and_unknown_options_exit_while_parsing(run):
 
 
 def test_failing_teardown_does_not_fail_a_finished_run(run):
-    code, said = run(lambda *_: train._close(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
+    code, said = run(lambda *_: train.close_parts(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
     assert code == 0
     assert "the run is complete and saved, but its teardown failed" in said
     assert "engine core died" in said
@@ -193,7 +193,7 @@ def test_trackers_store_the_commit_with_the_config(tmp_path, monkeypatch):
     monkeypatch.setattr(type(config.metrics), "build", lambda self, **arguments: given.update(arguments))
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
-    train._build_recorder(config, SimpleNamespace(decode=str), tmp_path)
+    train.build_recorder(config, SimpleNamespace(decode=str), tmp_path)
     assert len(given["run_config"]["code"]["commit"]) == 40
     assert given["run_config"]["code"]["dirty"] in (True, False)
     assert given["run_config"]["num_steps"] == config.num_steps
@@ -229,7 +229,7 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
     monkeypatch.setattr(start_checkpoint, "prepare_start", made)
     monkeypatch.setattr(events, "_listeners", [])
     with pytest.raises(UserError, match=message):
-        train._train(*parse_args(options), output=None)
+        train.train_run(*parse_args(options), output=None)
 
 
 @pytest.mark.parametrize(

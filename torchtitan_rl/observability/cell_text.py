@@ -38,7 +38,7 @@ def printable(text: str, encoding: str = "utf-8") -> str:
 
 
 def head_and_tail_lines(text: str, most: int) -> str:
-    """The text's head and tail in at most `most` lines, one of which says how many lines are left out."""
+    """The text's head and tail in at most `most` lines, including one with the number of omitted lines."""
     lines = text.split("\n")
     if len(lines) <= most:
         return text

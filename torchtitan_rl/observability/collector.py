@@ -163,7 +163,7 @@ class Collector:
                 self._reject(key, type(value).__name__, error)
 
     def plain_rows(self, value: Any) -> list[Row]:
-        """The rows with plain copies of their cells, without known secrets, so that what changes later does not change them."""
+        """Copies of the rows with plain cells and without known secrets. Later changes of the originals do not affect them."""
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")

@@ -1,4 +1,4 @@
-"""What the engine says of its own work: cache hits, preemptions, the longest request, the tail."""
+"""Metrics of the engine's work: cache hits, preemptions, the longest request, the tail."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EngineStats:
-    """Takes the place of vLLM's `logger_manager`, whose Prometheus histograms of every token nobody reads here.
+    """Replaces vLLM's `logger_manager`, whose Prometheus histograms are not needed here.
 
     The engine must have been built with disable_log_stats=False, and calls `record` after each of its steps.
     """
@@ -43,7 +43,7 @@ class EngineStats:
         """Asked for by the engine every few seconds: nothing is printed."""
 
     def record_sleep_state(self, *state: int) -> None:
-        """Of no interest."""
+        """Ignored: nothing here reads it."""
 
     def metrics(self, outputs: Sequence["RequestOutput"]) -> dict[str, Metric]:
         """`generator/...` of this replica since it began.
@@ -65,13 +65,13 @@ class EngineStats:
 
 
 def _share_of_prompts(stats: "IterationStats") -> float:
-    """Of the tokens that a step of the engine computed, those that were read rather than sampled."""
+    """The share of an engine step's tokens that are prompt tokens and not sampled ones."""
     read = stats.prompt_token_stats.computed
     return read / max(read + stats.num_generation_tokens, 1)
 
 
 def tail_seconds(steps: Sequence[tuple[float, int]]) -> float:
-    """How long fewer than half as many sequences ran as at most.
+    """Seconds in which fewer than half of the largest number of sequences ran.
 
     Args:
         steps: (when a step of the engine ended, sequences that were still running then), in order.

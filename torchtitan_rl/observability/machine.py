@@ -35,12 +35,12 @@ def measured_speeds(*dtypes: str) -> Speeds:
     """
     source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=DEVICE_TYPE) for _ in range(2))
     return Speeds(
-        flops_per_s={dtype: _product_flops_per_s(getattr(torch, dtype)) for dtype in sorted(set(dtypes))},
+        flops_per_s={dtype: product_flops_per_s(getattr(torch, dtype)) for dtype in sorted(set(dtypes))},
         memory_bytes_per_s=2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source)),
     )
 
 
-def _product_flops_per_s(dtype: torch.dtype) -> float:
+def product_flops_per_s(dtype: torch.dtype) -> float:
     """FLOP/s of square products, the largest that take at most 0.25 s: bfloat16 is slow on CPUs without its instructions."""
     side = 256
     while True:
@@ -60,7 +60,7 @@ def bfloat16_warning(dtypes: Mapping[str, str]) -> str:
     slow = [field for field, dtype in dtypes.items() if dtype == "bfloat16"]
     if not slow or not ON_CPU:
         return ""
-    slowdown = _product_flops_per_s(torch.float32) / _product_flops_per_s(torch.bfloat16)
+    slowdown = product_flops_per_s(torch.float32) / product_flops_per_s(torch.bfloat16)
     if slowdown < 2:
         return ""
     flags = " ".join(f"--{field.replace('_', '-')} float32" for field in slow)
@@ -81,7 +81,7 @@ def _least_seconds(function: Callable[[], object]) -> float:
     return min(seconds)
 
 
-_highest_sample = 0  # bytes
+highest_sample = 0  # bytes
 
 
 def sample_memory() -> int:
@@ -90,21 +90,21 @@ def sample_memory() -> int:
     Call it at the end of a phase: PyTorch's allocator keeps what a phase took until the engine wakes, so that this is the
     phase's peak. PyTorch's own peak counts the engine's memory also while it sleeps and that memory is given back.
     """
-    global _highest_sample
+    global highest_sample
     if ON_CPU:
         used = _resident_bytes()
     else:
         free, total = torch.cuda.mem_get_info()
         used = total - free
-    _highest_sample = max(_highest_sample, used)
+    highest_sample = max(highest_sample, used)
     return used
 
 
 def peak_memory_bytes() -> int:
     """The highest sample since this was last called, that of now included."""
-    global _highest_sample
+    global highest_sample
     sample_memory()
-    highest, _highest_sample = _highest_sample, 0
+    highest, highest_sample = highest_sample, 0
     return highest
 
 

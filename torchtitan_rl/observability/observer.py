@@ -73,10 +73,10 @@ class RunObserver:
             self._unfinished.forget(one.split)
         results = results_of({one.prefix: groups for one, groups in passes.items()})
         if comm.is_rank_0():
-            self._write_results(state.step, self._mask(results))
+            self.write_evaluation(state.step, self._mask(results))
         return results["metrics"]
 
-    def _write_results(self, step: int, results: Mapping[str, Any]) -> None:
+    def write_evaluation(self, step: int, results: Mapping[str, Any]) -> None:
         """Write the results' file. A disk that is full does not end the run: the metrics are also in the step's record."""
         try:
             write_results(self._folder, step, results)

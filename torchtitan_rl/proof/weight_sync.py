@@ -98,7 +98,7 @@ class WeightSync(Configurable):
         shares = SIXTEENTHS if probes else self._shares_that_fit()
         self._check_arrival(generator, sizes, base_is_due, policy_version, shares)
         if probes:
-            self._check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
+            self.check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
         self._num_pushes += 1
         self._ended_at = time.monotonic()
         return sum(sizes.values())
@@ -154,7 +154,7 @@ class WeightSync(Configurable):
         since = min(comm.all_gather_lists(proven), default=None)
         return f"Its weights are not the policy's (compared now): {_first(faults)}. {_last_proven(since)}".rstrip()
 
-    def _check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
+    def check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
         """Compare the log-probabilities of both sides, each [L - 1]."""
         diff = float(np.abs(engine - trainer).max(initial=0.0))
         limit, whose = MAX_DIFF[dtype] if self.config.max_diff is None else self.config.max_diff, "weight_sync.max_diff"

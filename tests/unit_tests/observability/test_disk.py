@@ -96,9 +96,9 @@ def test_deleted_file_is_started_again(tmp_path, caplog):
 
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
     observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
-    observer._write_results(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
+    observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
     with no_space_over(10):
-        observer._write_results(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
+        observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
     assert "evaluation/step-4.json is not written: [Errno 27] File too large; the run continues" in caplog.text
     assert list((tmp_path / "evaluation").iterdir()) == []
 

@@ -290,12 +290,12 @@ def test_probe_difference_far_above_earlier_ones_is_an_error():
     sync = WeightSync.Config(max_diff=0.5).build(proof=None)
     zeros = np.zeros(4, np.float32)
     for _ in range(3):
-        sync._check_probe(zeros, zeros + 0.001, torch.bfloat16)
-    sync._check_probe(zeros, zeros + 0.04, torch.bfloat16)  # a tenth of the dtype's limit is always allowed
+        sync.check_probe(zeros, zeros + 0.001, torch.bfloat16)
+    sync.check_probe(zeros, zeros + 0.04, torch.bfloat16)  # a tenth of the dtype's limit is always allowed
     with pytest.raises(
         WeightSyncError, match="differ from the trainer's by 0.1, more than 20 x the median of the last 4"
     ):
-        sync._check_probe(zeros, zeros + 0.1, torch.bfloat16)
+        sync.check_probe(zeros, zeros + 0.1, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_error_is_written_with_its_phase_and_shown_in_the_report(run, error, out
         with events.heartbeat("step 6"), events.timed("grade"):
             raise error
     except BaseException as caught:
-        train._end_with(caught, folder, phases)
+        train.write_failure(caught, folder, phases)
     finally:
         stop_listening()
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     end = end_of(folder)
     assert (end["outcome"], end["code"], end["rank"], end["phase"]) == (outcome, code, 0, "step 6: grade")
     assert list(end["started_s"]) == ["Python and imports", "start the vLLM engine", "other"]
@@ -128,7 +128,7 @@ def test_the_start_is_timed_by_its_outermost_contexts_and_the_steps_are_not():
 
 def test_first_failing_rank_writes_the_end_and_ranks_that_lost_it_do_not(run):
     folder, _ = run
-    train._end_with(raised(RuntimeError("Connection closed by peer [127.0.0.1]:3")), folder, Phases())
+    train.write_failure(raised(RuntimeError("Connection closed by peer [127.0.0.1]:3")), folder, Phases())
     assert not (folder / "end.json").exists()
     write_end(folder, "killed", "out of memory", code=137, rank=1)
     write_end(folder, "failed", "later", code=1)
@@ -157,14 +157,14 @@ def test_completed_run_is_reported_as_completed(run, stopped, eval_only, gives_u
     controller = SimpleNamespace(
         config=config, evaluation=evaluation, services=SimpleNamespace(run_folder=folder), state=SimpleNamespace(step=5)
     )
-    train._end(controller, int(stopped), Phases())
+    train.write_outcome(controller, int(stopped), Phases())
     assert end_of(folder)["outcome"] == outcome
     assert said in end_of(folder)["message"]
 
 
 def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(run):
     folder, config = run
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     before = (folder / "report.html").stat().st_mtime
     os.utime(folder / "report.html", (before - 10, before - 10))
     write_end(folder, "killed", "out of memory, by the kernel's log", code=137, rank=1, phase="step 6: train")
@@ -181,25 +181,25 @@ def test_a_run_that_failed_before_its_first_step_has_a_report(run):
     for name in ("metrics.jsonl", "samples.jsonl"):
         (folder / name).unlink()
     write_end(folder, "failed", "error: the reward function raised", code=2, rank=0)
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     assert "the reward function raised" in (folder / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("setting", [{"report": False}, {"enabled": False}])
 def test_report_can_be_disabled(run, setting, monkeypatch):
     folder, config = run
-    train._write_report(
+    train.write_run_report(
         SimpleNamespace(metrics=SimpleNamespace(**{"enabled": True, "report": True, **setting})), folder
     )
     monkeypatch.setenv("RANK", "1")
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     assert not (folder / "report.html").exists()
 
 
 def test_failing_report_is_one_log_line(run, monkeypatch, caplog):
     folder, config = run
     monkeypatch.setattr(page, "load_run", lambda *_: 1 / 0)
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     assert "the report could not be written" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -210,6 +210,6 @@ def test_missing_run_folder_is_one_line_without_traceback(run, monkeypatch, capl
 
     folder, config = run
     monkeypatch.setattr(page, "load_run", gone)
-    train._write_report(config, folder)
+    train.write_run_report(config, folder)
     assert "the report could not be written (outputs/a holds neither" in caplog.text
     assert "Traceback" not in caplog.text

@@ -45,7 +45,7 @@ class ChatTemplate:
             options: further arguments of the template, the same as for the prompt.
         """
         # A copy and a lock: several threads render conversations, and a tokenizer is not thread-safe.
-        self._tokenizer = copy.deepcopy(tokenizer)
+        self.tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
         self._special = special_tokens(tokenizer)
         self._end_token_ids = end_token_ids
@@ -76,7 +76,7 @@ class ChatTemplate:
         """Returns the text of a turn of the policy with its special tokens, but without the end token."""
         ended = token_ids[-1] in self._end_token_ids
         with self._lock:
-            return self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+            return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
 
     @functools.cached_property
     def begins_thinking(self) -> bool:
@@ -92,9 +92,9 @@ class ChatTemplate:
             the
                 end tokens, or it changes earlier turns while `rewrites` is "refuse".
         """
-        name = self._tokenizer.name_or_path
+        name = self.tokenizer.name_or_path
         expect(
-            bool(self._tokenizer.chat_template), _FIELD, name, "a tokenizer with a chat template, for conversations",
+            bool(self.tokenizer.chat_template), _FIELD, name, "a tokenizer with a chat template, for conversations",
             "Use an instruct model's folder, or set chat_template in its tokenizer_config.json.",
         )  # fmt: skip
         reply: Message = {"role": role, "content": "r3z"} | ({"name": "tool"} if role == "tool" else {})
@@ -123,12 +123,12 @@ class ChatTemplate:
 
     def _check_keeps(self, reply: Message, answer: str) -> None:
         head = self._render([_QUESTION])
-        thinks = "<think>" in str(self._tokenizer.chat_template) and "</think>" not in head
+        thinks = "<think>" in str(self.tokenizer.chat_template) and "</think>" not in head
         turn = f"<think>\nt5w\n</think>\n\n{_POLICY_TEXT}" if thinks else _POLICY_TEXT
         spaced = f"{turn} \n" if thinks else f" {turn} \n"
         for tried, suspect in ((turn, "dropped thinking?"), (spaced, "white space at its ends?")):
             expect(
-                self._conversation(tried, reply) == head + tried + answer, _FIELD, self._tokenizer.name_or_path,
+                self._conversation(tried, reply) == head + tried + answer, _FIELD, self.tokenizer.name_or_path,
                 f"a template that keeps earlier turns as they were sampled, but it changes {tried!r} ({suspect})",
                 "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
             )  # fmt: skip
@@ -145,12 +145,12 @@ class ChatTemplate:
         return answer
 
     def _render(self, messages: Sequence[Message]) -> str:
-        return self._tokenizer.apply_chat_template(
+        return self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, tools=self._tools, **self._options
         )
 
     def _as_text(self, message: Message) -> Message:
-        """Splits the text of special tokens in the message, so that only the template can end or begin a message."""
+        """Breaks up special tokens in the message's text, so that only the template can begin or end a message."""
         return {
             key: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
             if isinstance(value, str)
@@ -160,5 +160,5 @@ class ChatTemplate:
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            parts = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(BREAK)]
+            parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(BREAK)]
         return [token_id for part in parts for token_id in part]

@@ -28,7 +28,7 @@ class TokenFlops(NamedTuple):
 
     @classmethod
     def of(cls, config: "Decoder.Config", model: "Decoder") -> "TokenFlops":
-        """torchtitan's count, a third of which is the forward, in its three parts."""
+        """torchtitan's count in three parts. A third of it is the forward."""
         alone, with_one = (config.get_nparams_and_flops(model, length)[1] / 3 for length in (0, 1))
         head = model.lm_head.weight
         apart = {id(head), id(model.tok_embeddings.weight)}

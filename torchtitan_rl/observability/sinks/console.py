@@ -143,7 +143,7 @@ class ConsoleSink(Sink):
             self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
 
     def _print_lost(self, values: dict[str, float]) -> None:
-        """Prints what a step lost most of its time to, when this is something else than before."""
+        """Prints the largest time loss of a step if it is another one than before."""
         hint = lost(values)
         name = hint.partition(" lost to ")[2]
         if name and name != self._lost:

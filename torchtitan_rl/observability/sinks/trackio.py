@@ -10,7 +10,7 @@ from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 _COLUMN = "example/"
-"""What the columns of the data are called in a row."""
+"""The names of the data's columns in a row."""
 
 
 class TrackioSink(Sink):
