@@ -5,4 +5,4 @@ import os
 __version__ = "0.1.0"
 
 HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "0")
-"""What the user said about it, before `device` keeps libraries from asking the hub; who downloads asks this."""
+"""The user's own setting, before `device` turns the hub off for libraries. Downloads follow the user's setting."""

@@ -59,7 +59,7 @@ def alternate(functions: dict[str, Callable[[], object]], *, repeats: int) -> di
 
 
 def extra_peak_bytes(function: Callable[[], object]) -> int:
-    """How far memory rose over what was in use before the call."""
+    """The rise of memory over its use before the call."""
     if not ON_CPU:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

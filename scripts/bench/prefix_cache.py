@@ -55,7 +55,7 @@ class KeptEngine(generators.TurnEngine):
 
 
 def prompt(tokenizer, number: int) -> Prompt:
-    """Of some 1,000 tokens, none of which another one begins with."""
+    """A prompt of about 1,000 tokens that shares no prefix with another one."""
     messages = [{"role": "user", "content": f"{number} is what we begin with. " * 45}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return Prompt(

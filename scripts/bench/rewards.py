@@ -69,7 +69,7 @@ def make_controller(new_tokens: int, workers: int) -> Controller:
 
 
 def fix_prompts(controller: Controller) -> None:
-    """The same ones in every step, each with a length of its own, and no other end."""
+    """Gives every step the same prompts, each with its own completion length and no other end."""
     sampling, drawn = controller.config.sampling, random.Random(0)
     controller.generator.end_token_ids = []
     prompts = [

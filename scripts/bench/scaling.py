@@ -50,7 +50,7 @@ class Messages(TorchDispatchMode):
 
 
 def rank_job(folder: Path) -> None:
-    """One rank: take the steps and leave what they cost in a file."""
+    """One rank: take the steps and write their cost to a file."""
     config = debug()
     config.dump_folder = str(folder / "run")
     config.evaluation.every = 0

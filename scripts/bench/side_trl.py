@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Timed(GRPOTrainer):
-    """TRL's own trainer, with a clock around what a step consists of."""
+    """TRL's own trainer, with timers around the parts of a step."""
 
     seconds: dict[str, float] = defaultdict(float)
 

@@ -21,7 +21,7 @@ from torchtitan_rl.core.types import Completion, FinishReason, Group, Metric, Pr
 
 
 class Partial(NamedTuple):
-    """The tokens of a sample that goes on in the next step, or waits for the other samples of its group."""
+    """The tokens of an unfinished sample, or of a finished one whose group is not complete."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -48,7 +48,7 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Carried:
-    """A prompt whose group goes on in the next step."""
+    """A prompt whose group continues in the next step."""
 
     prompt: Prompt
     since: int

@@ -113,7 +113,7 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
 
 
 def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
-    """Returns what a user's function without arguments returns. Raises UserError if it raises or exits, or that is not of `kind`."""
+    """Calls a user's function without arguments. Raises UserError if it raises, exits or does not return a `kind`."""
     try:
         made = function()
     except UserError:

@@ -27,7 +27,7 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
 
 
 def logprob_mean(completion: Completion) -> float:
-    """Returns l_i, the mean over the sampled tokens, of which there is at least one."""
+    """Returns l_i, the mean over the sampled tokens. There must be at least one."""
     return math.fsum(completion.sampled_logprobs.tolist()) / completion.num_sampled
 
 

@@ -91,7 +91,7 @@ def check_arguments(args: Sequence[str]) -> None:
 
 
 def _no_meeting(error: Exception, nodes: str) -> str:
-    """Why the nodes of a job did not meet, and what to do."""
+    """A message: why the nodes of a job did not find each other, and a remedy."""
     if "EADDRINUSE" in str(error):
         return f"another program, perhaps an older run, uses the port. Pass another MASTER_PORT, on every node: {error}"
     first = str(error).partition("\n")[0]

@@ -39,7 +39,7 @@ class CheckpointFolder:
         return next(reversed(self.steps().values()), None)
 
     def missing_bytes(self, needed: int) -> int:
-        """How many of `needed` bytes do not fit the file system; 0 or less if all fit."""
+        """The number of the `needed` bytes that do not fit the file system; 0 or less if all fit."""
         existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
         return needed - shutil.disk_usage(existing).free
 
@@ -97,7 +97,7 @@ class CheckpointFolder:
             return None
 
     def go_back_to(self, step: int) -> None:
-        """Note for a job that is restarted before its first step that it goes on from `step`, not from later checkpoints."""
+        """Store that a job restarted before its first step continues from `step`, not from later checkpoints."""
         if any(number > step for number in self.steps()):
             (self.path / GOING_BACK).write_text(json.dumps({"step": step}) + "\n")
         else:
@@ -171,7 +171,7 @@ def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | Non
 
 
 def _was_forked(run_folder: Path, source: Path) -> bool:
-    """Whether one of the run's starts, whose config-1.json, config-2.json, ... it has kept, was told to fork from `source`."""
+    """Whether one of the run's starts forked from `source`, by the configs that it has kept (config-1.json, ...)."""
     for file in run_folder.glob("config*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             then = json.loads(file.read_text())["resume"]

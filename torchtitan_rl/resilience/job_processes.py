@@ -32,7 +32,7 @@ def signal_name(number: int) -> str:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that happens."""
+    """Let the kernel kill this process when its parent dies."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died in between
@@ -106,7 +106,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def start_reaper(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
-    """Fork a process that waits until this one ends, however that happens, kills what is left of the job, and calls `at_end`.
+    """Fork a process that waits for the end of this one, then kills the job's remaining processes and calls `at_end`.
 
     The kernel kills the ranks with their parent. Processes that ranks have started, such as a reward's sandbox, need this reaper.
     """

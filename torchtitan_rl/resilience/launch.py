@@ -104,7 +104,7 @@ class Launcher:
         return code
 
     def close(self) -> None:
-        """Kill what is left of the job's processes and remove the folder with their statuses."""
+        """Kill the job's remaining processes and remove the folder with their statuses."""
         job_processes.kill_marked(self.mark)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -268,7 +268,7 @@ class Launcher:
 
 
 def _record_killed_launcher(folder: Path) -> None:
-    """Write how a run ended whose launcher was killed, and its report. Called by the reaper, with the folder of statuses.
+    """Write the end and the report of a run whose launcher was killed. Called by the reaper, with the folder of statuses.
 
     A launcher that ends by itself has removed the folder.
     """

@@ -133,7 +133,7 @@ def _peak(size: int) -> str:
 
 
 def memory_remedy(phase: str) -> str:
-    """What to lower when memory ran out in a phase, as a sentence."""
+    """A sentence that names the settings to lower after memory ran out in a phase."""
     first = next((f"{what}, " for end, what in TO_LOWER.items() if phase.endswith(end)), "")
     return f"Lower {first}num_prompts_per_step or sampling.n, or start fewer ranks on a node."
 

@@ -26,7 +26,7 @@ _mask: Callable[[str], str] = str
 
 
 def mask_output(mask: Callable[[str], str]) -> None:
-    """Show what is printed from now on as `mask` returns it, for example without secrets."""
+    """Pass all later output through `mask`, for example to hide secrets."""
     global _mask
     _mask = mask
 

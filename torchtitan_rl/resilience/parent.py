@@ -26,7 +26,7 @@ from torchtitan_rl.resilience.job_processes import (
 from torchtitan_rl.resilience.watchdog import READING_LIMIT_S
 
 _GOES_ON, _READS, _DONE = range(3)
-"""What the rank says of itself."""
+"""The facts that the rank reports about itself."""
 _TO_GO_ON = "The same command with --dump-folder, if it has one, goes on from the last checkpoint."
 _STACK_S = 1.0
 """Seconds that a rank has to write its stacks before it is ended."""
@@ -89,7 +89,7 @@ def end_reading() -> None:
 
 
 class PhaseForParent(Listener):
-    """Tells the parent the rank's phase, so that it can name what the rank imported when it ended."""
+    """Sends the rank's phase to the parent, which names it if the rank dies."""
 
     def moved(self, where: str) -> None:
         """See Listener."""
@@ -112,7 +112,7 @@ def _end_reader(child: int, limit_s: float) -> NoReturn:
 
 
 def _end_like(code: int, sent: set[int], *, done: bool) -> NoReturn:
-    """End this process with a child's exit code or signal. Say why the child ended, if it cannot have said it itself."""
+    """End this process with a child's exit code or signal. Print why the child ended if it could not print it."""
     phase = bytes(_state[1:]).strip(b" \0").decode(errors="replace")
     where = f" in: {phase}" if IMPORTING in phase else ""
     if code == 0 and not done:

@@ -20,7 +20,7 @@ SHOWN_FIELDS, SHOWN_CHARACTERS = 5, 200
 """Most fields of the config that an error names, and characters of a value."""
 
 COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
-"""Each call compares as many numbers, so that ranks in different parts of a step are told and do not wait for each other."""
+"""Numbers that each call compares. As many in every call, so that ranks in different parts of a step are reported and do not hang."""
 
 
 def check_replicated(step: int, values: Sequence[Prompt] | Sequence[Group[Episode]]) -> None:
@@ -30,7 +30,7 @@ def check_replicated(step: int, values: Sequence[Prompt] | Sequence[Group[Episod
 
 
 def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[str, int]:
-    """Checksums of a step's prompts or episodes, by what they are of. They take about 15 ms for a million tokens."""
+    """Checksums of a step's prompts or episodes, by the kind of value. They take about 15 ms for a million tokens."""
     if all(isinstance(value, Prompt) for value in values):
         prompts = ((p.prompt_idx, p.text, p.task, p.expected_answer, p.token_ids) for p in values)
         return {"the prompts": _checksum(prompts)}

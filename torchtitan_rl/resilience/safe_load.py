@@ -45,7 +45,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a checkpoint folder whose `.metadata` holds nothing but DCP's records.
+    """Reads a checkpoint folder. Its `.metadata` may only contain DCP's records.
 
     Raises: pickle.UnpicklingError for any other object, before it is created.
     """

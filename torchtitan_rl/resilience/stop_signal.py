@@ -11,7 +11,7 @@ from torchtitan_rl.resilience import job_processes
 
 
 class StopSignal:
-    """Remembers the first signal that asks for an end; a second one ends the process at once.
+    """Stores the first stop signal. A second one ends the process at once.
 
     torchrun also sends SIGTERM when another rank has failed, and then the step cannot be finished. A failing rank, or the
     launcher for one that was killed, leaves a marker file. If it exists, the signal has its default effect.
@@ -21,7 +21,7 @@ class StopSignal:
         self.number = 0
         """The first signal that was received; 0 if there was none."""
         self.effect = "saving a checkpoint after this step"
-        """What the first signal brings about, for its message."""
+        """The effect of the first signal, for its message."""
         self._at = 0.0
         self._failure_marker = failure_marker
         self.arm()

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """What the checks of a config have built."""
+    """The parts that were built while the config was checked."""
 
     task: "Task"
     scorers: "dict[str, Scorers]"
@@ -70,7 +70,7 @@ class Prepared(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
-    """What a training loop calls. Every rank has its own, and calls them in the same order."""
+    """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
 
     tokenizer: "PreTrainedTokenizerBase"
     prompts: "PromptStream"

@@ -63,7 +63,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _other_use(folder: Path) -> str:
-    """What else a folder is for; "" if it is new, empty or a run's own. Raises OSError if it cannot be read."""
+    """The other use that a folder has; "" if it is new, empty or a run's own. Raises OSError if it cannot be read."""
     if not os.path.lexists(folder):
         return ""
     for place, name in _PLACES.items():

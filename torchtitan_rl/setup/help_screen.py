@@ -33,7 +33,7 @@ MOST_CHANGED = {
 }
 """The fields of the first screen, and their meaning in a few words."""
 ALL, RUN = "all", "run"
-"""What `--help` takes besides the name of a group: every field, and the fields that are in no group."""
+"""Arguments of `--help` besides the groups' names: every field, and the fields that are in no group."""
 _MOST_WIDTH = 120
 
 
@@ -93,7 +93,7 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
 
 
 def _group(config: "RunConfig", path: str) -> Any:
-    """A dataclass with the group alone, at the same path, so that its options have their full names."""
+    """A dataclass with only this group, at the same path, so that its options have their full names."""
     try:
         found = attrgetter(path)(config)
     except AttributeError:

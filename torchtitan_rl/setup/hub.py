@@ -52,7 +52,7 @@ def cached(name: str) -> Path | None:
 
 
 def _download(name: str) -> Path:
-    """Download a model in a process of its own, because this process has told its libraries that there is no network."""
+    """Download a model in a separate process, because the libraries of this process are set to offline mode."""
     from torchtitan_rl import HUB_OFFLINE
 
     environment = {"RES_OPTIONS": "timeout:3", **os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}  # seconds for a name server

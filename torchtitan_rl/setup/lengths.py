@@ -46,7 +46,7 @@ def _fitting(given: dict[str, int], positions: float) -> dict[str, int]:
 
 
 def _faults(given: dict[str, int], fitting: dict[str, int], positions: float) -> dict[str, str]:
-    """Returns what was expected of each length that does not fit, by field."""
+    """Returns the expected range of each length that does not fit, by field."""
     faults, prompt = {}, given[PROMPT]
     whole, name = min((given[MODEL], f"{MODEL} {given[MODEL]}"), (positions, f"the model's {positions} positions"))
     if given[MODEL] > positions:

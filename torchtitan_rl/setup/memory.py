@@ -250,7 +250,7 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
 
 
 def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Footprint:
-    """What generation must read and a token must compute, for this model on `world_size` ranks."""
+    """The bytes that generation must read and the FLOPs of a token, for this model on `world_size` ranks."""
     shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     engine_ranks = config.generator.tensor_parallel_degree

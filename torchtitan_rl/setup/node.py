@@ -90,7 +90,7 @@ def check_engine_library() -> None:
 
 
 def engine_start_note() -> str:
-    """What the engine's start may wait for besides itself, for the line that says that it starts; "" for nothing."""
+    """A note for the line about the engine's start: what else it may wait for. "" for nothing."""
     if not gpu_count() or shutil.which("nvcc") is None or importlib.util.find_spec("flashinfer") is None:
         return ""
     return " (FlashInfer may compile kernels with nvcc, minutes, the first time on a machine)"

@@ -125,7 +125,7 @@ def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
 
 
 def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
-    """As `prepare_resume`, on one rank alone."""
+    """Like `prepare_resume`, on one rank alone."""
     choice = config.resume
     if was_restarted() and is_choice(choice):
         step = CheckpointFolder(run_folder).going_back_to()

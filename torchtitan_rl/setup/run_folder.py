@@ -107,7 +107,7 @@ class RunFolder:
 
     @contextmanager
     def kept_if_refused(self) -> Iterator[None]:
-        """If a UserError refuses the run inside, the files that say how an earlier run began and ended stay as they were."""
+        """If a UserError refuses the run inside this context, the files about an earlier run's start and end stay unchanged."""
         try:
             yield
         except UserError:

@@ -42,7 +42,7 @@ MEMORY_SHARE = 4
 """The model in float32 may take this fraction of the machine's memory: 1 / MEMORY_SHARE."""
 
 SECONDS = 30
-"""If the policy's half takes over half of this, transformers' half is not begun."""
+"""transformers' half is skipped if the policy's half takes more than half of this."""
 
 TOKENS, MOST_TOKENS = 32, 512
 """Length of the sequence; with sliding windows, so long that the largest one is full, but at most MOST_TOKENS."""

@@ -13,14 +13,14 @@ from torchtitan_rl.common.secret_variables import ADDRESS_PASSWORD, secret_value
 
 HIDDEN = "***"
 _FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
-"""How the name of a config field, an option or an argument with a secret ends."""
+"""Endings of the names of config fields, options and arguments that hold a secret."""
 _NAME = re.compile(rf"{_FIELD}$", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(\b\w*{_FIELD}(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+", re.IGNORECASE)
 _LITERAL = re.compile(rf"(\b\w*{_FIELD}['\"]?\s*(?:=|:)\s*(['\"]))[^'\"\n]+(?=\2)", re.IGNORECASE)
 
 
 def without_secrets(value: Any) -> Any:
-    """A copy of a JSON-like value, or of a command line, with what looks like a secret replaced by ***.
+    """A copy of a JSON-like value or command line with everything that looks like a secret replaced by ***.
 
     A secret is a text that has a name such as api_key, or that follows one and "=". It is also the password in an address, and
     the value of an environment variable with such a name, for example OPENAI_API_KEY, wherever it occurs.

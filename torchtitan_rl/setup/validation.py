@@ -103,7 +103,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
 
 
 def check_task(config: "RunConfig", task: Task) -> None:
-    """Check what depends on the built task: whether evaluations will have the metric of `evaluation.best_by`.
+    """Check that evaluations of the built task will have the metric of `evaluation.best_by`.
 
     Raises:
         UserError: as `validate`.

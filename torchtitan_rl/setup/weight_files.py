@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
 
 DTYPES = ("F64", "F32", "F16", "BF16")
-"""What weights may be stored as. Others are quantized: numbers without a meaning unless something holds their scales."""
+"""The dtypes in which weights may be stored. Other dtypes are quantized and meaningless without their scales."""
 
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 """Tensors that every implementation computes from config.json. Older checkpoints store them."""

@@ -14,7 +14,7 @@ Twice the listener's backlog, so that agents that all connect at once fit in."""
 
 
 def admitting(knows: Callable[[bytes], bool]) -> type[asyncio.Protocol]:
-    """Returns a uvicorn protocol whose connections end unless they show a key in time.
+    """Returns a uvicorn protocol that closes connections which do not send a valid key in time.
 
     Args:
         knows: whether the value of an `authorization` header is that of an open conversation.

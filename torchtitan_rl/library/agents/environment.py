@@ -87,7 +87,7 @@ class AgentEnvironment(FittedEnvironment):
         return WholePrompt(appended, tools=self._request.tools)
 
     def step(self, message: Message) -> Turn:
-        """Answers the agent's request with the policy's message. Returns what its next request appends, or its end."""
+        """Answers the agent's request with the policy's message. Returns the messages of its next request, or its end."""
         self._turns += 1
         tools = self._request.tool_names
         spoken = self._spoken(message["content"])
@@ -105,7 +105,7 @@ class AgentEnvironment(FittedEnvironment):
         return Turn(messages=appended, columns={**columns, **self._request.columns})
 
     def close(self, finish_reason: FinishReason) -> float | None:
-        """Ends the agent. Returns the reward that it has posted, unless its last turn has brought it."""
+        """Ends the agent. Returns the reward that it has posted, unless the last turn already returned it."""
         if self._session is None:
             return None
         self._session.close(f"the conversation has ended: {finish_reason}")

@@ -34,7 +34,7 @@ class Session:
         self.key = secrets.token_urlsafe(32)
         self.base_url = gateway.base_url
         self.outcome = Outcome()
-        """What the agent has posted so far."""
+        """The outcome that the agent has posted so far."""
         self._gateway = gateway
         self._events: queue.SimpleQueue[bytes | Outcome | AgentError] = queue.SimpleQueue()
         self._failure: AgentError | None = None

@@ -24,12 +24,12 @@ _SUPPORTED |= {"presence_penalty": 0, "frequency_penalty": 0, "response_format":
 
 
 class AgentError(Exception):
-    """What an agent did wrong, in a sentence. The conversation ends with `env_error`."""
+    """An agent's mistake, as a sentence. The conversation ends with `env_error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an agent says of its conversation. Example: Outcome(reward=1.0, columns={"tests_passed": 12})"""
+    """An agent's result of its conversation. Example: Outcome(reward=1.0, columns={"tests_passed": 12})"""
 
     reward: float | None = None
     columns: dict[str, Any] = field(default_factory=dict)
@@ -65,11 +65,11 @@ class ChatRequest:
     stream: bool
     stream_usage: bool
     columns: dict[str, Any]
-    """What the agent logs of the turn before."""
+    """The agent's log of the previous turn."""
 
     @classmethod
     def read(cls, body: bytes, conversation: Conversation) -> "ChatRequest":
-        """Raises AgentError for a request that is malformed, or asks for what the run does not do."""
+        """Raises AgentError for a malformed or unsupported request."""
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -41,11 +41,11 @@ class Running(Protocol):
     """An agent that has been started. Its end is reported to the session."""
 
     def stop(self) -> None:
-        """End the agent, if it still runs, and remove what it has left."""
+        """End the agent if it still runs. Kill its processes and remove its files."""
 
 
 class RunningCommand:
-    """A command in a new folder. All that it has started is killed when its first process ends, or by `stop`."""
+    """A command in a new folder. All processes that it has started are killed when its first process ends, or by `stop`."""
 
     def __init__(self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]) -> None:
         self._session = session

@@ -45,7 +45,7 @@ class EngineAdapter:
         return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": targets}
 
     def request(self) -> "LoRARequest":
-        """Returns what every request carries. vLLM finds the adapter by its id and opens no path."""
+        """Returns the LoRA request of every sampling request. vLLM finds the adapter by its id and opens no path."""
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("policy", NUMBER, "in-process")

@@ -14,7 +14,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig
 
 PREFIX = "base_model.model."
-"""What peft puts before transformers' names."""
+"""peft's prefix of transformers' names."""
 
 FILE = "adapter_model.safetensors"
 

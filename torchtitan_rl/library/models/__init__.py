@@ -254,7 +254,7 @@ _NOT_COMPUTED = ("architectures", "dtype", "id2label", "label2id", "transformers
 
 
 def _transformers_entries(config: HFDecoder.Config) -> dict[str, Any]:
-    """Returns config.json without what computes nothing. The sizes are there under the usual names."""
+    """Returns config.json without entries that affect no computation. Sizes have the usual names."""
     entries = {key: value for key, value in config.hf.to_dict().items() if key not in _NOT_COMPUTED}
     attention = config.first_attention
     sizes = {"num_key_value_heads": attention.n_kv_heads, "head_dim": attention.head_dim}

@@ -96,7 +96,7 @@ FAMILIES = {"Qwen3ForCausalLM": QWEN3, "Qwen2ForCausalLM": QWEN2, "LlamaForCausa
 
 
 def beyond_torchtitan(found: "PretrainedConfig") -> list[str]:
-    """Returns the entries of a config for which torchtitan's modules of its family do not do, so that it runs with transformers'.
+    """Returns the config entries that torchtitan's modules of this family lack. Such a model runs with transformers' layers.
 
     Example: ["rope_type 'yarn'"]. Empty for other families, which always run with transformers' layers.
     """

@@ -103,7 +103,7 @@ def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
 
 @cache
 def _own_copy(name: str) -> ModuleType:
-    """Returns a module of transformers, imported once more, so that its classes are the policy's alone.
+    """Imports a module of transformers a second time, so that changes to its classes affect the policy only.
 
     vLLM's Transformers backend replaces `__init__` and `__call__` of a family's class, for every instance in the process. A model
     that is built afterwards would fail.
@@ -123,11 +123,11 @@ class ScaledHead(LogprobHead):
         self.scale = scale
 
     def scoring(self, labels: Tensor, temperature: float, at: Tensor | None = None) -> AbstractContextManager[None]:
-        """As `LogprobHead.scoring`. A scale is the inverse of a temperature, so hidden states are not rounded again."""
+        """Like `LogprobHead.scoring`. A scale is the inverse of a temperature, so hidden states are not rounded again."""
         return super().scoring(labels, temperature / self.scale, at)
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """As `LogprobHead.forward`."""
+        """Like `LogprobHead.forward`."""
         found = super().forward(input)
         return found * self.scale if self._target is None else found
 

@@ -25,12 +25,12 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class Unsupported(Exception):
-    """The model cannot be trained. The text says what it is or has that this trainer does not compute."""
+    """The model cannot be trained. The text names the feature that this trainer does not compute."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What the trainer must know of a model that it supports."""
+    """The facts about a supported model that the trainer needs."""
 
     windows: tuple[int | None, ...]
     """The sliding window of each layer; None: no window."""
@@ -113,7 +113,7 @@ def _check_structure(model: "PreTrainedModel") -> None:
 
 
 class Calls:
-    """Takes the place of a `PackedCall` and notes what each attention module asks for."""
+    """Replaces a `PackedCall` and records the arguments of each attention module."""
 
     def __init__(self) -> None:
         self.windows: list[int | None] = []

@@ -18,7 +18,7 @@ _math_judge = functools.cache(MathJudge)
 
 
 def final_answer(text: str) -> str:
-    """Returns the answer in a text, from the first of these that it has.
+    """Returns the answer in a text, in the first of these formats that it has.
 
     The last \\boxed{...}; the last <answer>...</answer>; the last "#### x"; the last "answer is x" or "answer: x"; the
     last line.
