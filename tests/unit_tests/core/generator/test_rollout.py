@@ -319,6 +319,8 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
         generator=generator,
         grader=graded,
         _trainer_state=TrainerState,
+        services=SimpleNamespace(observer=SimpleNamespace(keep=lambda groups, **_: None)),
+        state=SimpleNamespace(step=1),
     )
     first, _ = Controller._score(run, generator.generate(prompts(made, 2)))
     graded.close()
