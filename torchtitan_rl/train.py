@@ -254,12 +254,13 @@ def build_run(
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.events import phase
     from torchtitan_rl.core.state import RunState
+    from torchtitan_rl.library.demonstrations import Demonstrations
     from torchtitan_rl.setup.build_parts import build_parts
 
     evaluation = config.evaluation.build()
     parts = build_parts(config, prepared, folder=run_folder)
     recorder = build_recorder(config, parts.tokenizer, run_folder)
-    in_flight = config.in_flight.build(prompt_at=parts.prompts.at)
+    in_flight = config.in_flight.build(prompt_at=parts.prompts.at) if config.samples_training else Demonstrations()
     state = RunState(algorithm=parts.algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
     checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
     if resume is not None:

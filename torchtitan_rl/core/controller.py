@@ -16,7 +16,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import SamplerFault
-from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.evaluation import Evaluation, held_out_loss
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
@@ -85,6 +85,7 @@ class Controller(Configurable):
             in_flight: the groups that an earlier step has begun, new or from a checkpoint.
             sources: the frozen models that the algorithm asks for.
             state: the progress of the run, new or from a checkpoint.
+            generator: the engine, or what stands for it in a run that samples nothing (library/demonstrations.py).
             held_out: the prompts of every evaluation, at least one.
             probe: [L] the tokens by which the weight sync compares trainer and engine.
         """
@@ -131,7 +132,8 @@ class Controller(Configurable):
 
     def evaluate_only(self) -> None:
         """Evaluate without training."""
-        self.sync_weights()
+        if self.evaluation.passes:
+            self.sync_weights()
         with heartbeat("evaluation"):
             self._evaluate()
         self.services.observer.close()
@@ -139,7 +141,7 @@ class Controller(Configurable):
 
     def _begin(self) -> None:
         """Push the first weights. Evaluate a new run before its first step, or report where a resumed run continues."""
-        self.sync_weights()
+        self._sync_for_next()
         if self.state.step == 0:
             with heartbeat("evaluation before the first step"):
                 evaluated = self._evaluate_when_due()
@@ -175,7 +177,7 @@ class Controller(Configurable):
                     f"{fault} {services.weight_sync.evidence(self.generator)}"
                 ) from fault
             with timed("sync"):
-                record_metric("sync/bytes", self.sync_weights(), "max")
+                record_metric("sync/bytes", self._sync_for_next(), "max")
             self._evaluate_when_due()
         self.state.count(groups, update)
         services.observer.step(groups, update, self.state)
@@ -250,6 +252,11 @@ class Controller(Configurable):
             best_global_step=self.evaluation.best_step,
         )
 
+    def _sync_for_next(self) -> int:
+        """Push the policy if the next step or an evaluation samples from it. Returns the number of bytes sent."""
+        evaluates = self.evaluation.passes and self.evaluation.due(self.state.step, self.config.num_steps)
+        return self.sync_weights() if self.in_flight.samples or evaluates else 0
+
     def sync_weights(self) -> int:
         """Push the policy into the engine and verify the weights there. Returns the number of bytes sent."""
         return push_policy(
@@ -282,7 +289,9 @@ class Controller(Configurable):
                 )
                 scored = self._score(groups, f"{one.prefix}/", one.split)
             sampled[one] = draft_episodes(scored)
-        return self.services.observer.evaluation(sampled, self.state)
+        with timed("evaluate"):
+            measured = held_out_loss(self.trainer, self.held_out)
+        return self.services.observer.evaluation(sampled, self.state, measured)
 
     def close(self) -> None:
         """Stop the engine, then the process group that it uses."""

@@ -1,14 +1,36 @@
 """Evaluation on held-out prompts: its schedule, its sampling, and the decisions made from the results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.trainer.trainer import Trainer
+
+HELD_OUT_LOSS = "evaluation/loss"
+"""The metric of `held_out_loss`."""
+
+
+def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Returns the mean -log pi of the tokens to learn in the prompts' demonstrations; nothing if they have none. Collective."""
+    shown = [prompt for prompt in prompts if prompt.demonstration is not None]
+    groups = [
+        Group(prompt=prompt, samples=[Episode(scored=ScoredCompletion(completion=prompt.demonstration, reward=None))])
+        for prompt in shown
+    ]
+    if not groups:
+        return {}
+    scored = trainer.score_tokens(trainer.model, groups)  # [L] each
+    learned = [logprobs[prompt.demonstration.loss_mask] for prompt, logprobs in zip(shown, scored, strict=True)]
+    return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
 
 
 class EvaluationPass(NamedTuple):
@@ -36,7 +58,8 @@ class Evaluation(Configurable):
         sampling: SamplingConfig = field(
             default_factory=lambda: SamplingConfig(n=1, temperature=0.0)
         )
-        """Sampling of the first pass; greedy by default."""
+        """Sampling of the first pass; greedy by default. With n 0 nothing is sampled: demonstrations then have their
+        held-out loss alone."""
 
         sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
         """Sampling of a second pass, with temperature and n > 1, for mean@n and pass@k. Its metrics are
@@ -52,13 +75,11 @@ class Evaluation(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        samplings = {"evaluation": config.sampling}
-        if config.sampled.n > 0:
-            samplings["evaluation/sampled"] = config.sampled
         self.passes: dict[EvaluationPass, SamplingConfig] = {}
-        for prefix, sampling in samplings.items():
-            split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
-            self.passes[EvaluationPass(prefix, split)] = sampling
+        for prefix, sampling in {"evaluation": config.sampling, "evaluation/sampled": config.sampled}.items():
+            if sampling.n > 0:
+                split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
+                self.passes[EvaluationPass(prefix, split)] = sampling
         self.is_best = False
         """Whether the latest results are the best so far."""
         self._sign = -1 if config.best_by.startswith("-") else 1

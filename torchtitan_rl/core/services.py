@@ -53,8 +53,12 @@ class Prompts(Protocol):
 class GroupsInFlight(Protocol):
     """Samples a step's prompts. Groups that are not whole when enough others are go on in the next step.
 
-    The groups that are carried from step to step are equal on every rank: `library.in_flight.InFlight`.
+    The groups that are carried from step to step are equal on every rank: `library.in_flight.InFlight`. With
+    `library.demonstrations.Demonstrations` the groups come from the data.
     """
+
+    samples: bool
+    """Whether the engine samples, so that it needs the policy after each update."""
 
     def num_new(self, needed: int) -> int:
         """How many prompts a step of `needed` groups begins."""
@@ -108,9 +112,12 @@ class Observer(Protocol):
         """Called after each step; `state` already counts it."""
 
     def evaluation(
-        self, passes: Mapping["EvaluationPass", Sequence[Group[Episode]]], state: "RunState"
+        self,
+        passes: Mapping["EvaluationPass", Sequence[Group[Episode]]],
+        state: "RunState",
+        measured: Mapping[str, float],
     ) -> dict[str, float]:
-        """Returns the evaluation's metrics by name, from the held-out groups of each pass."""
+        """Returns the evaluation's metrics by name: from the held-out groups of each pass, and those already `measured`."""
 
     def flush(self, step: int) -> None:
         """Merge and write the metrics of all ranks. Collective; called once a step."""

@@ -56,6 +56,8 @@ class Prompt:
     """Sampling settings of this prompt in training; None: the run's."""
     stream_idx: int = -1
     """Index in the stream of training prompts, for a checkpoint; -1 for a prompt that is not from it."""
+    demonstration: "Completion | None" = None
+    """The data's own completion, to learn from in place of a sampled one. Its `loss_mask` is True on the tokens to learn."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))

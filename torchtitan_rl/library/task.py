@@ -49,6 +49,8 @@ class Example:
     """The name of the mixture member this example comes from; set by the mixture."""
     sampling: "SamplingConfig | None" = None
     """Sampling settings of the mixture member in training; None: the run's."""
+    demonstration: list[dict[str, str]] | None = None
+    """The messages that follow the prompt's, to learn from: the assistant's turns. None: completions are sampled."""
 
     def __post_init__(self) -> None:
         by_name = isinstance(self.columns, dict) and all(isinstance(name, str) for name in self.columns)

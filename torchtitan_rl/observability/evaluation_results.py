@@ -87,7 +87,7 @@ def print_results(results: Mapping[str, Any]) -> None:
         table.add_row(escape(name), f"{value:.4f}", "" if math.isnan(low) else f"{low:.4f} to {high:.4f}")
     console.print(table)
     failures = Table("wrong: the prompt ends", "expected", "answer", "the completion ends", title="some wrong answers")
-    for failure in next(iter(results["failures"].values()))[:5]:
+    for failure in next(iter(results["failures"].values()), [])[:5]:
         cells = (
             failure["prompt"][-60:],
             failure["expected_answer"],

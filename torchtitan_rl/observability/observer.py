@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core import comm
+from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
 from torchtitan_rl.observability.evaluation_results import results_of, write_results
 from torchtitan_rl.observability.metrics.efficiency import Footprint
@@ -57,7 +59,8 @@ class RunObserver:
         """See Observer."""
         data = self._prompts.metrics(state.prompts_seen)
         record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
-        self._idle_notice.see(groups)
+        if self._algorithm.policy_loss.uses_rewards:
+            self._idle_notice.see(groups)
         self._unfinished.forget(TRAINED_SPLIT)
 
     def check_rewarded(self) -> None:
@@ -65,13 +68,18 @@ class RunObserver:
         self._idle_notice.check_rewarded()
 
     def evaluation(
-        self, passes: "Mapping[EvaluationPass, Sequence[Group[Episode]]]", state: "RunState"
+        self,
+        passes: "Mapping[EvaluationPass, Sequence[Group[Episode]]]",
+        state: "RunState",
+        measured: Mapping[str, float],
     ) -> dict[str, float]:
         """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
         for one, groups in passes.items():
             record_evaluation(groups, one, step=state.step)
             self._unfinished.forget(one.split)
+        record_metrics({name: same_everywhere(value) for name, value in measured.items()})
         results = results_of({one.prefix: groups for one, groups in passes.items()})
+        results["metrics"] |= measured
         if comm.is_rank_0():
             self.write_evaluation(state.step, self._mask(results))
         return results["metrics"]

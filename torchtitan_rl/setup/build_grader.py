@@ -18,14 +18,19 @@ from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
 
 
-def find_scorers(config: Grader.Config, task: Task) -> dict[str, Scorers]:
+def find_scorers(config: Grader.Config, task: Task, *, required: bool = True) -> dict[str, Scorers]:
     """The reward functions and the judgement of each member of `task`. Needs no weights, so it is done before them.
+
+    Args:
+        required: whether a task without reward functions is an error. Demonstrations need none.
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
     members = task.members()
-    by_task = {member: _scorers(config, member, extra) for member in members.values()}  # held-out tables share a task
+    by_task = {
+        member: _scorers(config, member, extra, required) for member in members.values()
+    }  # held-out tables share a task
     scorers = {name: by_task[member] for name, member in members.items()}
     _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
     return scorers
@@ -58,7 +63,7 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
     )
 
 
-def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scorers:
+def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], required: bool) -> Scorers:
     """The rewards and the judgement of one task. The rewards of `extra` are those of all members of a mixture.
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
@@ -66,7 +71,11 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward]) -> Scor
     rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
     names = [reward.name for reward in rewards]
     expect(
-        bool(names), "grader.rewards", config.rewards, "a reward function, as the task has none", "Name one or more."
+        bool(names) or not required,
+        "grader.rewards",
+        config.rewards,
+        "a reward function, as the task has none",
+        "Name one or more.",
     )
     twice = sorted({name for name in names if names.count(name) > 1})
     expect(

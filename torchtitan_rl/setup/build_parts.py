@@ -23,6 +23,7 @@ from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -84,8 +85,9 @@ class Parts:
     sources: "list[Source]"
     """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it, and the
     teacher."""
-    generator: "Generator"
-    weight_sync: "WeightSync"
+    generator: "Generator | NoEngine"
+    weight_sync: "WeightSync | None"
+    """None without an engine."""
 
     def push(self, *, step: int) -> int:
         """Push the policy after `step` into the engine, and verify it there. Returns the bytes sent. Collective.
@@ -113,7 +115,7 @@ def prepare(config: "RunConfig") -> Prepared:
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     task = build_task(config.task)
-    scorers = find_scorers(config.grader, task)
+    scorers = find_scorers(config.grader, task, required=config.samples_training)
     check_task(config, task)
     missing = missing_start(config)
     check_model(config, world_size=world_size)
@@ -162,10 +164,13 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         if config.teacher:
             sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
-    with events.phase("start the vLLM engine" + engine_start_note()):
-        generator = _build_generator(config, tokenizer, environments, trainer.lora)
-    proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
-    generator.sleep()  # loading the optimizer's state needs the engine's memory
+    generator, weight_sync = NoEngine(), None
+    if config.needs_engine:
+        with events.phase("start the vLLM engine" + engine_start_note()):
+            generator = _build_generator(config, tokenizer, environments, trainer.lora)
+        proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
+        weight_sync = config.weight_sync.build(proof=proof)
+        generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         tokenizer=tokenizer,
         prompts=prompts,
@@ -176,7 +181,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         trainer=trainer,
         sources=sources,
         generator=generator,
-        weight_sync=config.weight_sync.build(proof=proof),
+        weight_sync=weight_sync,
     )
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.library.demonstrations import check_demonstrated
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ def build_prompts(config: "RunConfig", task: "Task", tokenizer: "PreTrainedToken
         UserError: if task, tokenizer, chat template and environments do not fit each other.
     """
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
-    stream = config.prompts.build(task=task, tokenizer=tokenizer, seed=config.seed)
+    ends = end_token_ids(config.hf_assets_path, tokenizer)
+    longest = config.sampling.max_tokens
+    stream = config.prompts.build(
+        task=task, tokenizer=tokenizer, seed=config.seed, end_token_ids=ends, max_completion_tokens=longest
+    )
+    if not config.samples_training:
+        check_demonstrated(stream.at(0))
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
     held_out = stream.held_out(config.evaluation.num_prompts if evaluates else 1)
     environments = config.conversations.build(
         members=task.members(),
         tokenizer=tokenizer,
-        end_token_ids=end_token_ids(config.hf_assets_path, tokenizer),
+        end_token_ids=ends,
         template_options={"enable_thinking": config.prompts.enable_thinking},
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)

@@ -39,7 +39,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     """Print layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     validate(config, world_size=world_size)
     task = build_task(config.task)
-    scorers = find_scorers(config.grader, task)
+    scorers = find_scorers(config.grader, task, required=config.samples_training)
     check_task(config, task)
     tokenizer = _tokenizer(config)
     if config.teacher:

@@ -119,7 +119,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
     if teacher is not None and not is_base:
         frozen += _Shape.of(teacher).parameters / (max(shards, 1) * tp) * width
-    engine = config.generator.gpu_memory_utilization * gpu_bytes
+    engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine
     largest = max(shape.embedding, shape.layer)
     awake = {
         "weights and moments": 12 * trained + frozen + reference,
@@ -191,11 +191,13 @@ def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | N
     if generator.sleep == "auto":
         generator.sleep = False
         generator.sleep = need().peak > ROOMY * gpu_bytes
+    estimate = f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need().describe()}."
+    if not config.needs_engine:
+        return f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}; no engine"
     weights, cached = _engine_bytes(config)
     room = generator.gpu_memory_utilization * gpu_bytes - weights
     return (
-        f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need().describe()}. "
-        f"trainer.activation_checkpoint {trainer.activation_checkpoint}, generator.sleep {generator.sleep}; the KV cache holds "
+        f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}, generator.sleep {generator.sleep}; the KV cache holds "
         f"about {max(room, 0) / cached:,.0f} tokens, {generator.max_num_seqs} sequences of full length need "
         f"{generator.max_num_seqs * generator.max_model_len:,}"
     )
@@ -221,7 +223,7 @@ def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Non
         UserError: with the bytes and the fields to change.
     """
     degree, (weights, _) = config.generator.tensor_parallel_degree, _engine_bytes(config)
-    if weights >= config.generator.gpu_memory_utilization * gpu_bytes:
+    if config.needs_engine and weights >= config.generator.gpu_memory_utilization * gpu_bytes:
         raise UserError(
             f"generator.gpu_memory_utilization {config.generator.gpu_memory_utilization} of {gpu_bytes / GIB:.0f} GiB does "
             f"not hold the engine's weights, {weights * degree / GIB:.1f} GiB over generator.tensor_parallel_degree "

@@ -67,6 +67,17 @@ class RunConfig(Controller.Config):
     the slowest replica needs for generation and rewards."""
 
     @property
+    def samples_training(self) -> bool:
+        """Whether the engine samples the completions to learn from; False with demonstrations."""
+        return self.algorithm.loss.build().sampled
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether training or an evaluation samples."""
+        evaluates = bool(self.evaluation.every or self.eval_only)
+        return self.samples_training or (evaluates and bool(self.evaluation.sampling.n or self.evaluation.sampled.n))
+
+    @property
     def dtypes(self) -> dict[str, str]:
         """The dtype of the matrix products on each side, by its field."""
         return {

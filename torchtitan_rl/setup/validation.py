@@ -12,6 +12,7 @@ from torchtitan_rl.core.algorithm import NoCorrection
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
@@ -111,6 +112,8 @@ def check_task(config: "RunConfig", task: Task) -> None:
     name, known = config.evaluation.best_by.removeprefix("-"), set()
     members = task.members()
     judged = any(getattr(member, "has_answers", True) for member in members.values())
+    if not config.samples_training:
+        known.add(HELD_OUT_LOSS)
     for one, sampling in config.evaluation.build().passes.items():
         names = evaluation_names(sampling.n, judged=judged)
         prefixes = [one.prefix, *(f"{one.prefix}/{member}" for member in members if member)]
@@ -230,14 +233,19 @@ def _check_samples(config: "RunConfig") -> None:
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
     """All sampling configs that the run uses, by field."""
-    passes = {"sampling": config.sampling, "evaluation.sampling": config.evaluation.sampling, **config.task.samplings()}
-    return passes | ({"evaluation.sampled": config.evaluation.sampled} if config.evaluation.sampled.n else {})
+    passes = {"sampling": config.sampling, **config.task.samplings()}
+    of_evaluation = {"evaluation.sampling": config.evaluation.sampling, "evaluation.sampled": config.evaluation.sampled}
+    return passes | {field: sampling for field, sampling in of_evaluation.items() if sampling.n}
 
 
 def _check_sampling(config: "RunConfig") -> None:
     """Check that the run's sampling config and those of a mixture's members can be trained on together."""
     longest, temperature = config.sampling.max_tokens, config.sampling.temperature
     expect(temperature > 0, "sampling.temperature", temperature, "more than 0 in training", "1.0 is usual.")
+    expect(
+        config.samples_training or temperature == 1, "sampling.temperature", temperature,
+        "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
+    )  # fmt: skip
     whole = "as a truncated sampler biases ratios"  # the trainer scores with the whole vocabulary
     for field, own in {"sampling": config.sampling, **config.task.samplings()}.items():
         limits = {
@@ -275,6 +283,7 @@ def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:
     prompts, needed, algorithm = config.in_flight.prompts, config.num_prompts_per_step, config.algorithm
     if not prompts:
         return
+    expect(config.samples_training, "in_flight.prompts", prompts, "0 with demonstrations: nothing is sampled", "Set 0.")
     expect(
         needed <= prompts <= 2 * needed, "in_flight.prompts", prompts,
         f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age", "Use 1.5 times.",

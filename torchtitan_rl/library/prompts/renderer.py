@@ -1,8 +1,9 @@
 """`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,11 +11,12 @@ import numpy as np
 from jinja2 import TemplateError
 from torchtitan.config import Configurable
 
-from torchtitan_rl.core.config import number
+from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.core.types import Completion, Prompt
 from torchtitan_rl.library.environments.template import special_tokens
 from torchtitan_rl.library.environments.tools import tool_schemas
+from torchtitan_rl.library.prompts.demonstration import TemplateRewritesError, chat_segments, plain_segments, tokenized
 from torchtitan_rl.library.task import Example, Task
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ class TooLong(UserError):
 
 class Refused(UserError):
     """A prompt that the chat template rejects, for example because of a system message."""
+
+
+class NotLearnable(Refused):
+    """A demonstration that cannot be learned as it stands; its text says why, worded to follow "3 rows"."""
 
 
 class SpecialToken(Refused):
@@ -63,9 +69,24 @@ class PromptRenderer(Configurable):
         """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
         left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
 
-    def __init__(self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        task: Task,
+        tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: Collection[int] = (),
+        max_completion_tokens: int = MANY,
+    ) -> None:
+        """
+        Args:
+            end_token_ids: the tokens that can end a turn of a demonstration; empty: the tokenizer's end token.
+            max_completion_tokens: the longest demonstration.
+        """
         self.config = config
         self.tokenizer = tokenizer
+        self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
+        self._max_completion_tokens = max_completion_tokens
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
         self._special = special_tokens(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -100,7 +121,10 @@ class PromptRenderer(Configurable):
             SpecialToken: "with the name of a special token in their text (prompts.special_tokens)",
         }
         odd = "that have no tokens or that the tokenizer cannot represent"
-        return [reasons.get(type(found), odd) for found in self.prompts(examples)]
+        return [
+            str(found) if isinstance(found, NotLearnable) else reasons.get(type(found), odd)
+            for found in self.prompts(examples)
+        ]
 
     def check_represents(self, text: str) -> None:
         """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
@@ -125,6 +149,7 @@ class PromptRenderer(Configurable):
                 f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
             )
         texts = [message.get("content") for message in rendered.messages or ()] or [rendered.text]
+        texts += [message["content"] for message in example.demonstration or ()]
         found = next(filter(None, (self._special.search(text) for text in texts if isinstance(text, str))), None)
         if found and self.config.special_tokens == "refuse":
             return SpecialToken(
@@ -238,6 +263,7 @@ class PromptRenderer(Configurable):
         example, messages, text = rendered
         try:
             self._check(text, token_ids, decoded)
+            demonstration = self._demonstration(rendered) if example.demonstration else None
         except UserError as error:
             return error
         return Prompt(
@@ -249,7 +275,27 @@ class PromptRenderer(Configurable):
             columns=example.columns,
             task=example.task,
             sampling=example.sampling,
+            demonstration=demonstration,
         )
+
+    def _demonstration(self, rendered: "_Rendered") -> Completion:
+        example, messages, text = rendered
+        answer = example.demonstration
+        try:
+            if messages is None:
+                segments = plain_segments(answer, self.tokenizer.eos_token)
+            else:
+                segments = list(chat_segments(text, messages, answer, partial(self._chat_text, task=example.task)))
+            found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
+        except TemplateRewritesError as error:
+            raise NotLearnable(
+                "whose earlier turns the chat template changes (task.demonstrations last has one turn)"
+            ) from error
+        except (ValueError, TypeError, TemplateError) as error:
+            raise NotLearnable(f"whose demonstration cannot be learned: {error}") from error
+        if len(found.token_ids) > self._max_completion_tokens:
+            raise NotLearnable(f"whose demonstration is longer than sampling.max_tokens {self._max_completion_tokens}")
+        return found
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
         shown, longest = _shortened(text), self.config.max_prompt_tokens

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
+from torchtitan_rl.library.references import load_function
 from torchtitan_rl.library.task import Example, Task
 
 if TYPE_CHECKING:
@@ -38,14 +40,23 @@ class PromptStream(Configurable):
         read_ahead: int = number(64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for.")
         """Number of prompts that a thread reads and tokenizes ahead of the step. 0: no thread."""
 
-    def __init__(self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase", seed: int) -> None:
+        demonstrate: str = ""
+        """A function (example, rng) that returns the text of a completion to learn from, for a task whose data has none
+        (package.module:function or path/to/file.py:function). The rng is a random.Random that depends on the seed and the
+        example's place. Empty: the task's own demonstrations, if it has any."""
+
+    def __init__(
+        self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase", seed: int, **demonstrations: Any
+    ) -> None:
+        """`demonstrations`: end_token_ids and max_completion_tokens of `PromptRenderer`."""
         self.config = config
         self.task = task
         self.seed = seed
         self.num_passed_over = 0
         """Number of prompts skipped since the start or the resume because they were too long."""
         # A copy, because one thread tokenizes while another decodes, and a tokenizer is not thread-safe.
-        self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer))
+        self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer), **demonstrations)
+        self._demonstrate = load_function(config.demonstrate, "prompts.demonstrate") if config.demonstrate else None
         self._check_start()
         task.leave_out(self._renderer.faults)
         prompts: BaseNode[Prompt | Exception] = Mapper(_Places(), self._at)
@@ -69,11 +80,12 @@ class PromptStream(Configurable):
 
     def held_out(self, num: int) -> list[Prompt]:
         """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call; fewer if the task has fewer."""
-        examples = self.task.held_out_examples(num)
-        if len(examples) < num:
+        held_out = self.task.held_out_examples(num)
+        if len(held_out) < num:
             progress(
-                f"evaluations have {len(examples)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
+                f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
             )
+        examples = [self._demonstrated(example, f"held_out/{index}") for index, example in enumerate(held_out)]
         return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in enumerate(examples)]
 
     def epoch(self, num_seen: int) -> float | None:
@@ -120,7 +132,15 @@ class PromptStream(Configurable):
         example = self.task.train_example(index, seed=self.seed)
         place = f"{type(self.task).__name__}.train_example({index})"
         expect(isinstance(example, Example), place, example, "an Example", "Return one for every index from 0 up.")
-        return example
+        return self._demonstrated(example, f"{self.seed}/{index}")
+
+    def _demonstrated(self, example: Example, place: str) -> Example:
+        """Returns the example with the demonstration of `prompts.demonstrate`, if there is such a function."""
+        if self._demonstrate is None:
+            return example
+        text = self._demonstrate(example, random.Random(f"demonstrate/{place}"))
+        expect(isinstance(text, str), "prompts.demonstrate", text, "a function that returns text", "Correct it.")
+        return replace(example, demonstration=[{"role": "assistant", "content": text}])
 
     def _check_start(self) -> None:
         """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""

@@ -37,6 +37,11 @@ def right_sums() -> Recipe:
     return Recipe(name="right_sums", worked=worked, **_SUMS)
 
 
+def right_sum(example: Example, rng: random.Random) -> str:
+    """Returns the right answer of `sums`: a demonstration for the config debug_sft."""
+    return sum_in_columns(*example.columns["operands"], forget_carry=False)
+
+
 def sum_in_columns(left: int, right: int, *, forget_carry: bool) -> str:
     """Returns the worked answer to left + right."""
     units = left % 10 + right % 10

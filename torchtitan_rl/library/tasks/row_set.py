@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
+COMPLETION_COLUMNS = ("completion", "response")
 _NUM_SHOWN = 10
 _NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
 
@@ -38,6 +39,14 @@ class RowSet:
         self.columns = self._columns()
         self.prompt_column = self._named_or_first("prompt_column", PROMPT_COLUMNS)
         self.answer_column = self._named_or_first("answer_column", ANSWER_COLUMNS)
+        self._demonstrates = config.demonstrations != "none"
+        expect(
+            self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
+            "none without task.demonstrations", "Set task.demonstrations to last or all.",
+        )  # fmt: skip
+        self.completion_column = (
+            self._named_or_first("completion_column", COMPLETION_COLUMNS) if self._demonstrates else ""
+        )
         expect(
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
@@ -76,7 +85,8 @@ class RowSet:
         """
         ranks = [hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys]
         order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
-        chosen = order[: max(1, round(share * len(order)))]
+        first = order[: max(1, round(share * len(order)))]
+        chosen = order[np.isin(self.keys[order], self.keys[first])]  # a prompt may have several demonstrations
         other = copy.copy(self)
         other.kept, other.keys = self.kept[chosen], self.keys[chosen]
         other.left_out, other.noted = defaultdict(list), defaultdict(list)
@@ -141,38 +151,74 @@ class RowSet:
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
         faults: dict[str, list[str]] = defaultdict(list)
-        kept: dict[int, int] = {}  # hash of the prompt: index of its first row
+        kept: dict[
+            int, tuple[int, int]
+        ] = {}  # hash of prompt and demonstration: index of the first row, hash of its prompt
         ids: set[str] = set()
+        repeated = "equal to an earlier row" if self._demonstrates else "with the prompt of an earlier row"
         for index, (number, row) in enumerate(self.table.numbered_rows()):
             try:
                 example = self._example(row)
             except RowError as error:
                 faults[str(error)].append(number)
                 continue
-            key = _key(example)
-            if self.answer_column and not example.expected_answer:
+            key = _key(example.text, example.messages, example.demonstration)
+            if self._demonstrates and not example.demonstration:
+                self.left_out["without a completion"].append(number)
+            elif self.answer_column and not example.expected_answer:
                 self.left_out["without an answer"].append(number)
             elif key in kept:
-                self.left_out["with the prompt of an earlier row"].append(number)
+                self.left_out[repeated].append(number)
             else:
-                kept[key] = index
+                kept[key] = index, _key(example.text, example.messages)
                 if (identity := str(row.get("id", number))) in ids:
                     self.noted["with the id of an earlier row"].append(number)
                 ids.add(identity)
         self._refuse(faults)
-        return np.fromiter(kept.values(), np.int64, len(kept)), np.fromiter(kept.keys(), np.uint64, len(kept))
+        indices, keys = zip(*kept.values(), strict=True) if kept else ((), ())
+        return np.array(indices, dtype=np.int64), np.array(keys, dtype=np.uint64)
 
     def _example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
         prompt = row.get(self.prompt_column) if self.prompt_column else ""
+        demonstration = None
+        if self._demonstrates:
+            prompt, demonstration = self._divided(prompt, row)
         chat = isinstance(prompt, list) and not self._config.template
-        text, messages = ("", _messages(prompt)) if chat else (self._text(prompt, row), None)
+        text, messages = ("", _prompt(prompt)) if chat else (self._text(prompt, row), None)
         if messages is None:
             messages = [{"role": "user", "content": text.strip()}]
-        left = {
-            column: row.get(column) for column in self.columns if column not in (self.prompt_column, *RESERVED_COLUMNS)
-        }
-        return Example(text=text, messages=messages, expected_answer=self._answer(row), columns=left)
+        used = (self.prompt_column, self.completion_column, *RESERVED_COLUMNS)
+        left = {column: row.get(column) for column in self.columns if column not in used}
+        return Example(
+            text=text,
+            messages=messages,
+            expected_answer=self._answer(row),
+            columns=left,
+            demonstration=demonstration,
+        )
+
+    def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[dict[str, str]]]:
+        """Returns the row's prompt and the messages to learn from, up to the last assistant turn; [] if there are none."""
+        completion = row.get(self.completion_column) if self.completion_column else []
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}] if completion.strip() else []
+        if completion is None or completion != completion:  # pandas writes NaN for a missing value
+            completion = []
+        if not isinstance(completion, list):
+            raise RowError(f"{self.completion_column!r} is neither text nor a list of messages")
+        if not isinstance(prompt, list):
+            return prompt, _messages(completion)
+        whole = _messages([*prompt, *completion])
+        if any(message.get("tool_calls") for message in [*prompt, *completion]):
+            raise RowError("a message with tool_calls, of which only the content would be learned")
+        turns = [place for place, message in enumerate(whole) if message["role"] == "assistant"]
+        if not turns:
+            return prompt, []
+        least = len(prompt) if self.completion_column else 0
+        learned = [place for place in turns if place >= least]
+        begin = learned[0 if self._config.demonstrations == "all" else -1] if learned else len(prompt)
+        return whole[:begin], whole[begin : turns[-1] + 1]
 
     def _text(self, prompt: Any, row: Row) -> str:
         if self._config.template:
@@ -213,15 +259,21 @@ class RowSet:
         return text
 
 
-def _messages(given: list[Any]) -> list[dict[str, str]]:
+def _prompt(given: list[Any]) -> list[dict[str, str]]:
     """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
+    messages = _messages(given)
+    if not messages or messages[-1]["role"] in ("assistant", "system"):
+        raise RowError("messages do not end with the user's turn")
+    return messages
+
+
+def _messages(given: list[Any]) -> list[dict[str, str]]:
+    """Returns checked chat messages. Raises RowError for an invalid one."""
     for message in given:
         if not isinstance(message, dict) or not _is_text(message.get("role")):
             raise RowError("a message without a role")
         if not _is_text(message.get("content")):
             raise RowError("a message whose content is not text")
-    if not given or given[-1]["role"] in ("assistant", "system"):
-        raise RowError("messages do not end with the user's turn")
     return [{"role": message["role"], "content": message["content"]} for message in given]
 
 
@@ -233,9 +285,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
-def _key(example: Example) -> int:
-    """Returns a 64-bit hash of the prompt."""
-    content = json.dumps([example.text, example.messages])
+def _key(*parts: Any) -> int:
+    """Returns a 64-bit hash of texts and messages."""
+    content = json.dumps(parts)
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")
 
 

@@ -71,6 +71,15 @@ class Rows(Task):
         """Format string that builds the prompt from the row's columns, such as "Question: {question}\\nAnswer:". Empty:
         use the prompt column as it is."""
 
+        demonstrations: Literal["none", "last", "all"] = "none"
+        """Completions of the rows to learn from (algorithm.loss Nll), which the rows have in a completion column, or in
+        messages that end with the assistant. last: the last assistant turn. all: every assistant turn. none: the policy
+        samples the completions."""
+
+        completion_column: str = ""
+        """With demonstrations: column with the completion, text or the messages that follow the prompt's. Empty: the first
+        existing one of completion, response; else the prompt column's messages have it."""
+
         answer_column: str = ""
         """Column with the right answer, text or a number. Empty: the first existing one of answer, expected_answer,
         ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""

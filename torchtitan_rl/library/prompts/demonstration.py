@@ -1,0 +1,88 @@
+"""Tokenizes demonstrations as the policy would have sampled them, with a mask of the tokens to learn."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtitan_rl.core.types import Completion
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, str]
+Render = Callable[..., str]
+"""Renders messages with the chat template; takes `add_generation_prompt`."""
+
+
+class TemplateRewritesError(ValueError):
+    """The chat template renders earlier turns differently once later ones follow: the tokens to learn are not those it would see."""
+
+
+def plain_segments(demonstration: Sequence[Message], end: str) -> list[tuple[str, bool]]:
+    """Returns the text of a completion without a chat template as one segment to learn, with its end token."""
+    if len(demonstration) != 1:
+        raise ValueError(f"{len(demonstration)} messages after the prompt need a chat template")
+    return [(demonstration[0]["content"] + end, True)]
+
+
+def chat_segments(
+    opened: str, messages: Sequence[Message], demonstration: Sequence[Message], render: Render
+) -> Iterator[tuple[str, bool]]:
+    """Yields the text that follows the prompt in segments, each with whether it is an assistant's turn.
+
+    Args:
+        opened: the prompt, rendered from `messages`, up to where the assistant's turn begins.
+
+    Raises:
+        TemplateRewritesError: if a message changes the text before it.
+    """
+    said, written = list(messages), opened
+    for place, message in enumerate(demonstration):
+        said.append(message)
+        following = demonstration[place + 1 : place + 2]
+        opens = any(one["role"] == "assistant" for one in following)
+        learned = message["role"] == "assistant"
+        for header in (False, True) if opens else (False,):
+            whole = render(said, add_generation_prompt=header)
+            if not whole.startswith(written):
+                raise TemplateRewritesError(f"{written[-60:]!r} before the turn of role {message['role']!r}")
+            yield whole[len(written) :], learned and not header
+            written = whole
+
+
+def tokenized(
+    segments: Sequence[tuple[str, bool]],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    end_token_ids: Collection[int],
+) -> Completion:
+    """Returns the segments as a completion. Each is tokenized alone, as a turn is sampled after the tokens before it.
+
+    An assistant's turn is learned up to its end token. What a template writes after it, such as a line break, is not.
+
+    Raises:
+        ValueError: if a turn to learn has no end token, or there is none.
+    """
+    token_ids: list[int] = []
+    mask: list[bool] = []
+    for text, learned in segments:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ends = [place for place, token in enumerate(ids) if token in end_token_ids]
+        if learned and not ends:
+            raise ValueError(f"the turn {text[-60:]!r} has none of the end tokens {sorted(end_token_ids)}")
+        length = ends[-1] + 1 if learned else 0
+        token_ids += ids
+        mask += [True] * length + [False] * (len(ids) - length)
+    if not any(mask):
+        raise ValueError("no assistant's turn to learn")
+    length = int(np.flatnonzero(mask)[-1]) + 1
+    return Completion(
+        sample_idx=0,
+        policy_version=0,
+        token_ids=token_ids[:length],
+        logprobs=np.zeros(length),
+        text="".join(text for text, _ in segments),
+        finish_reason="stop",
+        loss_mask=mask[:length],
+    )
