@@ -254,7 +254,9 @@ class Controller(Configurable):
 
     def _sync_for_next(self) -> int:
         """Push the policy if the next step or an evaluation samples from it. Returns the number of bytes sent."""
-        evaluates = self.evaluation.passes and self.evaluation.due(self.state.step, self.config.num_steps)
+        evaluates = self.evaluation.passes and self.evaluation.due(
+            self.state.step, self.config.num_steps
+        )
         return self.sync_weights() if self.in_flight.samples or evaluates else 0
 
     def sync_weights(self) -> int:

@@ -23,13 +23,21 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
     """Returns the mean -log pi of the tokens to learn in the prompts' demonstrations; nothing if they have none. Collective."""
     shown = [prompt for prompt in prompts if prompt.demonstration is not None]
     groups = [
-        Group(prompt=prompt, samples=[Episode(scored=ScoredCompletion(completion=prompt.demonstration, reward=None))])
+        Group(
+            prompt=prompt,
+            samples=[
+                Episode(scored=ScoredCompletion(completion=prompt.demonstration, reward=None))
+            ],
+        )
         for prompt in shown
     ]
     if not groups:
         return {}
     scored = trainer.score_tokens(trainer.model, groups)  # [L] each
-    learned = [logprobs[prompt.demonstration.loss_mask] for prompt, logprobs in zip(shown, scored, strict=True)]
+    learned = [
+        logprobs[prompt.demonstration.loss_mask]
+        for prompt, logprobs in zip(shown, scored, strict=True)
+    ]
     return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
 
 
@@ -76,7 +84,10 @@ class Evaluation(Configurable):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.passes: dict[EvaluationPass, SamplingConfig] = {}
-        for prefix, sampling in {"evaluation": config.sampling, "evaluation/sampled": config.sampled}.items():
+        for prefix, sampling in {
+            "evaluation": config.sampling,
+            "evaluation/sampled": config.sampled,
+        }.items():
             if sampling.n > 0:
                 split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
                 self.passes[EvaluationPass(prefix, split)] = sampling

@@ -32,7 +32,12 @@ class Refused(UserError):
 
 
 class NotLearnable(Refused):
-    """A demonstration that cannot be learned as it stands; its text says why, worded to follow "3 rows"."""
+    """A demonstration that cannot be learned as it stands."""
+
+    def __init__(self, fault: str) -> None:
+        """`fault`: the reason, worded to follow "3 rows"."""
+        super().__init__(f"demonstrations: there are examples {fault}. Correct them, or leave them out.")
+        self.fault = fault
 
 
 class SpecialToken(Refused):
@@ -122,7 +127,7 @@ class PromptRenderer(Configurable):
         }
         odd = "that have no tokens or that the tokenizer cannot represent"
         return [
-            str(found) if isinstance(found, NotLearnable) else reasons.get(type(found), odd)
+            found.fault if isinstance(found, NotLearnable) else reasons.get(type(found), odd)
             for found in self.prompts(examples)
         ]
 

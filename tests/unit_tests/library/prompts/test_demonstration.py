@@ -1,0 +1,143 @@
+"""Demonstrations of rows and functions: what is learned of them, and which are left out."""
+
+import json
+
+import pytest
+
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import Rows, SumDigits
+
+USER = {"role": "user", "content": "2 + 2?"}
+TALK = [
+    USER,
+    {"role": "assistant", "content": "It is 4."},
+    {"role": "user", "content": "And 3 + 3?"},
+    {"role": "assistant", "content": "It is 6."},
+]
+FORGETFUL = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template that shortens earlier turns of the assistant, as some drop their reasoning."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def tokenizer():
+    return make_small_tokenizer(["What is 2 + 2?\nIt is 4."] * 4, vocab_size=320, chat=True)
+
+
+@pytest.fixture
+def stream(tmp_path, tokenizer):
+    def stream(rows, *, demonstrations="last", chat=True, max_completion_tokens=64, **task) -> PromptStream:
+        path = tmp_path / "data.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "completion": "It is 2."}))
+        built = Rows.Config(
+            path=str(path), held_out_path=str(tmp_path / "held_out.jsonl"), demonstrations=demonstrations, **task
+        ).build()
+        config = PromptStream.Config(apply_chat_template=chat, read_ahead=0)
+        return config.build(task=built, tokenizer=tokenizer, seed=0, max_completion_tokens=max_completion_tokens)
+
+    return stream
+
+
+def learned(tokenizer, completion) -> list[str]:
+    """The texts of the runs of tokens to learn."""
+    runs, before = [], False
+    for token, learns in zip(completion.token_ids.tolist(), completion.loss_mask.tolist(), strict=True):
+        if learns:
+            runs = [*runs[:-1], [*runs[-1], token]] if before else [*runs, [token]]
+        before = learns
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_a_completion_is_learned_with_its_end_token(stream, tokenizer):
+    rows = [{"prompt": f"{i} + 1?", "completion": "It is."} for i in range(2)]
+    for chat in (True, False):
+        prompt = stream(rows, chat=chat).at(0)
+        assert learned(tokenizer, prompt.demonstration) == ["It is.<|endoftext|>"]
+        assert tokenizer.decode(prompt.token_ids) == prompt.text
+        assert ("<|assistant|>" in prompt.text) is chat
+
+
+def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer):
+    shown = stream([{"messages": TALK}], demonstrations="all", held_out_share=0.5)
+    assert learned(tokenizer, shown.at(0).demonstration) == ["It is 4.<|endoftext|>", "It is 6.<|endoftext|>"]
+    whole = tokenizer.apply_chat_template(TALK, tokenize=False)
+    prompt = shown.at(0)
+    both = [*prompt.token_ids.tolist(), *prompt.demonstration.token_ids.tolist()]
+    assert whole.startswith(tokenizer.decode(both))
+    last = stream([{"messages": TALK}]).at(0)
+    assert learned(tokenizer, last.demonstration) == ["It is 6.<|endoftext|>"]
+    assert "And 3 + 3?" in last.text
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(stream, tokenizer):
+    tokenizer.chat_template = FORGETFUL
+    with pytest.raises(UserError, match="there are examples whose earlier turns the chat template changes"):
+        stream([{"messages": TALK}], demonstrations="all")
+    assert learned(tokenizer, stream([{"messages": TALK}]).at(0).demonstration) == ["It is 6.<|endoftext|>"]
+
+
+def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
+    rows = [
+        {"prompt": "1?", "completion": "fine"},
+        {"prompt": "2?", "completion": " "},
+        {"prompt": "3?", "completion": None},
+        {"prompt": "4?", "completion": "long" * 30},
+        {"prompt": "5?", "completion": "a<|endoftext|>b"},
+        {"prompt": "1?", "completion": "another answer"},
+        {"prompt": "1?", "completion": "fine"},
+    ]
+    stream(rows, max_completion_tokens=20)
+    told = capsys.readouterr().out
+    assert "2 rows for training" in told
+    for part in (
+        "2 without a completion (rows 2, 3)",
+        "1 equal to an earlier row (row 7)",
+        "1 whose demonstration is longer than sampling.max_tokens 20 (row 4)",
+        "1 with the name of a special token in their text (prompts.special_tokens) (row 5)",
+    ):
+        assert part in told
+
+
+def test_a_turn_that_the_template_does_not_end_is_refused(stream, tokenizer):
+    tokenizer.chat_template = FORGETFUL.replace("<|endoftext|>", "")
+    with pytest.raises(UserError, match="'It is 6.' has none of the end tokens"):
+        stream([{"messages": TALK}])
+
+
+def test_tool_calls_are_not_dropped_silently(stream):
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    with pytest.raises(UserError, match="row 1: a message with tool_calls"):
+        stream([{"messages": [USER, called]}])
+
+
+def test_rows_of_one_prompt_are_held_out_together(stream, tmp_path):
+    path = tmp_path / "several.jsonl"
+    rows = [{"prompt": f"{i}?", "completion": str(answer)} for i in range(10) for answer in range(3)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    task = Rows.Config(path=str(path), demonstrations="last", held_out_share=0.1).build()
+    held_out = {example.text for example in task.held_out_examples(30)}
+    assert len(task.held_out_examples(30)) == 3
+    assert held_out.isdisjoint(task.train_example(i, seed=0).text for i in range(27))
+
+
+def test_a_function_demonstrates_any_task_by_seed_and_place(tokenizer):
+    def build(seed):
+        config = PromptStream.Config(read_ahead=0, demonstrate="torchtitan_rl.library.starts.answer_recipes:right_sum")
+        return config.build(
+            task=SumDigits.Config(max_integers=2, instruction="").build(), tokenizer=tokenizer, seed=seed
+        )
+
+    prompt = build(0).at(3)
+    assert prompt.demonstration.text.removesuffix("<|endoftext|>").endswith(f"[ANSWER] {prompt.expected_answer}")
+    assert build(0).held_out(1)[0].demonstration.text == build(1).held_out(1)[0].demonstration.text
