@@ -41,13 +41,14 @@ SHARD_BYTES = 4 * 2**30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
     args = parser.parse_args()
     try:
-        export(args.run, args.output, args.step, args.dtype, merged=args.merged)
+        expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
+        export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
     except (UserError, OSError) as error:
         parser.error(str(error))
 

@@ -62,7 +62,11 @@ WRONG_INPUT, STOPPED = 2, 3
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
-    be_only_rank()
+    try:
+        be_only_rank()
+    except UserError as error:  # RankOutput needs a rank
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -26,6 +27,7 @@ from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
+from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, check_task, validate
@@ -33,6 +35,7 @@ from torchtitan_rl.setup.validation import check_model, check_task, validate
 Cause = Callable[[Path], object]
 
 
+_LIBRARY = "torchtitan_rl.library.rewards"
 _ROW = '{"prompt": "a", "answer": "1"}\n'
 
 
@@ -171,6 +174,23 @@ def _grader(**settings: Any) -> Cause:
         return build_grader(config, SumDigits.Config().build())
 
     return cause
+
+
+def _with_variable(name: str, value: str) -> Cause:
+    """An environment variable, and then the checks of a rank's start."""
+
+    def cause(_: Path) -> None:
+        with mock.patch.dict(os.environ, {name: value}):
+            be_only_rank()
+            validate(load_config("debug"), world_size=1)
+
+    return cause
+
+
+def _saved_splits(folder: Path) -> None:
+    rows = Dataset.from_list([json.loads(_ROW)])
+    DatasetDict(train=rows, test=rows).save_to_disk(folder)
+    Rows.Config(path=str(folder), split="dev").build()
 
 
 def _no_start(_: Path) -> None:
@@ -374,6 +394,19 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(rewards=["builtins:open('/nowhere/x')"])),
         row("grader.weights of a function that is not there", "expected names of reward functions among",
             _grader(weights={"corect": 1.0})),
+        row("weights that are all 0", "grader.weights = {'correct': 0, 'format': 0}: expected a weight other than 0",
+            _grader(weights={"correct": 0, "format": 0})),
+        row("a Judge with concurrency=0", "concurrency 0 is less than 1: no request would ever be sent",
+            _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', concurrency=0)"])),
+        row("overlong(10, 20)", "cache 20 is not from 1 to max_tokens 10", _grader(rewards=[f"{_LIBRARY}:overlong(10, 20)"])),
+        row("tags([])", "tags() takes at least one name", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
+        row("length(0)", "target 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
+        row("repetition(0)", "ngram 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
+        row("TORCHTITAN_RL_METRICS=maybe", "TORCHTITAN_RL_METRICS = 'maybe': expected 0 for no metrics, or 1",
+            _with_variable("TORCHTITAN_RL_METRICS", "maybe")),
+        row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
+        row("WORLD_SIZE=0", "WORLD_SIZE = '0': expected a number from 1 up", _with_variable("WORLD_SIZE", "0")),
+        row("a saved data set without the split", "expected the split 'dev', but it has ['test', 'train']", _saved_splits),
         row("a weight that is NaN", "expected at least -1000000000000 and at most 1000000000000. 0 only", _grader(weights={"correct": float("nan")})),
         row("grader.time_limit_seconds -1", "grader.time_limit_seconds = -1: expected at least 0",
             _grader(time_limit_seconds=-1)),

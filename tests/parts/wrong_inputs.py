@@ -10,7 +10,10 @@ from pathlib import Path
 from tests.integration.sabotage import SAYS
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
-from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.core.config import check_fields
+from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Example, SumDigits
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.registry import parse_args
@@ -41,9 +44,21 @@ class WrongInput:
 
 
 def _own_task(given: str, says: str, **methods: Callable) -> WrongInput:
-    """A user's task with these methods."""
+    """A user's task with these methods, and the stream of its prompts."""
     methods["__module__"] = __name__
-    return WrongInput(given, says, lambda _: build_task(type("Mine", (SumDigits,), methods).Config()))
+
+    def cause(_: Path) -> None:
+        task = build_task(type("Mine", (SumDigits,), methods).Config())
+        tokenizer = make_small_tokenizer(["1 + 1"], vocab_size=258)
+        PromptStream.Config(max_prompt_tokens=512).build(task=task, tokenizer=tokenizer, seed=0)
+
+    return WrongInput(given, says, cause)
+
+
+def _no_row_3(task: SumDigits, index: int, *, seed: int) -> Example:
+    if index == 3:
+        raise ValueError("no row 3")
+    return SumDigits.train_example(task, index, seed=seed)
 
 
 def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
@@ -141,6 +156,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "0.9: expected 1, as a truncated sampler biases ratios. Set it for evaluation.sampling",
         ),
         _option("sampling.top-k", "20", "20: expected 0, as a truncated sampler biases ratios"),
+        WrongInput(
+            "a lone surrogate in sampling.stop",
+            "sampling.stop = ['\\ud800']: expected texts that UTF-8 can encode",
+            lambda _: check_fields(SamplingConfig(stop=["\ud800"]), "sampling"),
+        ),
         WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
         _option("sampling.stop-token-ids", "999999", "999999: expected token ids below the model's"),
         _option("conversations.max-turns", "0", "0: expected at least 1"),
@@ -288,8 +308,18 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _own_task(
             "a task whose train_example takes no seed",
-            "Mine.train_example: expected a method that returns, but it raises TypeError: ",
+            "Mine.train_example(0): expected a method that returns, but it raises TypeError: ",
             train_example=lambda self, index: None,
+        ),
+        _own_task(
+            "a task whose train_example raises at index 3",
+            "Mine.train_example(3): expected a method that returns, but it raises ValueError: no row 3 (",
+            train_example=_no_row_3,
+        ),
+        _own_task(
+            "a task whose leave_out raises",
+            "Mine.leave_out: expected a method that returns, but it raises ZeroDivisionError: division by zero (",
+            leave_out=lambda self, faults: 1 / 0,
         ),
         _own_task(
             "an Example whose messages are a text",

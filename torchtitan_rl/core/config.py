@@ -70,6 +70,14 @@ def check_fields(config: Any, path: str = "") -> None:
             elif one.type == list[str]:
                 filled = isinstance(part, str) and part != ""
                 expect(filled, name, value, "texts of at least one character", "Correct the value.")
+                whole = part == part.encode(errors="replace").decode()
+                expect(
+                    whole,
+                    name,
+                    value,
+                    "texts that UTF-8 can encode, without lone surrogates",
+                    "Correct the value.",
+                )
         if "limits" in one.metadata:
             check_number(one, value, name, config)
 

@@ -130,6 +130,21 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
     return made
 
 
+def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
+    """Returns what a method of a task, or of its config, returns. Raises UserError if it raises and is the user's."""
+    try:
+        return getattr(part, method)(*args, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_users_file(inspect.getfile(type(part))):
+            raise
+        numbers = "".join(f"({value})" for value in args if isinstance(value, int))
+        raise UserError(
+            f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}. Correct it."
+        ) from error
+
+
 def explained(error: Exception) -> str:
     """Returns an exception's kind and text, and the last line of the user's own code.
 

@@ -18,11 +18,14 @@ from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
 
 
-def find_scorers(config: Grader.Config, task: Task, *, required: bool = True) -> dict[str, Scorers]:
+def find_scorers(
+    config: Grader.Config, task: Task, *, required: bool = True, only_watched: bool = False
+) -> dict[str, Scorers]:
     """The reward functions and the judgement of each member of `task`. Needs no weights, so it is done before them.
 
     Args:
         required: whether a task without reward functions is an error. Demonstrations need none.
+        only_watched: whether all weights may be 0. A teacher's run learns without rewards.
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
@@ -32,7 +35,10 @@ def find_scorers(config: Grader.Config, task: Task, *, required: bool = True) ->
         member: _scorers(config, member, extra, required) for member in members.values()
     }  # held-out tables share a task
     scorers = {name: by_task[member] for name, member in members.items()}
-    _check(config, list(dict.fromkeys(reward.name for one in scorers.values() for reward in one.rewards)))
+    rewards = [reward for one in scorers.values() for reward in one.rewards]
+    _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
+    counts = only_watched or not rewards or any(reward.weight for reward in rewards)
+    expect(counts, "grader.weights", config.weights, "a weight other than 0, as every reward would be 0", "Set one.")
     return scorers
 
 

@@ -115,7 +115,10 @@ def prepare(config: "RunConfig") -> Prepared:
     world_size = int(os.environ["WORLD_SIZE"])
     validate(config, world_size=world_size)
     task = build_task(config.task)
-    scorers = find_scorers(config.grader, task, required=config.samples_training)
+    samples = config.samples_training
+    scorers = find_scorers(
+        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
+    )
     check_task(config, task)
     missing = missing_start(config)
     check_model(config, world_size=world_size)

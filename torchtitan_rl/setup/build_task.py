@@ -1,10 +1,9 @@
 """Builds the run's task and tries its methods once, so that a wrong one is named before anything starts."""
 
-import inspect
 from typing import Any
 
-from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.references import explained, is_users_file
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 
 
@@ -14,18 +13,18 @@ def build_task(config: Task.Config) -> Task:
     Raises:
         UserError: if a method of a user's task raises, or returns another type than the interface says.
     """
-    task = _tried(config, "build")
-    members = _tried(task, "members")
+    task = tried(config, "build")
+    members = tried(task, "members")
     by_name = isinstance(members, dict) and members and all(isinstance(one, Task) for one in members.values())
     expect(bool(by_name), f"{type(task).__name__}.members()", members, "tasks by name", 'Return {"": self}.')
     for member in dict.fromkeys(members.values()):
         name = type(member).__name__
-        example, held_out = _tried(member, "train_example", 0, seed=0), _tried(member, "held_out_examples", 1)
+        example, held_out = tried(member, "train_example", 0, seed=0), tried(member, "held_out_examples", 1)
         expect(isinstance(example, Example), f"{name}.train_example(0)", example, "an Example", "Return one.")
         listed = _is_list(held_out) and held_out and all(isinstance(one, Example) for one in held_out)
         expect(bool(listed), f"{name}.held_out_examples(1)", held_out, "a list with an Example", "Return one.")
         for method in ("reward_functions", "tools"):
-            functions = _tried(member, method)
+            functions = tried(member, method)
             listed = _is_list(functions) and all(map(callable, functions))
             expect(listed, f"{name}.{method}()", functions, "a list of functions", "Return one; [] for none.")
     return task
@@ -33,18 +32,3 @@ def build_task(config: Task.Config) -> Task:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
-
-
-def _tried(part: Task | Task.Config, method: str, *args: Any, **options: Any) -> Any:
-    """Returns what a method of a task, or of its config, returns. Raises UserError if it raises and is the user's."""
-    try:
-        return getattr(part, method)(*args, **options)
-    except UserError:
-        raise
-    except Exception as error:
-        if not is_users_file(inspect.getfile(type(part))):
-            raise
-        name = f"{type(part).__qualname__}.{method}"
-        raise UserError(
-            f"{name}: expected a method that returns, but it raises {explained(error)}. Correct it."
-        ) from error

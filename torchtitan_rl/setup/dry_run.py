@@ -39,7 +39,10 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     """Print layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
     validate(config, world_size=world_size)
     task = build_task(config.task)
-    scorers = find_scorers(config.grader, task, required=config.samples_training)
+    samples = config.samples_training
+    scorers = find_scorers(
+        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
+    )
     check_task(config, task)
     tokenizer = _tokenizer(config)
     if config.teacher:

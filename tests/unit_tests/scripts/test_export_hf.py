@@ -51,6 +51,14 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     export_says("--output = .*expected a new folder")
 
 
+def test_an_empty_output_is_not_the_current_folder(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["export_hf.py", "--run", "outputs/none", "--output", ""])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2
+    assert "--output = '': expected a new folder" in capsys.readouterr().err
+
+
 def test_a_start_in_the_checkout_is_found_from_elsewhere(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ROOT", tmp_path / "checkout")
     start, run = tmp_path / "checkout" / "outputs" / "start", tmp_path / "run"

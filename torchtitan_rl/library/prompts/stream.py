@@ -15,7 +15,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
-from torchtitan_rl.library.references import load_function
+from torchtitan_rl.library.references import load_function, tried
 from torchtitan_rl.library.task import Example, Task
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PromptStream(Configurable):
         self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer), **demonstrations)
         self._demonstrate = load_function(config.demonstrate, "prompts.demonstrate") if config.demonstrate else None
         self._check_start()
-        task.leave_out(self._renderer.faults)
+        tried(task, "leave_out", self._renderer.faults)
         prompts: BaseNode[Prompt | Exception] = Mapper(_Places(), self._at)
         self._prompts = Prefetcher(prompts, config.read_ahead) if config.read_ahead else prompts
         self._prompts.reset()
@@ -80,7 +80,7 @@ class PromptStream(Configurable):
 
     def held_out(self, num: int) -> list[Prompt]:
         """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call; fewer if the task has fewer."""
-        held_out = self.task.held_out_examples(num)
+        held_out = tried(self.task, "held_out_examples", num)
         if len(held_out) < num:
             progress(
                 f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
@@ -129,7 +129,7 @@ class PromptStream(Configurable):
             return error
 
     def _example(self, index: int) -> Example:
-        example = self.task.train_example(index, seed=self.seed)
+        example = tried(self.task, "train_example", index, seed=self.seed)
         place = f"{type(self.task).__name__}.train_example({index})"
         expect(isinstance(example, Example), place, example, "an Example", "Return one for every index from 0 up.")
         return self._demonstrated(example, f"{self.seed}/{index}")

@@ -22,6 +22,8 @@ def tags(names: Sequence[str]) -> Callable:
 
     Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>.
     """
+    if not names:
+        raise ValueError("tags() takes at least one name")
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
     return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
 

@@ -58,6 +58,8 @@ class Judge:
             all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
+        if concurrency < 1:
+            raise ValueError(f"concurrency {concurrency} is less than 1: no request would ever be sent")
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
         self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries

@@ -10,6 +10,7 @@ import numpy as np
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Faults, RewardFunction, Task, check_metric_name, shared_out
 
 _BLOCK = 4096
@@ -71,7 +72,7 @@ class Mixture(Task):
         """Returns the next example of the member drawn at this index."""
         member, place = self._member_at(index, seed)
         name = self._names[member]
-        return self._marked(name, self._members[name].train_example(place, seed=seed))
+        return self._marked(name, tried(self._members[name], "train_example", place, seed=seed))
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns the first num / members examples of each member, one member after another."""
@@ -79,7 +80,7 @@ class Mixture(Task):
             self._marked(name, example)
             for name, share in zip(self._names, shared_out(num, len(self._names)), strict=True)
             if share
-            for example in self._members[name].held_out_examples(share)
+            for example in tried(self._members[name], "held_out_examples", share)
         ]
 
     def epoch(self, num_seen: int) -> float | None:
@@ -91,7 +92,7 @@ class Mixture(Task):
     def leave_out(self, faults: Faults) -> None:
         """Leaves out the examples of each member that cannot be used."""
         for name, member in self._members.items():
-            member.leave_out(lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
+            tried(member, "leave_out", lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         """Returns nothing: each member scores its own examples."""

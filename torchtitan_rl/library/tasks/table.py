@@ -107,7 +107,9 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
         a_file,
         "Leave the split out, or name its file.",
     )
-    if (place / "dataset_dict.json").is_file() and (place / split).is_dir():  # written by DatasetDict.save_to_disk
+    if (place / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk
+        saved = sorted(file.parent.name for file in place.glob("*/state.json"))
+        expect(split in saved, field, path, f"the split {split!r}, but it has {saved}", "Name one of them.")
         place = place / split
     try:
         if (place / "state.json").is_file():  # written by Dataset.save_to_disk
