@@ -75,6 +75,16 @@ TURNS = {"conversations/turns/max": 1}
 GOES_ON = same_step(4, "straight", "resumed", above=TURNS)
 OWN_LOOP = [["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8", "--output", "{dir}/trained"]]
 OWN_LOOP_SAYS = ["step   2  reward", "held-out sums that are right"]
+SFT = [
+    "--config",
+    "debug_sft",
+    "--evaluation.sampling.n",
+    "0",
+    "--evaluation.every",
+    "2",
+    "--evaluation.num-prompts",
+    "32",
+]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -136,6 +146,13 @@ def arrivals_with_solutions(folder: Path) -> None:
 def run(*args: str) -> list[str]:
     """Arguments of one run in the test's folder."""
     return ["--dump-folder", "{dir}", *args]
+
+
+def forked(*args: str, steps: int) -> list[list[str]]:
+    """Arguments of a run `straight` and of its `fork`, which begins from the checkpoint in the middle."""
+    both = [*args, "--num-steps", str(steps), "--checkpoint.interval", str(steps // 2)]
+    fork = ["--resume", f"{{dir}}/straight/checkpoint/step-{steps // 2}"]
+    return [[*both, "--dump-folder", "{dir}/straight"], [*both, "--dump-folder", "{dir}/fork", *fork]]
 
 
 def parity(*args: str) -> list[str]:
@@ -294,9 +311,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"),
         ),
         OverrideDefinitions(
-            [["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
-             ["--config", "tests/parts/talk.py:talk", "--num-steps", "4", "--dump-folder", "{dir}/fork",
-              "--resume", "{dir}/straight/checkpoint/step-2"]],
+            forked("--config", "tests/parts/talk.py:talk", steps=4),
             "a fork's conversations go on as the run's, to the last bit", "conversations", 1,
             [same_step(4, "straight", "fork", above=TURNS)],
             quick=True,
@@ -321,10 +336,22 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(6, "straight", "resumed", above=CARRIED)],
         ),
         OverrideDefinitions(
-            [[*IN_FLIGHT, "--num-steps", "6", "--checkpoint.interval", "3", "--dump-folder", "{dir}/straight"],
-             [*IN_FLIGHT, "--num-steps", "6", "--dump-folder", "{dir}/fork", "--resume", "{dir}/straight/checkpoint/step-3"]],
+            forked(*IN_FLIGHT, steps=6),
             "a fork's groups in flight go on as the run's on 2 ranks", "in_flight_2", 2,
             [same_step(6, "straight", "fork", above=CARRIED)], quick=True,
+        ),
+        OverrideDefinitions(
+            forked(*SFT, steps=4), "a fork's demonstrations go on as the run's, without an engine", "demonstrations", 1,
+            [same_step(4, "straight", "fork", above={"evaluation/loss": 0})],
+        ),
+        OverrideDefinitions(
+            forked(*SFT, "--trainer.lora.rank", "4", steps=4), "the same with LoRA on 2 ranks", "demonstrations_2", 2,
+            [same_step(4, "straight", "fork", above={"evaluation/loss": 0})],
+        ),
+        OverrideDefinitions(
+            forked("--config", "debug_distill", "--evaluation.every", "0", steps=4),
+            "a fork learns from its teacher as the run does, on 2 ranks", "distillation", 2,
+            [same_step(4, "straight", "fork", above={"teacher/kl_k3": 0})],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",
