@@ -18,6 +18,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 
 # isort: split
 import torch  # noqa: E402
+from torchtitan.tools.utils import set_default_dtype  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
 from torchtitan_rl.library.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
@@ -56,11 +57,12 @@ def main() -> None:
         parser.error(f"--output {args.output} exists already")
 
     torch.manual_seed(args.seed)
-    torch.set_default_dtype(getattr(torch, args.dtype))
     try:
-        model = (
-            small_model(args.architecture, entries(args.set)) if args.architecture else new_hf_model(qwen3(args.size))
-        )
+        with set_default_dtype(getattr(torch, args.dtype)):
+            if args.architecture:
+                model = small_model(args.architecture, entries(args.set))
+            else:
+                model = new_hf_model(qwen3(args.size))
         save(model, args.output)
     except Exception as error:  # whatever transformers raises for entries that make no model, and the disk
         parser.error(f"cannot make the model: {type(error).__name__}: {' '.join(str(error).split())}")
@@ -74,8 +76,9 @@ def entries(assignments: list[str]) -> dict[str, Any]:
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
-    unknown = sorted(settings.keys() - AutoConfig.for_model(model_type).to_dict().keys())
-    if unknown:
+    # Many families read entries that their config class does not list, such as head_dim: those of Llama are taken for all.
+    known = AutoConfig.for_model(model_type).to_dict() | AutoConfig.for_model("llama").to_dict()
+    if unknown := sorted(settings.keys() - known.keys()):
         raise ValueError(f"{unknown} are no entries of a {model_type}'s config.json")
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **settings}))
 

@@ -58,6 +58,7 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     found: dict[str, Any] = {}
     _describe("", config, found)
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
+    del found["teacher"]  # its weights count, not where they are
     if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
         folder = Path(config.hf_assets_path)
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)

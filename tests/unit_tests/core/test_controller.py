@@ -40,6 +40,7 @@ class Run:
     number = rank_in_replica = optimizer_steps = 0
     dtype = holds_base = token_logprobs = None
     trained_tokens = 8
+    samples = True
 
     def say(self, *words):
         self.calls.append(" ".join(str(word) for word in words))
@@ -125,7 +126,7 @@ class Run:
     def step(self, groups, update, state):
         self.say("observe", state.prompts_seen, "prompts")
 
-    def evaluation(self, passes, state):
+    def evaluation(self, passes, state, measured):
         return {"evaluation/accuracy": self.accuracies.pop(0)}
 
     def flush(self, step):
