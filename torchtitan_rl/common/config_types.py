@@ -22,7 +22,11 @@ def check_types(config: Any, path: str = "") -> None:
     for one in fields(config):
         value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
-        if "limits" not in one.metadata or get_origin(one.type) in (dict, list):  # `check_fields` checks single numbers
+        if "limits" not in one.metadata or get_origin(one.type) in (
+            dict,
+            list,
+            tuple,
+        ):  # `check_fields` checks single numbers
             expect(_is_typed(value, one.type), name, seen, _in_words(one.type), _type_remedy(one, value))
         for key, part in parts(value):
             if is_dataclass(part) and not isinstance(part, type):

@@ -22,14 +22,16 @@ def tags(names: Sequence[str]) -> Callable:
 
     Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>.
     """
-    if not names:
-        raise ValueError("tags() takes at least one name")
+    if isinstance(names, str) or not names:
+        raise ValueError(f"tags takes a list of at least one name, not {names!r}")
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
     return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
 
 
 def json_object(keys: Sequence[str] = ()) -> Callable:
     """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
+    if isinstance(keys, str):
+        raise ValueError(f"json_object takes a list of keys, not {keys!r}")
 
     def holds(text: str) -> bool:
         """Returns whether the text is such an object."""

@@ -60,6 +60,14 @@ class Judge:
         """
         if concurrency < 1:
             raise ValueError(f"concurrency {concurrency} is less than 1: no request would ever be sent")
+        if highest <= 0 or timeout_seconds <= 0 or retries < 0:
+            raise ValueError("highest and timeout_seconds are more than 0, and retries at least 0")
+        if re.compile(mark).groups < 1:
+            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
+        try:
+            question.format(prompt="", completion="", expected_answer="")
+        except (KeyError, IndexError) as error:
+            raise ValueError(f"question has a field {error} besides prompt, completion and expected_answer") from error
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
         self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries

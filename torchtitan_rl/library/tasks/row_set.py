@@ -226,7 +226,7 @@ class RowSet:
                 return self._config.template.format(**row)
             except KeyError as error:  # a column that other rows have
                 raise RowError(f"no column {error} for task.template") from error
-            except (ValueError, AttributeError, TypeError) as error:
+            except (ValueError, AttributeError, TypeError, IndexError) as error:
                 raise RowError(f"task.template cannot be filled: {error}") from error
         if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
             raise RowError(f"no {self.prompt_column!r}")
