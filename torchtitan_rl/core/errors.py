@@ -15,6 +15,10 @@ class SamplerFault(TrainingStopped):
     """The sampler's log-probabilities are not the policy's. Every rank raises it, so all can compare the weights."""
 
 
+class WorkerKilled(RuntimeError):
+    """A worker process was killed from outside, by SIGKILL or SIGTERM, before its call ended."""
+
+
 def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:
     """Raise UserError unless `holds`.
 

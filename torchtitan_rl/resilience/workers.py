@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchtitan_rl.core.errors import WorkerKilled
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.out_of_memory import OomDetector
 from torchtitan_rl.resilience.output_limit import print_as
@@ -37,7 +38,7 @@ ANSWER = "answer"
 
 
 class WorkerDied(RuntimeError):
-    """A worker's process ended before its call did."""
+    """A worker's process ended before its call did, and nobody outside had killed it."""
 
 
 class WorkerPool:
@@ -101,9 +102,11 @@ class WorkerPool:
             self._fork_server.kill(pid)
             raise
         except (EOFError, OSError) as error:
-            how = _describe(self._fork_server.kill(pid))
+            status = self._fork_server.kill(pid)
             evidence = self._oom_detector.out_of_memory(pid)
-            raise WorkerDied(f"its process was ended: {how}{evidence and f': {evidence}'}") from error
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM)
+            kind = WorkerKilled if killed else WorkerDied
+            raise kind(f"its process was ended: {_describe(status)}{evidence and f': {evidence}'}") from error
         self._mine.worker = pid, connection
 
 

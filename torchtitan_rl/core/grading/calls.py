@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torchtitan_rl.core.errors import WorkerKilled
 from torchtitan_rl.core.grading.scorer import Groups, Scorer, ScorerResult, TrainerState
 from torchtitan_rl.core.types import Completion, flat
 
@@ -21,7 +22,8 @@ class Workers(Protocol):
     def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
         """Call functions with the same arguments, one after another. Each call is (index of the function, seconds).
 
-        A call that takes longer than `seconds` is killed, and its future raises TimeoutError; 0 means no limit.
+        A call that takes longer than `seconds` is killed, and its future raises TimeoutError; 0 means no limit. The
+        future of a call whose worker was killed from outside raises WorkerKilled.
         """
 
     def close(self) -> None:
@@ -73,9 +75,11 @@ def _from_worker(call: RewardCall) -> ScorerResult:
     except Exception as error:
         # The worker was killed or died, or the groups or the result cannot be pickled.
         seconds = call.scorer.time_limit_seconds if isinstance(error, TimeoutError) else 0.0
-        return ScorerResult.failed(
+        result = ScorerResult.failed(
             len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds
         )
+        result.worker_killed = isinstance(error, WorkerKilled)
+        return result
 
 
 def _run_together(calls: Sequence[RewardCall]) -> None:

@@ -27,6 +27,15 @@ logger = logging.getLogger(__name__)
 WHOSE = "reward functions"
 """Name under which the printed output of all reward functions is limited, in this process and in the workers."""
 
+_AFTER_FAILURE = (
+    "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
+)
+_AFTER_KILL = (
+    "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
+    "Start the same command again (against a lack of memory, with fewer grader.workers)"
+)
+"""Remedies for a failed call."""
+
 MOST_FAILED_STEPS = 3
 """The run stops when all scores have failed this many times in a row with on_failure "none"."""
 
@@ -212,9 +221,9 @@ class Grader(Configurable):
             f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
         )
         if scorer.on_failure == "raise":
+            remedy = _AFTER_KILL if result.worker_killed else _AFTER_FAILURE
             raise RewardError(
-                f"{described} Expected one finite float (at most 1e18) or None for each completion. "
-                f"Correct the function, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
+                f"{described} {remedy}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
                 "without a reward for such completions."
             )
         lost = "reward" if getattr(scorer, "weight", 0.0) else "value of it"

@@ -75,6 +75,8 @@ class ScorerResult:
     log_error: str = ""
     """Reason why the call's logging was dropped; "" if it was kept."""
     seconds: float = 0.0
+    worker_killed: bool = False
+    """Whether the call has no scores because its worker was killed from outside."""
 
     @classmethod
     def failed(cls, size: int, message: str, seconds: float = 0.0) -> "ScorerResult":

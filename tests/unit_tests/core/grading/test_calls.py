@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.parts.grading import TaskOf, constant, drained, group, groups, logged, rewards, score
-from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.errors import UserError, WorkerKilled
 from torchtitan_rl.core.grading import Grader, RewardError
-from torchtitan_rl.resilience.workers import WorkerDied, WorkerPool
+from torchtitan_rl.resilience.workers import WorkerPool
 from torchtitan_rl.setup.build_grader import build_grader
 
 
@@ -125,6 +125,22 @@ def test_call_that_ignores_its_timeout_is_killed_and_the_next_call_has_a_new_pro
     assert len(_descendants()) <= len(before) + 1  # the new worker
 
 
+def test_a_killed_worker_is_not_called_a_fault_of_the_function(build):
+    def killed(completions, **_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sets_an_alarm(completions, **_):
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    with pytest.raises(
+        RewardError, match="killed by SIGKILL.* from outside .*Start the same command again.*or set"
+    ) as error:
+        score(build(killed), "a")
+    assert "Correct the function" not in str(error.value)
+    with pytest.raises(RewardError, match="killed by SIGALRM.*Correct the function"):
+        score(build(sets_an_alarm), "a")
+
+
 def _descendants() -> set[int]:
     """Processes of this session's tests that run under the fork server: they have this process's command line."""
     mine = Path("/proc/self/cmdline").read_bytes()
@@ -195,7 +211,7 @@ def test_unpicklable_result_and_dead_worker_are_reported():
     assert pool.submit(0).result() is print
     with pytest.raises(TypeError, match="cannot leave its process"):
         pool.submit(1).result()
-    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+    with pytest.raises(WorkerKilled, match="killed by SIGKILL"):
         pool.submit(2).result()
     pool.close()
 
