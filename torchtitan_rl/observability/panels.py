@@ -28,7 +28,7 @@ PLAIN_WIDTH = 120
 """Width of the output, in characters, if it is not a terminal."""
 
 GAP = 2
-"""Spaces between the columns of a grid."""
+"""Spaces between two values of a line."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
@@ -89,7 +89,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
     title = " · ".join(filter(None, [number, row.get("select_reason") or "sample", row.get("split")]))
     good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
     return Panel(
-        Group(*parts, _Numbers(row, console)),
+        Group(*parts, _Wrapped(_numbers(row, console))),
         title=safe(title, console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
@@ -118,47 +118,62 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
     return lines
 
 
-class _Numbers:
-    """Names and cells of a row's other columns, without those that add nothing: no value, score = reward, no staleness.
+def _numbers(row: Row, console: Console) -> list[Text]:
+    """Names and cells of a row's other columns, without those that add nothing: no value, score = reward, no staleness."""
+    parts: list[Text] = []
+    for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
+        cell = row[column]
+        told = cell is not None or column in ("answer", "reward")
+        if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
+            continue
+        parts.append(
+            _named(column.replace("_", " "), "none" if cell is None else compact_number(flat_cell(cell)), console)
+        )
+    return parts
 
-    A line never ends between a name and its cell.
-    """
 
-    def __init__(self, row: Row, console: Console) -> None:
-        self._parts: list[Text] = []
-        for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
-            cell = row[column]
-            told = cell is not None or column in ("answer", "reward")
-            if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
-                continue
-            part = Text().append_text(safe(column.replace("_", " "), console, style="dim")).append(" ")
-            self._parts.append(
-                part.append_text(safe("none" if cell is None else compact_number(flat_cell(cell)), console))
-            )
+def _named(name: str, value: str, console: Console) -> Text:
+    return Text().append_text(safe(name, console, style="dim")).append(" ").append_text(safe(value, console))
+
+
+def _lines(parts: Sequence[Text], width: int) -> list[Text]:
+    """The parts in lines of this width. A line never ends within a part that fits one."""
+    lines = [Text(overflow="fold")]
+    for part in parts:
+        if lines[-1] and lines[-1].cell_len + GAP + part.cell_len > width:
+            lines.append(Text(overflow="fold"))
+        lines[-1].append(" " * GAP * bool(lines[-1])).append_text(part)
+    return lines
+
+
+class _Wrapped:
+    """Parts in lines as wide as the place where they are printed."""
+
+    def __init__(self, parts: Sequence[Text]) -> None:
+        self._parts = parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        line = Text(overflow="fold")
-        for part in self._parts:
-            if line and line.cell_len + GAP + part.cell_len > options.max_width:
-                yield line
-                line = Text(overflow="fold")
-            line.append(" " * GAP * bool(line)).append_text(part)
-        yield line
+        yield from _lines(self._parts, options.max_width)
 
 
-def metrics_grid(values: dict[str, float], console: Console, most_columns: int = 3) -> Table:
-    """A grid of names and numbers, filled column by column. It has as many columns as fit without breaking a name."""
-    cells = [(safe(name, console), Text(compact_number(value), justify="right")) for name, value in values.items()]
-    for columns in range(most_columns, 0, -1):
-        height = max(1, -(-len(cells) // columns))
-        parts = [cells[start : start + height] for start in range(0, len(cells), height)]
-        widths = [max(cell[place].cell_len for cell in part) + GAP for part in parts for place in (0, 1)]
-        if sum(widths) - GAP <= console.width:
-            break
-    grid = Table.grid(padding=(0, GAP, 0, 0))
-    for line in range(height):
-        grid.add_row(*(text for part in parts if line < len(part) for text in part[line]))
-    return grid
+def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
+    """Metrics in lines that fit, each group after its name, which is the key up to the first "/".
+
+    Example: "  time  generate 0.589  train 0.5817"
+    """
+    groups: dict[str, list[Text]] = {}
+    for key, value in values.items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, []).append(_named(name, compact_number(value), console))
+    indent = GAP + max((len(group) for group in groups), default=0) + GAP
+    found: list[Text] = []
+    for group, parts in groups.items():
+        start = Text(" " * GAP).append_text(safe(group, console, style="cyan"))
+        for line in _lines(parts, console.width - indent):
+            start.pad_right(indent - start.cell_len)
+            found.append(start.append_text(line))
+            start = Text()
+    return found
 
 
 def rows_table(rows: Sequence[Row], columns: Sequence[str], console: Console, title: str) -> Table:

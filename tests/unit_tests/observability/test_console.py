@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.parts.observability import record_run
 from torchtitan_rl.observability import record_metric
-from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
+from torchtitan_rl.observability.panels import metric_lines, plain_console, sample_panel
 from torchtitan_rl.observability.sinks.console import lost
 
 
@@ -127,9 +127,18 @@ def test_panel_never_wraps_a_name(monkeypatch, columns):
     console = plain_console()
     console.width = columns
     names = [f"diversity/jaccard_distance/macro_{i}" for i in range(3)] + [f"reward/{i}" for i in range(20)]
-    console.print(metrics_grid(dict.fromkeys(names, 0.123456), console))
-    assert all(name in stream.getvalue() for name in names)
-    assert max(map(len, stream.getvalue().splitlines())) <= columns
+    lines = [line.plain for line in metric_lines(dict.fromkeys(names, 0.123456), console)]
+    assert lines[0].startswith("  diversity  jaccard_distance/macro_0 0.1235")
+    assert [line.split()[0] for line in lines if line[2] != " "] == ["diversity", "reward"]  # each once
+    said = " ".join(lines)
+    assert all(f" {name.partition('/')[2]} 0.1235" in said for name in names)
+    assert max(map(len, lines)) <= columns
+
+
+def test_an_evaluations_numbers_are_printed_once(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["*"])
+    assert output.count("accuracy 50.0%") == output.count("  evaluation  ") > 0
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("  reward ")] == ["mean"] * 3
 
 
 def test_console_with_a_closed_pipe_stops_writing(tmp_path):
@@ -186,7 +195,7 @@ def test_console_shows_each_reward_function_s_mean(recorder, monkeypatch):
     record_metric("reward/correct/mean", 0.625)
     run.flush(1)
     run.close()
-    assert "reward/correct/mean" in stream.getvalue()
+    assert "  reward  correct/mean 0.625" in stream.getvalue()
 
 
 def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
@@ -199,9 +208,9 @@ def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
 
 def test_console_shows_about_30_metrics_chosen_by_patterns(recorder, monkeypatch):
     output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["obs/*", "reward/p50"])
-    assert "obs/sink_errors" in output
-    assert "reward/p50" in output
-    assert "reward/p95" not in output
+    assert "obs     rejected_values 0" in output or "sink_errors 0" in output
+    assert "reward  p50 6.5" in output
+    assert "p95" not in output
 
 
 def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):

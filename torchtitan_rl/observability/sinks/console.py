@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from torchtitan_rl.observability.panels import metrics_grid, plain_console, sample_panel
+from torchtitan_rl.observability.panels import metric_lines, plain_console, sample_panel
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
@@ -122,14 +122,16 @@ class ConsoleSink(Sink):
             return
         due = record.step % every == 0
         if due:
-            self._console.print(metrics_grid(self._matched(record.values), self._console))
+            for line in metric_lines(self._matched(record.values), self._console):
+                self._console.print(line, soft_wrap=True)
         for key, rows in record.tables.items():
             if due or key.startswith(EVALUATION_PREFIX):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
-        """The values that match the patterns, in the patterns' order."""
-        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(values, pattern)]
+        """The values that match the patterns, in the patterns' order, without those of the evaluation's line."""
+        others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
+        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(others, pattern)]
         return {name: values[name] for name in dict.fromkeys(names)}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
