@@ -129,6 +129,6 @@ def ensure_report(folder: Path) -> None:
         report, end = folder / REPORT, folder / END
         if wanted and not (report.exists() and report.stat().st_mtime >= end.stat().st_mtime):
             command = [sys.executable, "-m", "torchtitan_rl.report", str(folder), "--output", str(report)]
-            subprocess.run(
-                command, check=False, timeout=REPORT_LIMIT_S, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            null = subprocess.DEVNULL
+            subprocess.run(command, check=True, timeout=REPORT_LIMIT_S, stdin=null, stdout=null, stderr=null)
+            print(f"report: {report}", flush=True)

@@ -162,7 +162,7 @@ def test_completed_run_is_reported_as_completed(run, stopped, eval_only, gives_u
     assert said in end_of(folder)["message"]
 
 
-def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(run):
+def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(run, capfd):
     folder, config = run
     train.write_run_report(config, folder)
     before = (folder / "report.html").stat().st_mtime
@@ -170,6 +170,7 @@ def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(ru
     write_end(folder, "killed", "out of memory, by the kernel's log", code=137, rank=1, phase="step 6: train")
     ensure_report(folder)
     assert "out of memory, by the kernel" in (folder / "report.html").read_text("utf-8")
+    assert capfd.readouterr().out.endswith(f"report: {folder / 'report.html'}\n")  # as after a run that is done
     written = (folder / "report.html").stat().st_mtime_ns
     time.sleep(0.01)
     ensure_report(folder)
