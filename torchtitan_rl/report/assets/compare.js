@@ -195,7 +195,7 @@ function finalMetrics() {
     const shown = (run) => (run.series[key] ? [h('b', {}, evaluated ? percent(value(run)) : figure(value(run))), evaluated && ends(run)[0] !== null && h('small', {}, ` ${percent(ends(run)[0])} to ${percent(ends(run)[1])}`)].filter(Boolean) : '–');
     return [[h('span', {}, `${title} `, h('small', {}, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`)), ...runs.map(shown)]];
   });
-  const ended = ['How it ended', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(':')[0].slice(0, 60)))])];
+  const ended = ['How it ended', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(/, the last|: /)[0]))])];
   return section('At equal steps', 'The last step that all runs have, with 95 % intervals of accuracies.', table(['metric', ...runs.map((_, place) => runName(place))], [...lines, ended], { 'data-table': 'final', even: runs.length === 2 }));
 }
 /** A setting as text, without the addresses of functions, which differ from run to run. */

@@ -162,3 +162,9 @@ def test_logged_metrics_are_paired_over_the_steps_of_both(browser, two):
     higher = [sum(p > q for p, q in zip(x, y)), sum(q > p for p, q in zip(x, y))]
     assert reward[1:4] == ["8", f"{fmean(x):.3g}", f"{fmean(y):.3g}"]
     assert reward[5:] == [str(count) for count in higher]
+
+
+def test_the_end_of_a_run_is_told_without_a_part_of_its_time(browser, two):
+    browser.open(at(two[0], view="compare"))
+    told = "[...document.querySelector('[data-table=final] tbody tr:last-child').children].map(c => c.innerText)"
+    assert browser.run(told) == ["How it ended", "12 steps in 24 s", "8 steps in 16 s"]

@@ -137,3 +137,15 @@ def test_turns_are_folded_and_printed_as_they_are(browser, tmp_path):
     assert browser.run(folded) == before
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.run(folded) == before
+
+
+def test_a_long_conversation_starts_on_the_first_page_of_paper(browser, tmp_path):
+    browser.open(long_conversation(tmp_path, 60))
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    # A part that may not be broken and is taller than a page leaves the rest of the page before it empty.
+    unbroken = "[...document.querySelectorAll('main *')].filter(e => getComputedStyle(e).breakInside === 'avoid')"
+    too_tall = browser.run(f"{unbroken}.filter(e => e.offsetHeight > innerHeight).length")
+    contents = browser.run("getComputedStyle(document.querySelector('.contents')).display")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert too_tall == 0
+    assert contents == "none"  # it is closed
