@@ -41,9 +41,8 @@ def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> l
         parts.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
     lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
-    rows = [
-        torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths
-    ]  # [bytes] of each rank
+    # [bytes] of each rank
+    rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]
     np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
     # Broadcasts send exactly these bytes. gloo's all_gather pads to the longest list and makes two more copies.
     sent = [

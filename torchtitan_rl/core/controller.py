@@ -35,9 +35,8 @@ class Controller(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        seed: int = number(
-            0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ..."
-        )  # numpy's limit, in vLLM
+        # The upper limit is numpy's, which vLLM seeds.
+        seed: int = number(0, least=0, most=2**32 - 1, remedy="Use 0, 1, 2, ...")
         """Seed of the data order and of sampling."""
 
         num_steps: int = number(200, least=1, most=10**9, remedy="Use 50 or more.")

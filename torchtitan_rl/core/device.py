@@ -35,9 +35,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 if ON_CPU:
     torch._utils._get_available_device_type = lambda: "cpu"
-    for _name, _module in list(
-        sys.modules.items()
-    ):  # torchtitan's that were imported before and have chosen CUDA
+    # torchtitan's modules that were imported before this one have already chosen CUDA.
+    for _name, _module in list(sys.modules.items()):
         if _name.startswith("torchtitan.") and hasattr(_module, "device_type"):
             _module.device_type, _module.device_module = "cpu", torch.cpu
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank

@@ -47,9 +47,8 @@ def listen(listener: Listener) -> Callable[[], None]:
 def progress(message: str) -> None:
     """Print one line on global rank 0 (torchrun's RANK). Never raises."""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(
-            OSError, ValueError, RuntimeError
-        ):  # a full disk, a closed stream, a print in a print
+        # A full disk, a closed stream, a print in a print.
+        with suppress(OSError, ValueError, RuntimeError):
             print(message, flush=True)
 
 

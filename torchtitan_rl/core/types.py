@@ -348,15 +348,14 @@ class SequenceLayout:
         The root of a sequence with shared tokens is the nearest earlier sequence without any.
         """
         own_tokens = np.asarray(own, dtype=np.int64)  # [S]
-        in_root = (
-            np.zeros_like(own_tokens) if shared is None else np.asarray(shared, dtype=np.int64)
-        )  # [S]
+        in_root = np.zeros_like(own_tokens)  # [P]
+        if shared is not None:
+            in_root = np.asarray(shared, dtype=np.int64)  # [P]
         lengths = own_tokens + in_root  # [S]
         begins = np.cumsum(own_tokens) - own_tokens  # [S]
         roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [S]
-        positions = np.concatenate(
-            [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
-        )  # [T]
+        own_positions = [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
+        positions = np.concatenate(own_positions)  # [T]
         on_device = (
             torch.from_numpy(array).to(device) for array in (positions, begins, lengths, roots)
         )

@@ -323,9 +323,8 @@ class Algorithm(OwnConfig):
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         values = raw.where(finite)
         sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
-        log_weight = (
-            values.old_logprobs - values.sampler_logprobs
-        ).detach()  # [T] log pi_old - log mu
+        # [T] log pi_old - log mu
+        log_weight = (values.old_logprobs - values.sampler_logprobs).detach()
         correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
             logprobs=values.logprobs,
@@ -349,9 +348,9 @@ class Algorithm(OwnConfig):
             )
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, values)
-            fresh = (
-                inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask
-            )  # [T]
+            fresh = inputs.mask  # [T]
+            if batch.fresh_mask is not None:
+                fresh = inputs.mask * batch.fresh_mask  # [T]
             if self.policy_loss.sampled:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()

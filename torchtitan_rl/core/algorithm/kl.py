@@ -35,9 +35,8 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio**2
-    clamped = log_ratio.detach().clamp(-K3_LIMIT, K3_LIMIT) + (
-        log_ratio - log_ratio.detach()
-    )  # gradient 1 everywhere
+    # The clamped value, with gradient 1 everywhere.
+    clamped = log_ratio.detach().clamp(-K3_LIMIT, K3_LIMIT) + (log_ratio - log_ratio.detach())
     return torch.expm1(-clamped) + clamped
 
 

@@ -120,22 +120,19 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
     Args:
         loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
     """
-    ratio = (
-        safe_exp(inputs.log_ratio)
-        if loss is None
-        else _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)
-    )  # [T]
+    if loss is None:
+        ratio = safe_exp(inputs.log_ratio)  # [T]
+    else:
+        ratio = _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:
         return
-    overflowed = (
-        _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs).abs() > LOG_RATIO_LIMIT
-    )  # [T]
+    log_ratio = _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs)  # [T]
+    overflowed = log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
-    clipped = {
-        side: where.to(ratio.dtype) for side, where in loss.clipped(inputs, ratio).items()
-    }  # [T] each
+    sides = loss.clipped(inputs, ratio)
+    clipped = {side: where.to(ratio.dtype) for side, where in sides.items()}  # [T] each
     if clipped:
         tally.mean(
             "ratio/clip_fraction", torch.stack(list(clipped.values())).amax(dim=0), inputs.mask
@@ -179,7 +176,6 @@ def record_sampler(
     # The samples come from mu, so this is KL(mu || pi_old), with d = log mu - log pi_old.
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)
     weight, count = weight * inputs.mask, inputs.mask.sum()  # [T], 0-d
-    share = weight.sum() ** 2 / (count * (weight**2).sum()).clamp(
-        min=torch.finfo(weight.dtype).tiny
-    )  # 0-d
+    squares = (count * (weight**2).sum()).clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
+    share = weight.sum() ** 2 / squares  # 0-d
     tally.put("sampler/effective_sample_size", share, count)

@@ -42,9 +42,8 @@ class SeqMeanTokenMean(Aggregation):
     """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the update's S sequences. GRPO, arXiv 2402.03300."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        return inputs.sequences.mean(token_losses).sum() / max(
-            inputs.normalizers.num_sequences, 1
-        )  # sum of [S]
+        means = inputs.sequences.mean(token_losses)  # [S]
+        return means.sum() / max(inputs.normalizers.num_sequences, 1)
 
 
 class SeqSumConst(Aggregation):
@@ -115,7 +114,7 @@ class Loss(OwnConfig, ABC):
     def zero_gradient(self, episode: Episode) -> bool:
         """Whether the loss has zero gradient for this credited episode, so that it needs no backward pass.
 
-        A class that says so speaks for itself alone: a subclass may add a term.
+        An override returns True only for its own class, as in `Clip`: a subclass may add a term that has a gradient.
         """
         return False
 

@@ -52,9 +52,8 @@ class NoCorrection(Mismatch):
     """Weight 1 on every token."""
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        return Correction(
-            torch.ones_like(log_weight), torch.zeros_like(log_weight, dtype=torch.bool)
-        )  # [T], [T]
+        changed = torch.zeros_like(log_weight, dtype=torch.bool)  # [T]
+        return Correction(torch.ones_like(log_weight), changed)
 
 
 class TokenTruncate(Mismatch):

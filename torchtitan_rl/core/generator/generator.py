@@ -322,11 +322,11 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
     """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
 
     - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to
-    eighths.
+      eighths.
     - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
     - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each
-    turn of a
-      conversation has one) lose half their tokens when preempted, because the CPU generator cannot be rewound.
+      turn of a conversation has one) lose half their tokens when preempted, because the CPU generator cannot be
+      rewound.
     - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
     """
     options: dict[str, Any] = (

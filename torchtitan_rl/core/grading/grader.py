@@ -107,9 +107,8 @@ class Grader(Configurable):
         """
         self._scorers = scorers
         self.reward_names: list[str] = []
-        self._function_idx: dict[
-            Scorer, int
-        ] = {}  # the place of its function among those of the workers
+        # The place of a scorer's function among those of the workers.
+        self._function_idx: dict[Scorer, int] = {}
         for of_task in scorers.values():
             for reward in of_task.rewards:
                 if reward.name not in self.reward_names:

@@ -86,14 +86,11 @@ class PackedRows(NamedTuple):
         T, width, device = len(layout.positions), layout.longest, layout.positions.device
         shared = layout.positions[layout.begins]  # [S]
         own = layout.lengths - shared  # [S]
-        row = torch.repeat_interleave(
-            torch.arange(len(own), device=device), own, output_size=T
-        )  # [T]
+        sequence = torch.arange(len(own), device=device)  # [S]
+        row = torch.repeat_interleave(sequence, own, output_size=T)  # [T]
         column = torch.arange(width, device=device)  # [W]
-        own_first, root_first = (
-            (layout.begins - shared)[:, None],
-            layout.roots[:, None],
-        )  # [S, 1] each
+        own_first = (layout.begins - shared)[:, None]  # [S, 1]
+        root_first = layout.roots[:, None]  # [S, 1]
         first = torch.where(column < shared[:, None], root_first, own_first)  # [S, W]
         source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [S, W]
         return cls(source.flatten(), width, row * width + layout.positions)
@@ -131,9 +128,8 @@ class PackedSDPA(VarlenAttention):
         H, rows = q_BLNH.shape[-1], attention_masks
 
         def to_rows(t: Tensor) -> Tensor:
-            flat = (
-                t.flatten(0, 1).flatten(1).float()
-            )  # [T, N*H]; bfloat16 takes three times as long on a CPU
+            # float, because bfloat16 takes three times as long on a CPU.
+            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]
             # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
             return (
                 F.embedding(rows.source, flat)
@@ -143,23 +139,20 @@ class PackedSDPA(VarlenAttention):
             )
 
         q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [S, N or Nkv, W, H]
-        if (
-            enable_gqa and q.is_cuda
-        ):  # no fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores
+        # No fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores.
+        if enable_gqa and q.is_cuda:
             k, v, enable_gqa = (
                 *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)),
                 False,
             )
         before, band = self.window_size[0], None
         if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
-            band = (
-                torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)
-                .tril()
-                .triu(-before)
-            )  # [W, W]
+            band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)  # [W, W]
+            band = band.tril().triu(-before)  # [W, W]
+        # [S, N, W, H]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
-        )  # [S, N, W, H]
+        )
         cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [S*W, N*H]
         return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
@@ -168,9 +161,8 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
     """Returns the `attention_masks` argument of the model's forward for a layout."""
     if shares_prompts(model):
         return PackedRows.of(layout)
-    ends = torch.cat(
-        [layout.begins, layout.begins.new_tensor([len(layout.positions)])]
-    ).int()  # [S + 1]
+    total = layout.begins.new_tensor([len(layout.positions)])  # [1]
+    ends = torch.cat([layout.begins, total]).int()  # [S + 1]
     return VarlenMetadata(ends, ends, layout.longest, layout.longest)
 
 

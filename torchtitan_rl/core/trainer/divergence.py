@@ -97,17 +97,15 @@ class _ChunkedDivergence(torch.autograd.Function):
     ) -> Tensor:  # noqa: ANN001
         """hidden [T, D], weight [Vs, D] -> the divergence of each token, [T]."""
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        log_totals = hidden.new_full(
-            (2, len(hidden)), -math.inf, dtype=torch.float64
-        )  # [2, T] of student and teacher
+        # [2, T] of student and teacher
+        log_totals = hidden.new_full((2, len(hidden)), -math.inf, dtype=torch.float64)
         for rows in slices(len(weight), constants.rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 for total, z in zip(log_totals, logits, strict=True):
                     total[tokens] = torch.logaddexp(total[tokens], z.logsumexp(-1).double())  # [C]
         log_totals = _sum_of_ranks(log_totals, constants.group).to(dtype)  # [2, T]
-        sums = hidden.new_zeros(
-            2, len(hidden), dtype=torch.float64
-        )  # [2, T] the divergence and the student's KL
+        # [2, T] the divergence and the student's KL
+        sums = hidden.new_zeros(2, len(hidden), dtype=torch.float64)
         for rows in slices(len(weight), constants.rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
@@ -130,10 +128,9 @@ class _ChunkedDivergence(torch.autograd.Function):
             grad_block = torch.zeros_like(weight[rows], dtype=log_totals.dtype)  # [R, D]
             for tokens, *logits in _tiles(hidden, weight, TeacherOutput(*teacher), rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
-                dz = _gradient(log_p, log_q, of_student[tokens, None], constants.beta).mul_(
-                    scale[tokens]
-                )  # [C, R]
-                dz = dz.to(hidden.dtype)
+                # [C, R]
+                dz = _gradient(log_p, log_q, of_student[tokens, None], constants.beta)
+                dz = dz.mul_(scale[tokens]).to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(dz, weight[rows])  # [C, D]
                 if learns:
                     grad_block += partial_product(dz.T, hidden[tokens])  # [R, D]

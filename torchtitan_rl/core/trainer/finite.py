@@ -35,9 +35,8 @@ class FiniteUpdates:
             self._in_a_row = 0
             return True
         self._in_a_row += 1
-        record_metric(
-            "optimizer/skipped_updates", float(comm.is_rank_0()), "sum"
-        )  # once over all ranks
+        # Rank 0 alone counts it, so that the sum over ranks is 1.
+        record_metric("optimizer/skipped_updates", float(comm.is_rank_0()), "sum")
         fault = fault_in(self._model, self._optimizer) or "the loss alone"
         if fault.startswith("the gradients"):
             fault = "the gradients"  # all of them: clipping has spread it

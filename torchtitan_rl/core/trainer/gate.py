@@ -159,9 +159,8 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
     signed_on_device = logprobs - batch.sampler_logprobs  # [T]
-    rows = torch.stack(
-        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device]
-    )  # [4, T]
+    # [4, T]
+    rows = torch.stack([batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device])
     rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
     _, fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]

@@ -92,9 +92,8 @@ def to_hf(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
     for name, module in block.named_modules():
-        if isinstance(
-            module, FusedQKVLinear
-        ):  # torchtitan's state_dict hook, which gathers in the master dtype
+        # In place of torchtitan's state_dict hook, which gathers in the master dtype.
+        if isinstance(module, FusedQKVLinear):
             FusedQKVLinear._split_qkv_on_save(
                 module, state, canonical_fqn(f"{prefix}{name}") + ".", {}
             )

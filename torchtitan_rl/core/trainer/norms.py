@@ -36,9 +36,8 @@ class MeasuredSteps:
         self._optimizer.step()
         self._squares = {}
         for p in list(before):
-            self._squares[p] = _square(
-                local_shard(p) - before.pop(p)
-            )  # one copy at a time is freed
+            # `pop` frees one copy at a time.
+            self._squares[p] = _square(local_shard(p) - before.pop(p))
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:
@@ -52,9 +51,8 @@ class MeasuredSteps:
         for optimizer in self._optimizer:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    both = torch.stack(
-                        [self._square_of_update(optimizer, p, group), _square(local_shard(p))]
-                    )  # [2]
+                    of_update = self._square_of_update(optimizer, p, group)  # 0-d
+                    both = torch.stack([of_update, _square(local_shard(p))])  # [2]
                     squares.append(both * _share_of_ranks(p))
         total = torch.stack(squares).sum(0)  # [2]
         if dist.get_world_size() > 1:
@@ -96,9 +94,8 @@ def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
 
 def _square(t: Tensor) -> Tensor:
     """Σ x² in float64, 0-d. In float32 single values of 1e19 would overflow."""
-    norms = [
-        block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)
-    ]  # 0-d each
+    # 0-d each
+    norms = [block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]
     return torch.stack(norms).square().sum()
 
 

@@ -218,9 +218,8 @@ class _Row(NamedTuple):
         parts: list[np.ndarray] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             parts += [prompt, completion]
-        return np.concatenate(
-            [*parts, np.zeros(self.padding)], dtype=dtype, casting="unsafe"
-        )  # [T]
+        parts.append(np.zeros(self.padding))
+        return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
 
 
 def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:

@@ -344,17 +344,15 @@ class Trainer(Configurable):
         mine: list[tuple[int, FloatArray]] = []
         for batch in self._pack(self._plan(items), groups, share_prompts=shares_prompts(model)):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
-            ends = np.bincount(
-                batch.sequence_ids.cpu().numpy(), minlength=len(batch.members)
-            ).cumsum()  # of sequences
+            # [S], and padding's: the place after each sequence's last token
+            sequence_ids = batch.sequence_ids.cpu().numpy()  # [T]
+            ends = np.bincount(sequence_ids, minlength=len(batch.members)).cumsum()
             for member, end in zip(batch.members, ends, strict=False):
-                first = (
-                    end - 1 - len(member.episode.completion.token_ids)
-                )  # predicts the first completion token
+                # The position that predicts the first completion token.
+                first = end - 1 - len(member.episode.completion.token_ids)
                 mine.append((place[id(member.episode)], logprobs[first : end - 1].copy()))  # [L]
-        scored = [
-            np.zeros_like(episode.completion.logprobs) for episode in flat(groups)
-        ]  # [L] each
+        # [L] each
+        scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]
         for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
             scored[i] = logprobs
         return scored
@@ -379,9 +377,10 @@ class Trainer(Configurable):
             episodes[i].logprob_diff = episodes[i].logprob_diff or diff
 
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
+        # [T]
         return score_only(
             model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
-        )  # [T]
+        )
 
     def _pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
         """Plan and pack the groups of one optimizer step."""
