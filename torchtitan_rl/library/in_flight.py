@@ -117,10 +117,10 @@ class InFlight(Configurable):
         self, generator: Generator, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
     ) -> Iterator[Group[Completion]]:
         """Yields the first groups that are whole, this replica's share of `needed`. The others are kept for the next step."""
-        begun = generator.begin(prompts, step=step, round=round)
         if not self.active:
-            yield from begun.whole_groups()
+            yield from generator.generate(prompts, step=step, round=round)
             return
+        begun = generator.begin(prompts, step=step, round=round)
         self._give_tokens(begun.groups)
         share = len(range(generator.replica, needed, generator.num_replicas))
         quota, taken = self._quota(begun.prompts, share, version=generator.policy_version), set()
