@@ -167,11 +167,13 @@ class Controller(Configurable):
         with timed("step"):
             try:
                 groups = self._collect_episodes()
+                # Reward functions and tools ran since the last step and may have replaced the signal handlers.
                 services.stop.arm()
                 services.check_replicated(step, groups)
                 with timed("train"):
                     update = self.trainer.update(groups)
             except SamplerFault as fault:
+                # The sampler's log-probabilities are not the policy's. Say whether the engine has the policy's weights.
                 raise type(fault)(
                     f"{fault} {services.weight_sync.evidence(self.generator)}"
                 ) from fault
@@ -195,12 +197,13 @@ class Controller(Configurable):
             )
             prompts = self.in_flight.admit(new)
             self.services.check_replicated(step, prompts)
-            scored += self._score(
+            scored += self._sample_and_grade(
                 self.in_flight.sample(
                     self.generator, prompts, needed=missing, step=step, round=round
                 )
             )
             self.in_flight.gather(self.generator)
+            # A group has a preference if its rewards differ. Otherwise all its advantages are 0 and teach nothing.
             missing = self.config.num_prompts_per_step - sum(
                 self.algorithm.has_preference(g.samples) for g in scored
             )
@@ -215,7 +218,7 @@ class Controller(Configurable):
         self.services.observer.keep(groups, step=step, split="train")
         return groups
 
-    def _score(
+    def _sample_and_grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
     ) -> list[Group[ScoredCompletion]]:
         """Sample this replica's groups and grade each as soon as it is whole.
@@ -226,6 +229,7 @@ class Controller(Configurable):
         with timed(f"{prefix}generate"), closing(groups):
             for group in groups:
                 self.services.observer.keep([group], step=self.state.step, split=split)
+                # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)
         with timed(f"{prefix}grade"):
@@ -288,7 +292,7 @@ class Controller(Configurable):
                 groups = self.generator.generate(
                     self.held_out, sampling_config=sampling, seeded=True
                 )
-                scored = self._score(groups, f"{one.prefix}/", one.split)
+                scored = self._sample_and_grade(groups, f"{one.prefix}/", one.split)
             sampled[one] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_loss(self.trainer, self.held_out)

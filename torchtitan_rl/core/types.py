@@ -318,7 +318,7 @@ class Normalizers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceLayout:
-    """The places of S sequences in a pack of T tokens, one after another. Padding counts as sequences too.
+    """The places of P sequences in a pack of T tokens, one after another. P = S + sequences of padding.
 
     A sequence may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
     positions begin above 0.
@@ -330,11 +330,11 @@ class SequenceLayout:
     positions: Tensor
     """[T] int64, each token's position in its sequence."""
     begins: Tensor
-    """[S] int64, the place of each sequence's first own token in the pack."""
+    """[P] int64, the place of each sequence's first own token in the pack."""
     lengths: Tensor
-    """[S] int64, tokens of each sequence, shared ones included."""
+    """[P] int64, tokens of each sequence, shared ones included."""
     roots: Tensor
-    """[S] int64, the place where each sequence's root begins; its own place if it shares no tokens."""
+    """[P] int64, the place where each sequence's root begins; its own place if it shares no tokens."""
     longest: int
     """Tokens of the longest sequence, known on the host."""
 
@@ -342,18 +342,18 @@ class SequenceLayout:
     def of(
         cls, own: Sequence[int], shared: Sequence[int] | None = None, *, device: str
     ) -> "SequenceLayout":
-        """The layout of sequences with `own` [S] tokens of their own and `shared` [S] tokens in their root (default:
+        """The layout of sequences with `own` [P] tokens of their own and `shared` [P] tokens in their root (default:
         0).
 
         The root of a sequence with shared tokens is the nearest earlier sequence without any.
         """
-        own_tokens = np.asarray(own, dtype=np.int64)  # [S]
+        own_tokens = np.asarray(own, dtype=np.int64)  # [P]
         in_root = np.zeros_like(own_tokens)  # [P]
         if shared is not None:
             in_root = np.asarray(shared, dtype=np.int64)  # [P]
-        lengths = own_tokens + in_root  # [S]
-        begins = np.cumsum(own_tokens) - own_tokens  # [S]
-        roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [S]
+        lengths = own_tokens + in_root  # [P]
+        begins = np.cumsum(own_tokens) - own_tokens  # [P]
+        roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [P]
         own_positions = [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
         positions = np.concatenate(own_positions)  # [T]
         on_device = (

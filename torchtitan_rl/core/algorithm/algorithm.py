@@ -2,9 +2,9 @@
 (`loss`).
 
 The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in
-DAPO, instead of a mean of means; there is no KL to a reference; and equal rewards, compared as such, have advantage
-exactly 0. With one optimizer step a batch, the default, pi_old is pi and nothing is clipped. docs/algorithms.md says
-which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
+DAPO, instead of a mean of means; there is no KL to a reference; and if all rewards of a group are equal, their
+advantages are exactly 0, without the rounding of a mean. With one optimizer step a batch, the default, pi_old is pi and
+nothing is clipped. docs/algorithms.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
 """
 
 import math
@@ -247,10 +247,12 @@ class Algorithm(OwnConfig):
         return differ([self._returns(one, one.reward) for one in samples])
 
     def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
+        """One return for each sample with credit "episode", one for each turn with "turn". `Advantage.of_turns` treats
+        both alike."""
         return turn_returns(scored, total) if self.config.credit == "turn" else [total]
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        returns: list[list[list[float | None]]] = []
+        returns: list[list[list[float | None]]] = []  # [group][sample][return]
         for group in groups:
             returns.append(
                 [
@@ -258,6 +260,7 @@ class Algorithm(OwnConfig):
                     for episode in group.samples
                 ]
             )
+        # Checked, because a subclass may override `of_turns`: with another shape, credit would go to the wrong samples.
         advantages = numbers_from(
             self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns
         )
@@ -322,7 +325,8 @@ class Algorithm(OwnConfig):
         raw = TokenValues.of(batch, logprobs, entropy, sampled=self.policy_loss.sampled)
         finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
         values = raw.where(finite)
-        sequences = Sequences(batch.sequence_ids, finite.to(logprobs.dtype), len(batch.group_ids))
+        mask = finite.to(logprobs.dtype)  # [T]
+        sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
         # [T] log pi_old - log mu
         log_weight = (values.old_logprobs - values.sampler_logprobs).detach()
         correction = self.mismatch.correction(log_weight, sequences)
@@ -332,7 +336,7 @@ class Algorithm(OwnConfig):
             if self.config.old_logprobs == "sampler"
             else values.old_logprobs,
             advantages=values.advantages,
-            mask=sequences.mask,
+            mask=mask,
             correction=correction.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
@@ -343,14 +347,12 @@ class Algorithm(OwnConfig):
         terms = self._terms(inputs, values)
         with torch.no_grad():
             tally = Tally()
-            tally.put(
-                "nonfinite/tokens", batch.loss_mask.sum() - inputs.mask.sum(), reduction="sum"
-            )
+            tally.put("nonfinite/tokens", batch.loss_mask.sum() - mask.sum(), reduction="sum")
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, values)
-            fresh = inputs.mask  # [T]
+            fresh = mask  # [T]
             if batch.fresh_mask is not None:
-                fresh = inputs.mask * batch.fresh_mask  # [T]
+                fresh = mask * batch.fresh_mask  # [T]
             if self.policy_loss.sampled:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()

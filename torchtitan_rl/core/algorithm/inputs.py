@@ -23,8 +23,8 @@ class Sequences:
         self.ids = ids
         self.mask = mask
         self.num = num_sequences
-        self.lengths = self.sum(torch.ones_like(mask))  # [S] loss tokens of each sequence
-        self.present = self.lengths > 0  # [S] in the loss
+        self.num_loss_tokens = self.sum(torch.ones_like(mask))  # [S]
+        self.present = self.num_loss_tokens > 0  # [S] in the loss
 
     def sum(self, values: Tensor) -> Tensor:
         """[T] -> [S]: sums over each sequence's loss tokens."""
@@ -33,7 +33,7 @@ class Sequences:
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S]: means over each sequence's loss tokens; 0 for a sequence without loss tokens."""
-        return self.sum(values) / self.lengths.clamp(min=1).to(values.dtype)
+        return self.sum(values) / self.num_loss_tokens.clamp(min=1).to(values.dtype)
 
     def expand(self, values: Tensor) -> Tensor:
         """[S] -> [T]: each sequence's value on its tokens, 0 on padding."""

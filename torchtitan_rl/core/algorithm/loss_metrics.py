@@ -106,7 +106,7 @@ def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Loss
     for estimator in ("k1", "k2", "k3"):
         tally.mean(f"{prefix}/kl_{estimator}", kl_estimate(log_ratio, estimator), inputs.mask)
     k3 = kl_estimate(log_ratio, "k3")  # [T]
-    lengths = inputs.sequences.expand(inputs.sequences.lengths)  # [T]
+    lengths = inputs.sequences.expand(inputs.sequences.num_loss_tokens)  # [T]
     for name, (least, most) in LENGTH_BUCKETS.items():
         inside = inputs.mask * ((lengths >= least) & (lengths <= most))  # [T]
         tally.mean(f"{prefix}/kl_k3/length_{name}", k3, inside)

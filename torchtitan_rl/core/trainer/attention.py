@@ -70,10 +70,10 @@ class FlashVarlen(VarlenAttention):
 
 
 class PackedRows(NamedTuple):
-    """Index maps between a pack of T tokens and a right-padded batch of S sequences with W tokens each."""
+    """Index maps between a pack of T tokens and a right-padded batch of P sequences with W tokens each."""
 
     source: Tensor
-    """[S * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read
+    """[P * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read
     back."""
     width: int
     """W, the length of the longest sequence."""
@@ -82,17 +82,17 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def of(cls, layout: SequenceLayout) -> "PackedRows":
-        """Returns the maps of a layout of S sequences. Does not synchronize with the device."""
+        """Returns the maps of a layout of P sequences. Does not synchronize with the device."""
         T, width, device = len(layout.positions), layout.longest, layout.positions.device
-        shared = layout.positions[layout.begins]  # [S]
-        own = layout.lengths - shared  # [S]
-        sequence = torch.arange(len(own), device=device)  # [S]
+        shared = layout.positions[layout.begins]  # [P]
+        own = layout.lengths - shared  # [P]
+        sequence = torch.arange(len(own), device=device)  # [P]
         row = torch.repeat_interleave(sequence, own, output_size=T)  # [T]
         column = torch.arange(width, device=device)  # [W]
-        own_first = (layout.begins - shared)[:, None]  # [S, 1]
-        root_first = layout.roots[:, None]  # [S, 1]
-        first = torch.where(column < shared[:, None], root_first, own_first)  # [S, W]
-        source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [S, W]
+        own_first = (layout.begins - shared)[:, None]  # [P, 1]
+        root_first = layout.roots[:, None]  # [P, 1]
+        first = torch.where(column < shared[:, None], root_first, own_first)  # [P, W]
+        source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [P, W]
         return cls(source.flatten(), width, row * width + layout.positions)
 
 
@@ -138,8 +138,8 @@ class PackedSDPA(VarlenAttention):
                 .transpose(1, 2)
             )
 
-        q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [S, N or Nkv, W, H]
-        # No fused float32 kernel takes grouped heads; the other keeps [S, N, W, W] scores.
+        q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [P, N or Nkv, W, H]
+        # No fused float32 kernel takes grouped heads; the other keeps [P, N, W, W] scores.
         if enable_gqa and q.is_cuda:
             k, v, enable_gqa = (
                 *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)),
@@ -149,11 +149,11 @@ class PackedSDPA(VarlenAttention):
         if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
             band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)  # [W, W]
             band = band.tril().triu(-before)  # [W, W]
-        # [S, N, W, H]
+        # [P, N, W, H]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
         )
-        cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [S*W, N*H]
+        cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [P*W, N*H]
         return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
 
@@ -162,7 +162,7 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
     if shares_prompts(model):
         return PackedRows.of(layout)
     total = layout.begins.new_tensor([len(layout.positions)])  # [1]
-    ends = torch.cat([layout.begins, total]).int()  # [S + 1]
+    ends = torch.cat([layout.begins, total]).int()  # [P + 1]
     return VarlenMetadata(ends, ends, layout.longest, layout.longest)
 
 

@@ -154,10 +154,11 @@ def pack(
     laid_out = _laid_out(members, share_prompts)
     members = [member for member, _ in laid_out]
     shared = np.array([n for _, n in laid_out], dtype=np.int64)  # [S]
-    lengths = np.array([member.num_tokens for member in members], dtype=np.int64) - shared  # [S]
-    padding_lengths = _padding_lengths(lengths, shared, multiple)
+    lengths = np.array([member.num_tokens for member in members], dtype=np.int64)  # [S]
+    own_lengths = lengths - shared  # [S], as of `SequenceLayout.of`
+    padding_lengths = _padding_lengths(own_lengths, shared, multiple)
     prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
-    row = _Row(prompts, lengths, sum(padding_lengths))
+    row = _Row(prompts, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
@@ -170,15 +171,19 @@ def pack(
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
-        labels=_on_device(_shifted(token_ids, lengths)),
+        labels=_on_device(_shifted(token_ids, own_lengths)),
         layout=SequenceLayout.of(
-            [*lengths, *padding_lengths], [*shared, *[0] * len(padding_lengths)], device=DEVICE_TYPE
+            [*own_lengths, *padding_lengths],
+            [*shared, *[0] * len(padding_lengths)],
+            device=DEVICE_TYPE,
         ),
         loss_mask=row.at_labels([completion.loss_mask for completion in completions]),
         fresh_mask=fresh_mask,
         sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
         advantages=row.at_labels([episode.token_advantages for episode in episodes]),
-        sequence_ids=_on_device(np.repeat(np.arange(len(members) + 1), [*lengths, row.padding])),
+        sequence_ids=_on_device(
+            np.repeat(np.arange(len(members) + 1), [*own_lengths, row.padding])
+        ),
         group_ids=_on_device(group_ids),
         members=members,
         normalizers=normalizers,
@@ -199,7 +204,7 @@ class _Row(NamedTuple):
 
     prompts: list[np.ndarray]
     """The prompt tokens of each sequence that the row holds."""
-    lengths: np.ndarray
+    own_lengths: np.ndarray
     """[S] tokens of each sequence that the row holds."""
     padding: int
 
@@ -210,7 +215,7 @@ class _Row(NamedTuple):
     def at_labels(self, rows: Sequence[np.ndarray]) -> Tensor:
         """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
         zeros = [np.zeros(len(prompt)) for prompt in self.prompts]
-        return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.lengths))
+        return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.own_lengths))
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
@@ -222,11 +227,11 @@ class _Row(NamedTuple):
         return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
 
 
-def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
+def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
     """Lengths of the sequences of padding after sequences with these own and shared tokens, [S] each."""
-    filled = int(lengths.sum())
+    filled = int(own_lengths.sum())
     padding = -filled % multiple if filled else multiple
-    longest = int((lengths + shared).max(initial=0)) or padding
+    longest = int((own_lengths + shared).max(initial=0)) or padding
     padding_lengths: list[int] = []
     while padding > 0:
         padding_lengths.append(min(longest, padding))
@@ -234,11 +239,11 @@ def _padding_lengths(lengths: np.ndarray, shared: np.ndarray, multiple: int) -> 
     return padding_lengths
 
 
-def _shifted(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _shifted(values: np.ndarray, own_lengths: np.ndarray) -> np.ndarray:
     """Returns the next token's value in the same sequence, [T] -> [T]; 0 at each sequence's end and on padding."""
     shifted = np.append(values[1:], 0).astype(values.dtype)
-    shifted[np.cumsum(lengths) - 1] = 0
-    shifted[int(lengths.sum()) :] = 0
+    shifted[np.cumsum(own_lengths) - 1] = 0
+    shifted[int(own_lengths.sum()) :] = 0
     return shifted
 
 

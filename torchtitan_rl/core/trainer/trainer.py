@@ -61,7 +61,7 @@ class _MiniBatch(NamedTuple):
     """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no
     backward."""
     batches: list[TrainBatch]
-    """This rank's. At least one gets a backward: AdamW needs a gradient on every rank, even if it is zero."""
+    """This rank's. At least one gets a backward."""
 
 
 class _Step(NamedTuple):
@@ -272,8 +272,10 @@ class Trainer(Configurable):
         metrics: list[dict[str, Metric]] = []
         for i, batch in enumerate(minibatch.batches):
             has_backward = i >= minibatch.num_forward_only
-            if 0 < i == minibatch.num_forward_only and not self._keeps_weights:
-                self.model.reset_iter_state()  # no backward of the earlier ones comes: see `score_only`
+            # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
+            after_forward_only = i > 0 and i == minibatch.num_forward_only
+            if after_forward_only and not self._keeps_weights:
+                self.model.reset_iter_state()
             with torch.set_grad_enabled(has_backward):
                 logprobs, entropy = score(
                     self.model,
@@ -344,7 +346,7 @@ class Trainer(Configurable):
         mine: list[tuple[int, FloatArray]] = []
         for batch in self._pack(self._plan(items), groups, share_prompts=shares_prompts(model)):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
-            # [S], and padding's: the place after each sequence's last token
+            # [S], or [S + 1] with padding: the place after each sequence's last token
             sequence_ids = batch.sequence_ids.cpu().numpy()  # [T]
             ends = np.bincount(sequence_ids, minlength=len(batch.members)).cumsum()
             for member, end in zip(batch.members, ends, strict=False):
@@ -392,10 +394,12 @@ class Trainer(Configurable):
                 forward_only.append(item)
             else:
                 learning.append(item)
-        first, then = self._plan(forward_only), self._plan(learning)
+        without_backward = self._plan(forward_only)
+        with_backward = self._plan(learning)
         plan: Plan = []
         for rank in range(self.dp_size):
-            plan.append(first[rank] + (then[rank] or [[]]))
+            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient on every rank, even if it is zero.
+            plan.append(without_backward[rank] + (with_backward[rank] or [[]]))
         batches = self._pack(
             plan,
             groups,
@@ -403,7 +407,7 @@ class Trainer(Configurable):
             sequence_columns=loss.sequence_columns,
             token_columns=loss.token_columns,
         )
-        return _MiniBatch(plan, len(first[0]), batches)
+        return _MiniBatch(plan, len(without_backward[0]), batches)
 
     def _plan(self, items: list[Item]) -> Plan:
         """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget."""

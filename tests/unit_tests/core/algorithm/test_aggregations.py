@@ -29,7 +29,7 @@ def test_aggregations_equal_their_closed_form(config, expected):
 def test_tokens_outside_the_mask_do_not_change_the_loss(config):
     inputs = loss_inputs(torch.zeros(4, dtype=torch.float64), advantages=[0.0] * 4, sequence_ids=IDS)
     inputs.mask[2] = 0
-    inputs.sequences.lengths[0] = 2
+    inputs.sequences.num_loss_tokens[0] = 2
     losses = torch.tensor([1.0, 2.0, 1e9, 10.0], dtype=torch.float64)
     expected = {TokenMean: 13 / 4, SeqMeanTokenMean: (1.5 + 10) / 2, SeqSumConst: 13 / (2 * MAX_TOKENS)}
     assert config.build()(losses, inputs).item() == pytest.approx(expected[type(config)._owner], abs=1e-14)
