@@ -240,7 +240,7 @@ class Generator(Configurable):
         return get_tp_group().broadcast_object(value, src=0)
 
     def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """Returns log μ of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the
+        """Returns log mu of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the
         probe."""
         from vllm import SamplingParams
 

@@ -47,7 +47,7 @@ class LogprobGateError(SamplerFault):
 
 @dataclass
 class LogprobDiffs:
-    """Distribution of |log π(token) - log μ(token)| over sampled tokens. Adds up over micro-batches and ranks."""
+    """Distribution of |log pi(token) - log mu(token)| over sampled tokens. Adds up over micro-batches and ranks."""
 
     counts: FloatArray = field(default_factory=lambda: np.zeros(len(EDGES) + 1))  # [bins]
     total: float = 0.0

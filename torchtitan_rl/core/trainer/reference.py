@@ -1,4 +1,4 @@
-"""The frozen reference: gives the tokens of a step's episodes log π_ref, for the KL and for losses that ask for it."""
+"""The frozen reference: gives the tokens of a step's episodes log pi_ref, for the KL and for losses that ask for it."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ class Reference:
         )
 
     def score(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's `reference_logprobs` to log π_ref of its tokens, [L], on every rank. Collective."""
+        """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
         lora = self.trainer.lora
         with lora.off(self.model) if lora else nullcontext():
             logprobs = self.trainer.score_tokens(self.model, groups)

@@ -72,7 +72,7 @@ class TrainerConfig(Configurable.Config):
 
     num_epochs: int = number(1, least=1)
     """Passes over a step's episodes. With more than one optimizer step per batch, the log-probabilities from before the
-    first are kept as log π_old, and the policy ratio differs from 1."""
+    first are kept as log pi_old, and the policy ratio differs from 1."""
 
     num_minibatches: int = number(1, least=1, remedy="Use 1 for one optimizer step a batch.")
     """Optimizer steps in one pass. Each takes an equal share of the prompt groups."""
