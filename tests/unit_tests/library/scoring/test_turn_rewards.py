@@ -5,6 +5,8 @@ import pytest
 from tests.parts.grading import constant, grader
 from torchtitan_rl.core.types import Completion, Group, Prompt, TurnRecord
 from torchtitan_rl.library.environments import environment_reward
+from torchtitan_rl.library.environments.checks import checked_reward
+from torchtitan_rl.library.scoring.reward import as_scores
 
 
 def talked(*turn_rewards):
@@ -33,3 +35,9 @@ def test_turn_rewards_come_only_from_the_environment(functions, reward, of_turns
     finally:
         made.close()
     assert (scored.reward, scored.turn_rewards) == (reward, of_turns)
+
+
+@pytest.mark.parametrize("read", [checked_reward, lambda value: as_scores([value], 1)])
+def test_a_number_given_as_text_is_no_reward(read):
+    with pytest.raises(TypeError, match="text '1'"):
+        read("1")
