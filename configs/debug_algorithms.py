@@ -15,7 +15,7 @@ from torchtitan_rl.core.algorithm import (
     TokenMean,
     Truncation,
 )
-from torchtitan_rl.library.distillation import Distill
+from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Rloo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
@@ -79,11 +79,11 @@ def debug_seed_grpo() -> RunConfig:
 
 
 def debug_distill() -> RunConfig:
-    """A teacher that only makes right sums instead of rewards: its log-probabilities of the policy's samples. docs/distillation.md.
+    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/distillation.md.
 
     The first run makes the teacher, as it makes the policy's start.
     """
-    config = _debug_with(Algorithm.Config(loss=Distill.Config()))
+    config = _debug_with(Algorithm.Config(loss=ExactDistill.Config()))
     config.teacher = "torchtitan_rl.library.starts.answer_recipes:right_sums"
     config.num_steps = 16
     config.trainer.lr_scheduler.warmup_steps = 2

@@ -34,6 +34,7 @@ from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
+from torchtitan_rl.library.distillation import ExactDistill  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402
@@ -49,6 +50,7 @@ CASES = {
     "kl": Algorithm.Config(kl=KL.Config(coef=0.1)),
     "turns": Algorithm.Config(credit="turn"),
     "maxent": Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, tau_controller=TauController.Config(target=1.0))),
+    "exact": Algorithm.Config(loss=ExactDistill.Config(beta=0.5), aggregation=SeqMeanTokenMean.Config()),
 }
 
 
@@ -111,6 +113,8 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         dump_folder="",
         policy_lora=Lora.of(lora),
     )
+    if algorithm.policy_loss.needs_teacher:
+        trainer.load_teacher(tiny_spec(), Path(folder, "teacher"))
     change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}
 
@@ -173,10 +177,12 @@ def main() -> None:
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
         save_tiny_checkpoint(Path(folder))
+        Path(folder, "teacher").mkdir()
+        save_tiny_checkpoint(Path(folder, "teacher"), seed=1)
     comm.barrier()
     layout = (folder, dims, parallelism, args.max_tokens)
     results = {name: update(config, *layout, rank=0) for name, config in CASES.items()}
-    results |= {f"{name} with LoRA": update(CASES[name], *layout, rank=8) for name in ("grpo", "kl")}
+    results |= {f"{name} with LoRA": update(CASES[name], *layout, rank=8) for name in ("grpo", "kl", "exact")}
     failed = False
     if dist.get_rank() == 0 and args.save:
         torch.save(results, args.save)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import Clip
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, PolicyLoss
+from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, flat
@@ -86,6 +87,48 @@ class Distill(Clip):
             "teacher/kl_k3": mean(kl_estimate(log_ratio, "k3")),
             "teacher/prefers_fraction": mean((log_ratio < 0).to(log_ratio.dtype)),
         }
+
+
+class ExactDistill(PolicyLoss):
+    """l_t = D_beta(pi || nu) over the whole vocabulary at each sampled position: pi the policy, nu the teacher.
+
+    D_1 is the reverse KL(pi || nu), D_0 the forward KL(nu || pi); between them is the generalised Jensen-Shannon
+    divergence of core/trainer/divergence.py. It learns from no reward.
+    """
+
+    needs_teacher = True
+    uses_rewards = False
+    uses_advantages = False
+    uses_ratio = False
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PolicyLoss.Config):
+        beta: float = number(1.0, least=0, most=1)
+        """1: reverse KL; 0: forward KL; between: generalised Jensen-Shannon divergence."""
+
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            unused = {
+                "mismatch": (objective.mismatch, NoCorrection.Config()),
+                "old_logprobs": (objective.old_logprobs, "policy"),
+                "credit": (objective.credit, "episode"),
+                "zero_variance": (objective.zero_variance, "keep"),
+                "seed_grpo": (objective.seed_grpo, None),
+            }
+            for name, (value, only) in unused.items():
+                expected = f"{only} with the loss ExactDistill, which has neither a ratio nor advantages"
+                expect(value == only, f"algorithm.{name}", value, expected, "Leave it out.")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.divergence_beta = config.beta
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return inputs.token_columns[DIVERGENCE]  # [T]
+
+    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
+        """The mean of the divergence over tokens."""
+        total, count = (self(inputs) * inputs.mask).sum(), inputs.mask.sum()  # 0-d each
+        return {"teacher/divergence": (total / count.clamp(min=1), count)}
 
 
 class Teacher:

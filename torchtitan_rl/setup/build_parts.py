@@ -84,7 +84,7 @@ class Parts:
     trainer: Trainer
     sources: "list[Source]"
     """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it, and the
-    teacher."""
+    teacher of a loss that reads its log-probabilities."""
     generator: "Generator | NoEngine"
     weight_sync: "WeightSync | None"
     """None without an engine."""
@@ -165,7 +165,9 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = build_trainer(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
-        if config.teacher:
+        if algorithm.policy_loss.divergence_beta is not None:
+            trainer.load_teacher(teacher_spec(config), Path(config.teacher))
+        elif config.teacher:
             sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:

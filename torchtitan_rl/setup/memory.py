@@ -12,6 +12,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.divergence import TILES
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
@@ -106,9 +107,8 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if shards < 1:
         shards = world_size // (tp * p.data_parallel_replicate_degree)
     state = shape.parameters / (max(shards, 1) * tp)
-    reference = (
-        4 * state if config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).needs_reference else 0
-    )
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    reference = 4 * state if algorithm.needs_reference else 0
     frozen, trained, pushed = 0.0, state, {}
     if trainer.lora.rank:
         frozen, reference = state * width, 0
@@ -147,9 +147,24 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "CUDA": CONTEXT_BYTES,
         **pushed,
     }
+    if teacher is not None and algorithm.policy_loss.divergence_beta is not None:
+        updating["divergence"] = _divergence_bytes(config, _Shape.of(teacher))
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
+
+
+def _divergence_bytes(config: "RunConfig", teacher: "_Shape") -> float:
+    """Bytes of the exact divergence in an update: the teacher's forward, its head, which stays gathered, and the tiles."""
+    trainer, p = config.trainer, config.trainer.parallelism
+    tp, tokens = p.tensor_parallel_degree, trainer.max_tokens_per_microbatch
+    gathered = teacher.embedding + 2 * teacher.layer
+    if p.fsdp_reshard_after_forward == "never":
+        gathered = teacher.parameters
+    chunk = min(trainer.logprob_chunk_tokens, tokens)
+    tile = min(chunk * teacher.vocabulary / tp, GPU_TILE / (TILES // 2))
+    forward = gathered / tp + tokens * (teacher.dim + teacher.layer_activations / tp)
+    return forward * BYTES[trainer.mixed_precision_param] + TILES * 4 * tile
 
 
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:

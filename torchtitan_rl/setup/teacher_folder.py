@@ -9,6 +9,7 @@ from torchtitan_rl.setup.memory import teacher_spec
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
 
 if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.setup.run_config import RunConfig
@@ -23,7 +24,13 @@ def check_asked(config: "RunConfig") -> None:
         expect(bool(config.teacher), "teacher", "", f"a model, from which the loss {name} learns", remedy)
     else:
         learns = f"none, as the loss {name} learns from no teacher"
-        expect(not config.teacher, "teacher", config.teacher, learns, "Use the loss Distill, or leave it out.")
+        expect(
+            not config.teacher,
+            "teacher",
+            config.teacher,
+            learns,
+            "Use the loss Distill or ExactDistill, or leave it out.",
+        )
 
 
 def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> None:
@@ -58,6 +65,20 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
         divided = f"trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
         expected = f"a model whose heads and vocabulary {divided}"
         expect(size % degree == 0, "teacher", config.teacher, expected, "Use another degree.")
+    loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
+    if loss.divergence_beta is not None:
+        _check_exact(config, spec)
+
+
+def _check_exact(config: "RunConfig", spec: "ModelSpec") -> None:
+    """Check what the exact divergence needs of the teacher: other weights than LoRA's base, and the same rows on each rank."""
+    is_base = config.trainer.lora.rank > 0 and Path(config.teacher).samefile(config.hf_assets_path)
+    other = "another model than the base of trainer.lora, from which the loss ExactDistill has nothing to learn"
+    expect(not is_base, "teacher", config.teacher, other, "Use a teacher, or algorithm.kl to stay near the base.")
+    ours, theirs = config.model_spec.model.vocab_size, spec.model.vocab_size
+    whole = config.trainer.parallelism.tensor_parallel_degree == 1
+    same = f"a head of the policy's {ours} rows with trainer.parallelism.tensor_parallel_degree, but it has {theirs}"
+    expect(whole or ours == theirs, "teacher", config.teacher, same, "Use degree 1, or the loss Distill.")
 
 
 def is_recipe(text: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion, TurnRecord, flat
@@ -57,6 +58,8 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
         token_columns=algorithm.policy_loss.token_columns,
     )
     logprobs = (batch.sampler_logprobs - 0.01).requires_grad_()  # [T]
+    if algorithm.policy_loss.divergence_beta is not None:
+        batch.token_columns[DIVERGENCE] = -logprobs  # [T]
     loss = algorithm.loss(batch, logprobs, -logprobs).loss
     loss.backward()
     if members and not torch.isfinite(logprobs.grad).all():

@@ -13,14 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
-from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from torchtitan_rl.core.algorithm import Algorithm
+from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import packing
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.distillation import LOGPROBS, Distill, Teacher
+from torchtitan_rl.library.distillation import LOGPROBS, Distill, ExactDistill, Teacher
+from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 TEACHER = [(-0.5, -2.0), (-1.5, -0.1)]
 """Log nu of the tokens of two completions; log mu is -1 for all of them."""
@@ -110,17 +113,123 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(tmp_path):
             np.testing.assert_allclose(episode.credit.token_columns[LOGPROBS], expected, rtol=0, atol=1e-5)
 
 
-def trainer_of(folder: Path) -> Trainer:
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A student and a teacher of other sizes, whose head has 8 rows more."""
+    student, teacher = (tmp_path_factory.mktemp(name) for name in ("student", "teacher"))
+    save_tiny_checkpoint(student)
+    torch.manual_seed(1)
+    sizes = small_qwen3(**DIMENSIONS | {"vocab_size": 136, "dim": 32, "n_layers": 3})
+    new_hf_model(sizes, tie_word_embeddings=False, initializer_range=0.3).save_pretrained(teacher)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield student, teacher, spec_from_folder(teacher)
+    dist.destroy_process_group()
+
+
+def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Loss, mean divergence and gradients, by their Hugging Face names, of one update over a step of 12 samples."""
+    student, teacher, spec = folders
+    made = trainer_of(student, ExactDistill.Config(beta=beta), **trainer)
+    made.load_teacher(spec, teacher)
+    caught: dict[str, torch.Tensor] = {}
+
+    def catch(*_: object) -> None:
+        values = [(p, p.detach().clone()) for p in made.model.parameters()]
+        with torch.no_grad():
+            for p, _ in values:
+                p.copy_(p.grad)
+            exported = hf_weights(made.model, made.state_dict_adapter, torch.float32)
+            caught.update({name: tensor.clone() for name, tensor in exported})
+            for p, value in values:
+                p.copy_(value)
+
+    made.optimizer.optimizers[0].register_step_pre_hook(catch)
+    groups = draft_episodes(scored_step(num_prompts=3))
+    made.algorithm.assign_credit(groups)
+    found = [one for one in made.update(groups).metrics if "teacher/divergence" in one]
+    means = []
+    for key in ("loss/total", "teacher/divergence"):
+        weight = sum(one[key].weight for one in found)
+        means.append(sum(one[key].value * one[key].weight for one in found) / weight)
+    return *means, caught
+
+
+def dense_exact(folders, beta) -> tuple[float, dict[str, torch.Tensor]]:
+    """The same in float64 by transformers, one sample at a time, by the divergences' definitions."""
+    student, teacher = (AutoModelForCausalLM.from_pretrained(folder).double() for folder in folders[:2])
+    total, count = 0.0, 0
+    for one in scored_step(num_prompts=3):
+        for sample in one.samples:
+            ids = torch.tensor([[*one.prompt.token_ids, *sample.completion.token_ids]])  # [1, Lp + L]
+            places = np.flatnonzero(sample.completion.loss_mask) + len(one.prompt.token_ids) - 1
+            p, q = ((m(ids).logits[0, places, :128] / 0.9).softmax(-1) for m in (student, teacher))  # [n, V] each
+            total = total + divergence(p, q.detach(), beta).sum()
+            count += len(places)
+    (total / count).backward()
+    return (total / count).item(), {name: p.grad for name, p in student.named_parameters()}
+
+
+def divergence(p, q, beta):
+    """[n, V] each -> [n]"""
+
+    def kl(a, b):
+        return (a * (a / b).log()).sum(-1)
+
+    if beta in (0, 1):
+        return kl(p, q) if beta else kl(q, p)
+    m = (1 - beta) * p + beta * q
+    return beta * kl(q, m) + (1 - beta) * kl(p, m)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_tokens_per_microbatch": 4096},
+        {"max_tokens_per_microbatch": 40},
+        {"parallelism": "always"},
+        {"parallelism": "never"},
+    ],
+    ids=["packed", "micro-batches", "always", "never"],
+)
+@pytest.mark.parametrize("beta", [1.0, 0.0, 0.3])
+def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, beta, settings):
+    loss, mean, grads = exact_update(folders, beta, **settings)
+    expected, exact = dense_exact(folders, beta)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert mean == pytest.approx(expected, rel=1e-6)
+    largest = max(float(grad.abs().max()) for grad in exact.values())
+    assert max(float((grads[name].double() - grad).abs().max()) for name, grad in exact.items()) < 1e-6 * largest
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"mismatch": TokenTruncate.Config()},
+        {"old_logprobs": "sampler"},
+        {"credit": "turn"},
+        {"zero_variance": "drop"},
+        {"seed_grpo": SeedGrpo.Config()},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_settings_that_the_exact_loss_does_not_read_are_refused(setting):
+    with pytest.raises(UserError, match=f"^algorithm.{next(iter(setting))} = .* with the loss ExactDistill"):
+        Algorithm.Config(loss=ExactDistill.Config(), **setting)
+
+
+def trainer_of(folder: Path, loss: Loss.Config | None = None, *, parallelism: str = "default", **settings) -> Trainer:
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=parallelism)
     set_spmd_backend(parallelism.spmd_backend)
-    return Trainer.Config(parallelism=parallelism, mixed_precision_param="float32").build(
+    return Trainer.Config(
+        parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=7, max_norm=1e9, **settings
+    ).build(
         model_spec=tiny_spec(),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),
-        algorithm=Algorithm.Config(loss=Distill.Config()).build(max_completion_tokens=MAX_TOKENS),
+        algorithm=Algorithm.Config(loss=loss or Distill.Config()).build(max_completion_tokens=MAX_TOKENS),
         num_steps=10,
         max_model_len=64,
-        temperature=1.0,
-        generator_dtype="float32",
+        temperature=1.0 if loss is None else 0.9,
+        generator_dtype="float32" if loss is None else "bfloat16",  # the samples are made up
         dump_folder="",
     )

@@ -9,7 +9,9 @@ import torch
 
 import configs.qwen3 as shipped
 from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import (
@@ -115,6 +117,20 @@ def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_
     shared = memory_need(config, **on)
     config.teacher = ""
     assert shared == memory_need(config, **on)
+
+
+def test_the_exact_divergence_keeps_the_teachers_head_gathered_in_an_update(tmp_path):
+    save_tiny_checkpoint(tmp_path)
+    config = shipped.qwen3_0_6b()
+    config.teacher = str(tmp_path)
+    on = {"world_size": 2, "gpu_bytes": H100}
+    sampled = memory_need(config, **on)
+    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
+    exact = memory_need(config, **on)
+    head = 2 * 128 * 64
+    assert exact.updating["divergence"] > head
+    assert exact.updating.keys() - sampled.updating.keys() == {"divergence"}
+    assert exact.awake == sampled.awake
 
 
 def test_a_float32_state_larger_than_the_gpu_is_refused():

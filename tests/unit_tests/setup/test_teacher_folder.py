@@ -1,7 +1,8 @@
 import pytest
 
+from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.distillation import Distill
+from torchtitan_rl.library.distillation import Distill, ExactDistill
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
@@ -24,7 +25,7 @@ def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other():
     config = load_config("debug_distill")
     check_asked(config)
     config.teacher = ""
-    with pytest.raises(UserError, match="teacher = '': expected a model, from which the loss Distill learns"):
+    with pytest.raises(UserError, match="teacher = '': expected a model, from which the loss ExactDistill learns"):
         check_asked(config)
     config = load_config("debug")
     check_asked(config)
@@ -38,3 +39,34 @@ def test_a_folder_that_is_missing_is_the_teachers(tmp_path):
     config.algorithm.loss, config.teacher = Distill.Config(), str(tmp_path / "none")
     with pytest.raises(UserError, match="^teacher = .*--teacher FOLDER"):
         prepare_teacher(config, make_small_tokenizer(["a"], vocab_size=320))
+
+
+@pytest.fixture
+def exact(tmp_path):
+    """A config with the exact loss, whose teacher is a folder of the policy's tokenizer; and that tokenizer."""
+    tokenizer = make_small_tokenizer(["a"], vocab_size=320)
+    save_tiny_checkpoint(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = load_config("debug")
+    config.model_spec, config.teacher, config.hf_assets_path = tiny_spec(), str(tmp_path), str(tmp_path)
+    config.algorithm.loss = ExactDistill.Config()
+    return config, tokenizer
+
+
+def test_the_exact_loss_refuses_loras_base(exact):
+    config, tokenizer = exact
+    prepare_teacher(config, tokenizer)
+    config.trainer.lora.rank = 8
+    with pytest.raises(UserError, match=r"^teacher = .*: expected another model than the base of trainer\.lora"):
+        prepare_teacher(config, tokenizer)
+
+
+def test_with_tensor_parallelism_the_exact_loss_refuses_a_head_with_other_rows(exact):
+    config, tokenizer = exact
+    config.model_spec.model.vocab_size = 136
+    prepare_teacher(config, tokenizer)
+    config.trainer.parallelism.tensor_parallel_degree = 2
+    with pytest.raises(UserError, match="^teacher = .*: expected a head of the policy's 136 rows .* but it has 128"):
+        prepare_teacher(config, tokenizer)
+    config.algorithm.loss = Distill.Config()
+    prepare_teacher(config, tokenizer)

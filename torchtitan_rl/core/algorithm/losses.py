@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 
+DIVERGENCE = "divergence"
+"""The token column with the divergence from the teacher, with gradient, of a loss with `divergence_beta`."""
+
+
 class Aggregation(OwnConfig, ABC):
     """Divides by counts of the whole update, so that the shares of micro-batches and data-parallel ranks add up."""
 
@@ -62,7 +66,8 @@ class SeqSumConst(Aggregation):
 class Loss(OwnConfig, ABC):
     """The base of `algorithm.loss`, and the seam for objectives of every kind. In the order of a step a loss says
 
-    1. what it learns from: `uses_rewards`, `uses_advantages`, `sampled`, `needs_reference`;
+    1. what it learns from: `uses_rewards`, `uses_advantages`, `sampled`, `needs_reference`, `needs_teacher`,
+       `divergence_beta`;
     2. what it adds to the credit of the episodes: `assign_credit`;
     3. what it needs of the packed batch: `sequence_columns`, `token_columns`, `whole_groups`;
     4. the loss: `terms`; and after the update its controllers: `after_update`.
@@ -70,7 +75,7 @@ class Loss(OwnConfig, ABC):
     A `PolicyLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its
     own credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `sampled` False, and
     their loss is -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the
-    `token_columns`.
+    `token_columns`; the exact divergence from it is the column "divergence", which the trainer sets.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -89,7 +94,10 @@ class Loss(OwnConfig, ABC):
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
     needs_teacher: bool = False
-    """Whether the loss reads a teacher's log-probabilities, a token column of the credit."""
+    """Whether the loss learns from a teacher: its log-probabilities, a token column of the credit, or the divergence."""
+    divergence_beta: float | None = None
+    """The beta of the exact divergence from the teacher that the loss reads from `LossInputs.token_columns`, as
+    `trainer.divergence.chunked_divergence` has it. None: it reads none."""
     whole_groups: bool = False
     """Whether all sequences of a group must be in one micro-batch."""
     sequence_columns: tuple[str, ...] = ()

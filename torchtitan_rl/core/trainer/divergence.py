@@ -28,12 +28,14 @@ TILES = 8
 
 
 class TeacherOutput(NamedTuple):
-    """What the divergence reads of the teacher: its logits at temperature 1 are hidden weight^T."""
+    """What the divergence reads of the teacher: its logits are hidden weight^T / temperature."""
 
     hidden: Tensor
     """[T, Dt] the head's input."""
     weight: Tensor
     """[Vs, Dt] this rank's rows of its head, the same tokens as the student's."""
+    temperature: float | None = None
+    """None: the student's. They differ if a model scales its logits."""
 
 
 class _Constants(NamedTuple):
@@ -41,6 +43,7 @@ class _Constants(NamedTuple):
 
     beta: float
     temperature: float
+    teacher_temperature: float
     tokens: int
     rows: int
     group: dist.ProcessGroup | None
@@ -111,7 +114,7 @@ class _ChunkedDivergence(torch.autograd.Function):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
                 sums[:, tokens] += torch.stack(_divergence(log_p, log_q, constants.beta))  # [2, C]
         divergence, of_student = all_reduce(sums, constants.group).to(dtype)  # [T] each
-        ctx.save_for_backward(hidden, weight, *teacher, log_totals, of_student)
+        ctx.save_for_backward(hidden, weight, *teacher[:2], log_totals, of_student)
         ctx.constants = constants
         return divergence
 
@@ -145,7 +148,7 @@ def _tiles(
     """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, the student's logits, the
     teacher's).
 
-    Logits are [C, R], divided by the temperature.
+    Logits are [C, R], divided by their temperatures.
     """
     ours, theirs = (
         (wide(hidden), wide(weight[rows]).T),
@@ -155,7 +158,7 @@ def _tiles(
         z, target = (
             product(operand[tokens], block) for operand, block in (ours, theirs)
         )  # [C, R] each
-        yield tokens, z.div_(constants.temperature), target.div_(constants.temperature)
+        yield tokens, z.div_(constants.temperature), target.div_(constants.teacher_temperature)
 
 
 def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:
@@ -199,6 +202,7 @@ def chunked_divergence(
         max(GPU_TILE // (TILES // 2 * chunk_tokens), 1) if hidden.is_cuda else CPU_ROWS
     )
     assert len(weight) == len(teacher.weight)
+    temperatures = temperature, teacher.temperature or temperature
     return _ChunkedDivergence.apply(
-        hidden, weight, teacher, _Constants(beta, temperature, chunk_tokens, rows, group)
+        hidden, weight, teacher, _Constants(beta, *temperatures, chunk_tokens, rows, group)
     )

@@ -11,15 +11,11 @@ The gradient of the weight has the weight's dtype.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Shard
-from torchtitan.models.common.linear import Linear
 
 LOG2_E = math.log2(math.e)
 
@@ -261,73 +257,3 @@ def chunked_logprobs(
         labels,
         _Constants(temperature, chunk_tokens, rows, group, first_row, compile),
     )
-
-
-class LogprobHead(Linear):
-    """An `lm_head` that returns log-probability and entropy, [B*L] each, instead of [B, L, V] logits inside
-    `scoring(...)`.
-
-    It is the model's output module. It runs once per forward inside the hooks of FSDP2 and tensor parallelism, with its
-    weight gathered, so callers need no knowledge of sharding.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):
-        chunk_tokens: int = 1024
-        """Tokens of a tile of logits."""
-
-        compile: bool = False
-        """torch.compile the passes over each tile of logits."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.chunk_tokens = config.chunk_tokens
-        self.compile_chunks = config.compile
-        self._target: tuple[Tensor, float, Tensor | None] | None = None
-
-    @contextmanager
-    def scoring(
-        self, labels: Tensor, temperature: float, at: Tensor | None = None
-    ) -> Iterator[None]:
-        """Within this context `forward` scores `labels` [B*L] at the sampling temperature.
-
-        Args:
-            at: [M] the positions to score; None: all. Other positions get 0 and no logits.
-        """
-        self._target = labels, temperature, at
-        try:
-            yield
-        finally:
-            self._target = None
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """[B, L, D] -> [B, L, V] logits, or ([B*L], [B*L]) inside `scoring`."""
-        if self._target is None:
-            return super().forward(input)
-        labels, temperature, at = self._target
-        hidden, weight, group, first = input, self.weight, None, 0
-        if isinstance(weight, DTensor):
-            # Tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals them.
-            mesh = weight.device_mesh
-            group = mesh.get_group()
-            first = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
-            weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
-            hidden = hidden.to_local(
-                grad_placements=[Partial()]
-            )  # [B, L, D], its gradient summed over ranks
-        hidden = hidden.flatten(0, 1)  # [B*L, D]
-        scores = chunked_logprobs(
-            hidden if at is None else hidden.index_select(0, at),  # [M, D]
-            weight.to(hidden.dtype),
-            labels if at is None else labels[at],
-            temperature=temperature,
-            chunk_tokens=self.chunk_tokens,
-            group=group,
-            first_row=first,
-            compile=self.compile_chunks,
-        )
-        return (
-            scores
-            if at is None
-            else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)
-        )  # [B*L]

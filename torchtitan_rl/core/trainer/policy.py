@@ -22,7 +22,8 @@ from torchtitan_rl.core.trainer.attention import (
     attention_masks,
     describe_attention,
 )
-from torchtitan_rl.core.trainer.logprobs import LogprobHead
+from torchtitan_rl.core.trainer.divergence import TeacherOutput
+from torchtitan_rl.core.trainer.head import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
@@ -124,6 +125,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Returns log π(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
 
+    Within the head's `comparing` the divergence from the teacher, [T], is the third.
+
     Args:
         token_ids, labels: [T] int64.
         layout: the places of the sequences.
@@ -153,3 +156,20 @@ def score_only(
     logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
     model.reset_iter_state()
     return logprobs
+
+
+@torch.no_grad()
+def teacher_output(
+    model: Decoder,
+    token_ids: Tensor,
+    labels: Tensor,
+    layout: SequenceLayout,
+    temperature: float,
+    mask: Tensor,
+) -> TeacherOutput:
+    """Returns what the divergence reads of a frozen model where `mask` is not 0. Its head stays gathered until
+    `model.reset_iter_state()`, so that the student's backward can read it."""
+    with model.lm_head.teaching():
+        output = score(model, token_ids, labels, layout, temperature, mask)
+    model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
+    return output

@@ -17,6 +17,8 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm.algorithm import LossOutput
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
@@ -35,7 +37,13 @@ from torchtitan_rl.core.trainer.packing import (
     plan_microbatches,
     split_groups,
 )
-from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, score, score_only
+from torchtitan_rl.core.trainer.policy import (
+    build_policy,
+    keep_weights,
+    score,
+    score_only,
+    teacher_output,
+)
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
     Episode,
@@ -134,6 +142,7 @@ class Trainer(Configurable):
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
         self._shares_prompts = shares_prompts(self.model)
+        self._teacher: Decoder | None = None
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
         self._steps = MeasuredSteps(self.optimizer)
@@ -166,6 +175,11 @@ class Trainer(Configurable):
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
         dtype = self.config.mixed_precision_param
         return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
+
+    def load_teacher(self, model_spec: ModelSpec, folder: Path) -> None:
+        """Load the frozen model from which a loss with `divergence_beta` takes the policy's divergence. Collective."""
+        self._teacher = self.load_frozen(model_spec, folder)
+        self._shares_prompts = self._shares_prompts and shares_prompts(self._teacher)
 
     def _load(
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
@@ -277,15 +291,7 @@ class Trainer(Configurable):
             if after_forward_only and not self._keeps_weights:
                 self.model.reset_iter_state()
             with torch.set_grad_enabled(has_backward):
-                logprobs, entropy = score(
-                    self.model,
-                    batch.token_ids,
-                    batch.labels,
-                    batch.layout,
-                    self.temperature,
-                    batch.loss_mask,
-                )  # [T] each
-                out = self.algorithm.loss(batch, logprobs, entropy)
+                out, logprobs = self._loss(batch)
             if has_backward:
                 keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
                 out.loss.backward()
@@ -302,7 +308,22 @@ class Trainer(Configurable):
         if applied:
             self._steps.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
+        if self._teacher is not None:
+            self._teacher.reset_iter_state()  # frees its head
         return _Step(grad_norm, applied, metrics)
+
+    def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor]:
+        """Returns a micro-batch's loss, and log π of its labels, [T]. One forward of the policy, and one of the teacher
+        if the loss reads the divergence."""
+        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+        beta = self.algorithm.policy_loss.divergence_beta
+        if beta is None:
+            logprobs, entropy = score(self.model, *inputs)  # [T] each
+        else:
+            with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
+                logprobs, entropy, divergence = score(self.model, *inputs)  # [T] each
+            batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
+        return self.algorithm.loss(batch, logprobs, entropy), logprobs
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.

@@ -23,7 +23,7 @@ def kl(a, b):
 
 def dense(hidden, weight, teacher, beta, temperature=1.0):
     """The divergences by their definitions, with both [T, V] in memory."""
-    p, q = ((h @ w.T / temperature).softmax(-1) for h, w in ((hidden, weight), teacher))  # [T, V] each
+    p, q = ((h @ w.T / temperature).softmax(-1) for h, w in ((hidden, weight), teacher[:2]))  # [T, V] each
     if beta == 1:
         return kl(p, q)
     if beta == 0:

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchtitan_rl.core.trainer import logprobs
-from torchtitan_rl.core.trainer.logprobs import LogprobHead, chunked_logprobs
+from torchtitan_rl.core.trainer.head import LogprobHead
+from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 
 T, D, V = 13, 8, 37
 
