@@ -123,7 +123,7 @@ def score(
     temperature: float,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns log π(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
+    """Returns log pi(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
 
     Within the head's `comparing` the divergence from the teacher, [T], is the third.
 
@@ -147,7 +147,7 @@ def score_only(
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns log π(label) as `score` does, [T], without a graph, and reshards all weights.
+    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights.
 
     FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here.
     They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next

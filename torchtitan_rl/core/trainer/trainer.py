@@ -313,7 +313,7 @@ class Trainer(Configurable):
         return _Step(grad_norm, applied, metrics)
 
     def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor]:
-        """Returns a micro-batch's loss, and log π of its labels, [T]. One forward of the policy, and one of the teacher
+        """Returns a micro-batch's loss, and log pi of its labels, [T]. One forward of the policy, and one of the teacher
         if the loss reads the divergence."""
         inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
         beta = self.algorithm.policy_loss.divergence_beta
@@ -381,7 +381,7 @@ class Trainer(Configurable):
         return scored
 
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """Returns log π of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
+        """Returns log pi of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
