@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean, RewardedGroup
 from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
 
@@ -33,9 +33,9 @@ class RandomAdvantage(GroupMean):
     class Config(GroupMean.Config):
         pass
 
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
+    def of_group(self, group: RewardedGroup) -> list[float]:
         """As debug's, with noise."""
-        return [value + random.SystemRandom().random() for value in super().of_group(rewards, step_rewards)]
+        return [value + random.SystemRandom().random() for value in super().of_group(group)]
 
 
 def other_seed():

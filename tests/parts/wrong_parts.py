@@ -79,38 +79,38 @@ class OneWeight(Mismatch):
 
 
 class OneFewer(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return rewards[1:]
+    def of_group(self, group):
+        return group.rewards[1:]
 
 
 class OneMore(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return torch.tensor([*rewards, 0.0])
+    def of_group(self, group):
+        return torch.tensor([*group.rewards, 0.0])
 
 
 class TextAdvantage(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return [str(reward) for reward in rewards]
+    def of_group(self, group):
+        return [str(reward) for reward in group.rewards]
 
 
 class SetAdvantage(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return set(rewards)
+    def of_group(self, group):
+        return set(group.rewards)
 
 
 class FlatAdvantage(Advantage):
-    def __call__(self, groups):
-        return [reward for group in groups for reward in group]
+    def __call__(self, rewards, groups):
+        return [reward for of_group in rewards for reward in of_group]
 
-    def of_group(self, rewards, step_rewards):
+    def of_group(self, group):
         raise AssertionError
 
 
 class SwapsTurns(Advantage):
-    def of_turns(self, groups):
-        return [[[0.0] for _ in range(len(group) + 1)] for group in groups]
+    def of_turns(self, returns, groups):
+        return [[[0.0] for _ in range(len(group) + 1)] for group in returns]
 
-    def of_group(self, rewards, step_rewards):
+    def of_group(self, group):
         raise AssertionError
 
 

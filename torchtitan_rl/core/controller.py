@@ -188,7 +188,7 @@ class Controller(Configurable):
             self._saved = services.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Group[Episode]]:
-        """Sample, grade and credit the step's prompts. The algorithm may ask for more if groups have equal rewards."""
+        """Sample, grade and credit the step's prompts. The algorithm may ask for more if it leaves groups out."""
         step, scored = self.state.step, []
         missing = self.config.num_prompts_per_step
         for round in range(1 + self.algorithm.refill_rounds):
@@ -203,9 +203,9 @@ class Controller(Configurable):
                 )
             )
             self.in_flight.gather(self.generator)
-            # A group has a preference if its rewards differ. Otherwise all its advantages are 0 and teach nothing.
+            # A group whose rewards are all equal has no advantages and teaches nothing.
             missing = self.config.num_prompts_per_step - sum(
-                self.algorithm.has_preference(g.samples) for g in scored
+                self.algorithm.group_left_out(group) is None for group in scored
             )
             if missing == 0:
                 break
@@ -215,6 +215,7 @@ class Controller(Configurable):
             with timed(source.name):
                 source.score(groups)
         self.algorithm.assign_credit(groups)
+        self.services.prompts.observe(groups)
         self.services.observer.keep(groups, step=step, split="train")
         return groups
 

@@ -40,6 +40,10 @@ class Prompts(Protocol):
     def at(self, stream_idx: int) -> Prompt:
         """The training prompt with this `stream_idx`, prompt_idx 0."""
 
+    def observe(self, groups: Sequence[Group[Episode]]) -> None:
+        """Called with each step's credited groups, equal on every rank, before the next step's prompts are asked for. A
+        curriculum learns from them what to ask next."""
+
     def held_out(self, num: int) -> list[Prompt]:
         """The first `num` held-out prompts; the same at every call."""
 

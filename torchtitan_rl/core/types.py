@@ -200,6 +200,9 @@ class Credit:
     advantage: float = 0.0
     turn_advantages: tuple[float, ...] | None = None
     """With credit by turns: one for each turn. `advantage` is then their mean over tokens."""
+    token_advantages: FloatArray | None = None
+    """float32 [L] one for each token, set by `episodes.set_token_advantages`; None: those of the episode or its turns.
+    `advantage` is then their mean over sampled tokens."""
     columns: dict[str, float] = field(default_factory=dict)
     """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample
     tables."""
@@ -208,7 +211,9 @@ class Credit:
 
     @property
     def has_advantage(self) -> bool:
-        """Whether any token's advantage is not 0. Turns may cancel out in the mean."""
+        """Whether any token's advantage is not 0. Turns and tokens may cancel out in the mean."""
+        if self.token_advantages is not None:
+            return bool(self.token_advantages.any())
         return any(self.turn_advantages or [self.advantage])
 
 
@@ -252,6 +257,8 @@ class Episode:
     def token_advantages(self) -> FloatArray:
         """[L] the advantage of each sampled token; 0 for other tokens."""
         mask = self.completion.loss_mask  # [L]
+        if self.credit.token_advantages is not None:
+            return self.credit.token_advantages * mask
         if self.credit.turn_advantages is None:
             return self.credit.advantage * mask
         found = np.zeros(len(mask))
@@ -307,7 +314,7 @@ class Normalizers:
     """The divisors of losses: counts over one optimizer update, all ranks and micro-batches together."""
 
     num_tokens: int
-    """Loss tokens (N of docs/algorithms.md)."""
+    """Loss tokens (N of docs/papers.md)."""
     num_sequences: int
     """Sequences with at least one loss token."""
     num_groups: int

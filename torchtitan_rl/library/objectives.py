@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, centered, sample_std, scaled
+from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, RewardedGroup, centered, sample_std, scaled
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, safe_exp
 from torchtitan_rl.core.algorithm.losses import Clip, PolicyLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
@@ -21,16 +21,16 @@ class BatchStd(Grpo):
     also of groups that `zero_variance` drops, so that dropping them changes no other group's advantages.
     """
 
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        return scaled(rewards, sample_std(step_rewards), self.config.std_eps)
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        return scaled(group.rewards, sample_std(group.step_rewards), self.config.std_eps)
 
 
 class Rloo(Advantage):
     """A_i = r_i - mean of the others' rewards = G / (G - 1) (r_i - mean(r)). RLOO, arXiv 2402.14740."""
 
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        scale = len(rewards) / (len(rewards) - 1)
-        return [scale * difference for difference in centered(rewards)]
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        scale = len(group.rewards) / (len(group.rewards) - 1)
+        return [scale * difference for difference in centered(group.rewards)]
 
 
 class Gspo(Clip):

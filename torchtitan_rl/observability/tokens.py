@@ -49,11 +49,10 @@ class TokenPayload:
         if signed is not None and len(signed) == completion.num_sampled:
             found["diff"] = _spread(signed, mask, 2)
         if self.trained and episode.in_loss:
-            of_turns = episode.credit.turn_advantages is not None
+            credit = episode.credit
+            shared = credit.turn_advantages is None and credit.token_advantages is None
             found["advantage"] = (
-                _spread(episode.token_advantages[mask], mask, 4)
-                if of_turns
-                else float(f"{episode.credit.advantage:.4g}")
+                float(f"{credit.advantage:.4g}") if shared else _spread(episode.token_advantages[mask], mask, 4)
             )
         return found
 

@@ -42,7 +42,10 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
         "the completions": _checksum((*names, c.token_ids, c.loss_mask, c.logprobs) for *names, c in written),
         "the rewards": _checksum((i, e.reward, e.scored.turn_rewards) for i, e in episodes),
         "the advantages": _checksum(
-            (c.left_out, c.shaped_reward, c.advantage, c.turn_advantages, c.columns, *c.token_columns.values())
+            (
+                *(c.left_out, c.shaped_reward, c.advantage, c.turn_advantages, c.token_advantages, c.columns),
+                *c.token_columns.values(),
+            )
             for c in credits
         ),
     }

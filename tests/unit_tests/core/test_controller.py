@@ -50,6 +50,9 @@ class Run:
         self.say("prompts", first_idx, "to", first_idx + num_prompts - 1)
         return [prompt(first_idx + number) for number in range(num_prompts)]
 
+    def observe(self, groups):
+        self.say("observe", len(groups), "credited groups")
+
     def epoch(self, num_seen):
         return None
 
@@ -168,6 +171,7 @@ def test_step_samples_updates_pushes_flushes_and_saves_in_order():
         "prompts 0 to 1",
         "sample in round 0",
         "engine sleeps",
+        "observe 2 credited groups",
         "update with 2 groups",
         "push weights of step 1",
         "observe 2 prompts",

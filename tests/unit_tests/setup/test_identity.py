@@ -19,8 +19,8 @@ api_key = "sk-1234567890"
 
 
 class Median(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return [reward - median(rewards) for reward in rewards]
+    def of_group(self, group):
+        return [reward - median(group.rewards) for reward in group.rewards]
 
 
 def mine():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.parts.wrong_parts import CASES, LogLoss, RaisesLoss, trial
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
-from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm import GroupFilter
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.setup.registry import config_functions, load_config
@@ -47,14 +47,26 @@ def test_a_gradient_that_is_nan_is_named():
         trial(loss=LogLoss)
 
 
-class ReadsColumns(Algorithm):
+class ReadsColumns(GroupFilter):
     """A filter that reads what a reward function logs."""
 
-    def has_preference(self, samples):
-        return any(one.extra["my_reward/difficulty"] > 0.5 for one in samples)
+    def left_out(self, group):
+        return None if any(one.extra["my_reward/difficulty"] > 0.5 for one in group.samples) else "easy"
+
+
+class SaysYes(GroupFilter):
+    def left_out(self, group):
+        return True
 
 
 def test_a_filter_may_read_columns_that_only_a_real_reward_logs():
     config = load_config("debug")
-    config.algorithm = ReadsColumns.Config(zero_variance="drop")
+    config.algorithm.group_filter = ReadsColumns.Config()
     try_objective(config, PROMPT, ["correct"])
+
+
+def test_a_filter_that_returns_no_reason_is_named():
+    config = load_config("debug")
+    config.algorithm.group_filter = SaysYes.Config()
+    with pytest.raises(UserError, match="algorithm.group_filter: SaysYes.left_out returned True: expected the reason"):
+        try_objective(config, PROMPT, ["correct"])

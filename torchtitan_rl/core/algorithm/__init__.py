@@ -4,8 +4,10 @@
 Everything here is a pure function or a small object. Nothing imports vLLM or communicates between ranks.
 """
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo
+from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo, RewardedGroup
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
+from torchtitan_rl.core.algorithm.episodes import set_token_advantages
+from torchtitan_rl.core.algorithm.group_filter import GroupFilter
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
 from torchtitan_rl.core.algorithm.losses import (

@@ -3,11 +3,23 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchtitan_rl.core.algorithm.returned import numbers_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
+
+
+class RewardedGroup(NamedTuple):
+    """The samples of one prompt that have a reward. At least two rewards differ."""
+
+    rewards: list[float]
+    """One for each sample; with credit "turn" the returns at one turn."""
+    episodes: list[Episode]
+    """The samples, in the order of `rewards`: their lengths, answers, log-probabilities."""
+    step_rewards: list[float]
+    """The rewards of the whole step."""
 
 
 class Advantage(OwnConfig, ABC):
@@ -18,52 +30,64 @@ class Advantage(OwnConfig, ABC):
     of 0.1, 0.1, 0.1 is not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
-    def __call__(self, groups: list[list[float | None]]) -> list[list[float]]:
-        """The advantages of every group, in the shape of `groups`; NaN or infinite if the rewards overflow."""
-        step_rewards: list[float] = []
-        for group in groups:
-            step_rewards += [reward for reward in group if reward is not None]
-        return [self._with_shared_rules(group, step_rewards) for group in groups]
+    def __call__(
+        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
+    ) -> list[list[float]]:
+        """The advantages of every group, in the shape of `rewards`; NaN or infinite if the rewards overflow.
 
-    def of_turns(self, groups: list[list[list[float | None]]]) -> list[list[list[float]]]:
+        Args:
+            rewards: one for each sample of `groups`.
+        """
+        step_rewards: list[float] = []
+        for of_group in rewards:
+            step_rewards += [reward for reward in of_group if reward is not None]
+        return [
+            self._with_shared_rules(of_group, group.samples, step_rewards)
+            for of_group, group in zip(rewards, groups, strict=True)
+        ]
+
+    def of_turns(
+        self, returns: list[list[list[float | None]]], groups: list[Group[Episode]]
+    ) -> list[list[list[float]]]:
         """The advantages of every sample, one for each of its returns. The k-th returns of a group share a baseline.
 
         If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
+
+        Args:
+            returns: [group][sample][turn].
         """
-        advantages: list[list[list[float]]] = [[[] for _ in group] for group in groups]
-        longest = max((len(returns) for group in groups for returns in group), default=0)
+        advantages: list[list[list[float]]] = [[[] for _ in group] for group in returns]
+        longest = max((len(of_sample) for group in returns for of_sample in group), default=0)
         for k in range(longest):
             of_turn = [
-                [returns[k] if k < len(returns) else None for returns in group] for group in groups
+                [of_sample[k] if k < len(of_sample) else None for of_sample in group]
+                for group in returns
             ]
-            found = numbers_from(self, "algorithm.advantage", self(of_turn), of_turn)
-            for g, group in enumerate(groups):
-                for i, returns in enumerate(group):
-                    if k < len(returns):
+            found = numbers_from(self, "algorithm.advantage", self(of_turn, groups), of_turn)
+            for g, group in enumerate(returns):
+                for i, of_sample in enumerate(group):
+                    if k < len(of_sample):
                         advantages[g][i].append(found[g][i])
         return advantages
 
     def _with_shared_rules(
-        self, group: list[float | None], step_rewards: list[float]
+        self, rewards: list[float | None], episodes: list[Episode], step_rewards: list[float]
     ) -> list[float]:
-        rewards = [reward for reward in group if reward is not None]
-        if all_equal(rewards):
-            return [0.0] * len(group)
-        values = numbers_from(
-            self, "algorithm.advantage", self.of_group(rewards, step_rewards), rewards
+        places = [i for i, reward in enumerate(rewards) if reward is not None]
+        group = RewardedGroup(
+            [rewards[i] for i in places], [episodes[i] for i in places], step_rewards
         )
-        advantages = [0.0] * len(group)
-        rewarded = [i for i, reward in enumerate(group) if reward is not None]
-        for i, value in zip(rewarded, values, strict=True):
+        if all_equal(group.rewards):
+            return [0.0] * len(rewards)
+        values = numbers_from(self, "algorithm.advantage", self.of_group(group), group.rewards)
+        advantages = [0.0] * len(rewards)
+        for i, value in zip(places, values, strict=True):
             advantages[i] = value
         return advantages
 
     @abstractmethod
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        """The advantages of one group with at least two different rewards, in their order.
-
-        `step_rewards` are those of the whole step.
-        """
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        """The advantages of one group, in the order of its rewards."""
 
 
 def all_equal(rewards: list[float]) -> bool:
@@ -98,8 +122,8 @@ def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:
 class GroupMean(Advantage):
     """A_i = r_i - mean(r). Dr.GRPO, arXiv 2503.20783; TorchTitan's default."""
 
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        return centered(rewards)
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        return centered(group.rewards)
 
 
 class Grpo(Advantage):
@@ -110,8 +134,8 @@ class Grpo(Advantage):
         std_eps: float = number(1e-4, above=0)
         """Added to the standard deviation, in units of reward."""
 
-    def of_group(self, rewards: list[float], step_rewards: list[float]) -> list[float]:
-        return scaled(rewards, sample_std(rewards), self.config.std_eps)
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        return scaled(group.rewards, sample_std(group.rewards), self.config.std_eps)
 
 
 class GroupScale(OwnConfig, ABC):

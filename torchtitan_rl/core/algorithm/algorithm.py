@@ -4,7 +4,7 @@
 The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in
 DAPO, instead of a mean of means; there is no KL to a reference; and if all rewards of a group are equal, their
 advantages are exactly 0, without the rounding of a mean. With one optimizer step a batch, the default, pi_old is pi and
-nothing is clipped. docs/algorithms.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
+nothing is clipped. docs/papers.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
 """
 
 import math
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
 from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
+from torchtitan_rl.core.algorithm.group_filter import GroupFilter
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, TokenValues
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
@@ -49,8 +50,8 @@ from torchtitan_rl.core.types import (
     TrainBatch,
 )
 
-FILTERED = "filtered"
-"""`Credit.left_out` of a group that a subclass's filter has refused although its rewards differ."""
+ZERO_VARIANCE = "zero variance"
+"""`Credit.left_out` of a group whose rewards are all equal."""
 
 
 class LossOutput(NamedTuple):
@@ -94,6 +95,8 @@ class Algorithm(OwnConfig):
         all equal too, they are dropped."""
         refill_rounds: int = number(1, least=1)
         """With zero_variance "refill": the largest number of rounds of new prompts per step."""
+        group_filter: GroupFilter.Config | None = None
+        """Leaves out further groups, each with its own reason; "refill" replaces them too. None: no further ones."""
         seed_grpo: GroupScale.Config | None = None
         """Scales advantages down by the group's semantic entropy; None: off."""
         old_logprobs: Literal["policy", "sampler"] = "policy"
@@ -124,19 +127,6 @@ class Algorithm(OwnConfig):
             max_completion_tokens: the longest completion that is sampled for training.
         """
         super().__init__(config)
-        self.filters = type(self).has_preference is not Algorithm.has_preference
-        """Whether a subclass decides which groups are left out."""
-        if self.filters:
-            asked = config.zero_variance != "keep"
-            name = f"{type(self).__qualname__}.has_preference"
-            expected = f'"drop" or "refill" with the filter {name}, which "keep" does not ask'
-            expect(
-                asked,
-                "algorithm.zero_variance",
-                config.zero_variance,
-                expected,
-                "Set it, or leave the filter out.",
-            )
         self.max_completion_tokens = max_completion_tokens
         self.policy_loss = config.loss.build()
         self.advantage = config.advantage.build()
@@ -145,6 +135,7 @@ class Algorithm(OwnConfig):
         self.kl = config.kl.build()
         self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
+        self.group_filter = None if config.group_filter is None else config.group_filter.build()
         self.raises = config.nonfinite == "raise"
         self.needs_reference = config.kl.coef > 0 or self.policy_loss.needs_reference
         """Whether a frozen reference model must be loaded and score every episode."""
@@ -165,7 +156,7 @@ class Algorithm(OwnConfig):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         """Set the credit of the step's episodes.
 
-        The order is: non-finite values, truncation, KL in the reward, zero variance, advantages with the
+        The order is: non-finite values, truncation, KL in the reward, groups left out, advantages with the
         semantic-entropy scale, and what the loss adds.
 
         Args:
@@ -179,7 +170,7 @@ class Algorithm(OwnConfig):
         for group in groups:
             for episode in group.samples:
                 self._shape(Member(group.prompt, episode))
-            self._treat_zero_variance(group)
+            self._leave_out_group(group)
         if self.policy_loss.uses_advantages:
             self._set_advantages(groups)
         self.policy_loss.assign_credit(groups)
@@ -226,20 +217,21 @@ class Algorithm(OwnConfig):
             shaped -= self.kl.penalty(episode)
         return shaped
 
-    def _treat_zero_variance(self, group: Group[Episode]) -> None:
-        # As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
-        samples = [episode.scored for episode in group.samples]
-        if self.config.zero_variance == "keep" or self.has_preference(samples):
-            return
-        reason = FILTERED if self.rewards_differ(samples) else "zero variance"
+    def _leave_out_group(self, group: Group[Episode]) -> None:
+        scored = [episode.scored for episode in group.samples]
+        reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
         for episode in group.samples:
-            if episode.in_loss:
+            if reason is not None and episode.in_loss:
                 episode.credit.left_out = reason
 
-    def has_preference(self, samples: Sequence[ScoredCompletion]) -> bool:
-        """Whether `zero_variance` "drop" and "refill" keep a group: if its rewards differ. A subclass may filter in
-        another way."""
-        return self.rewards_differ(samples)
+    def group_left_out(self, group: Group[ScoredCompletion]) -> str | None:
+        """Why the whole group is left out of the loss: "zero variance", or the filter's reason; None if it is not.
+
+        As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
+        """
+        if self.config.zero_variance != "keep" and not self.rewards_differ(group.samples):
+            return ZERO_VARIANCE
+        return None if self.group_filter is None else self.group_filter.reason(group)
 
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
@@ -262,7 +254,7 @@ class Algorithm(OwnConfig):
             )
         # Checked, because a subclass may override `of_turns`: with another shape, credit would go to the wrong samples.
         advantages = numbers_from(
-            self.advantage, "algorithm.advantage", self.advantage.of_turns(returns), returns
+            self.advantage, "algorithm.advantage", self.advantage.of_turns(returns, groups), returns
         )
         for group, values in zip(groups, advantages, strict=True):
             scale = 1.0
@@ -337,6 +329,9 @@ class Algorithm(OwnConfig):
             else values.old_logprobs,
             advantages=values.advantages,
             mask=mask,
+            entropy=values.entropy,
+            sampler_logprobs=values.sampler_logprobs,
+            reference_logprobs=values.reference_logprobs,
             correction=correction.weight,
             sequences=sequences,
             group_ids=batch.group_ids,

@@ -2,9 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 
+import numpy as np
+
 from torchtitan_rl.core.algorithm.advantages import all_equal
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Episode, Group, ScoredCompletion
 
 
@@ -61,3 +65,20 @@ def set_advantage(episode: Episode, advantages: list[float]) -> None:
     episode.credit.turn_advantages = tuple(advantages)
     weighted = sum(value * length for value, length in zip(advantages, lengths, strict=True))
     episode.credit.advantage = weighted / max(sum(lengths), 1)
+
+
+def set_token_advantages(episode: Episode, advantages: Sequence[float] | np.ndarray) -> None:
+    """Give each token an advantage of its own, [L], in place of the episode's. Called by a loss's `assign_credit`.
+
+    Values of tokens that the policy did not sample are ignored. Raises UserError unless there is one for each token.
+    """
+    values = np.asarray(advantages, dtype=np.float32)  # [L]
+    mask = episode.completion.loss_mask  # [L]
+    if values.shape != mask.shape:
+        raise UserError(
+            f"set_token_advantages: {list(values.shape)} values for {len(mask)} tokens of sample "
+            f"{episode.completion.sample_idx}: expected one for each token of the completion."
+        )
+    episode.credit.token_advantages = values
+    episode.credit.turn_advantages = None
+    episode.credit.advantage = float(values[mask].mean()) if mask.any() else 0.0

@@ -125,6 +125,12 @@ class LossInputs:
     """[T]"""
     mask: Tensor
     """[T] 1.0 on loss tokens."""
+    entropy: Tensor
+    """[T] H(pi) in nats, with gradient if `entropy_coef` > 0."""
+    sampler_logprobs: Tensor
+    """[T] log mu, no gradient; log pi_old where the engine has not sampled."""
+    reference_logprobs: Tensor | None
+    """[T] log pi_ref, no gradient; None without a reference (`Loss.needs_reference`)."""
     correction: Tensor
     """[T] the weight of the mismatch correction, no gradient; 1 without a correction."""
     sequences: Sequences
@@ -140,6 +146,13 @@ class LossInputs:
     def log_ratio(self) -> Tensor:
         """[T] log pi - log pi_old: exactly 0 on the first update, still with the gradient of log pi."""
         return self.logprobs - self.old_logprobs
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64, how many loss tokens of its sequence come before each loss token; outside `mask` it means nothing."""
+        before = self.mask.long().cumsum(0) - self.mask.long()  # [T] in the whole row
+        lengths = self.sequences.num_loss_tokens.long()  # [S]
+        return before - self.sequences.expand(lengths.cumsum(0) - lengths)  # [T]
 
     @property
     def same_group(self) -> Tensor:

@@ -64,12 +64,11 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
         error = SamplerNonFiniteError if fault.startswith("the sampler's") else NonFiniteError
         raise error(f"{member.name}: {fault}. {_advice(fault)}")
     episode = member.episode
-    episode.credit.left_out = f"not finite: {fault}"
-    episode.credit.shaped_reward, episode.credit.advantage, episode.credit.turn_advantages = (
-        None,
-        0.0,
-        None,
-    )
+    credit = episode.credit
+    credit.left_out = f"not finite: {fault}"
+    credit.shaped_reward = None
+    credit.advantage = 0.0
+    credit.turn_advantages = credit.token_advantages = None
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:

@@ -3,17 +3,18 @@
 import copy
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode, Mapper, Prefetcher
-from torchtitan.config import Configurable
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.types import Metric, Prompt
+from torchtitan_rl.core.own_config import OwnConfig
+from torchtitan_rl.core.types import Episode, Group, Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
 from torchtitan_rl.library.references import load_function, tried
 from torchtitan_rl.library.task import Example, Task
@@ -28,7 +29,7 @@ _MAX_PASSED_OVER = 1000
 """Maximum number of consecutive prompts that may be too long before the stream gives up."""
 
 
-class PromptStream(Configurable):
+class PromptStream(OwnConfig):
     """Provides the prompts of each step.
 
     Every rank builds the stream from the same seed, so all get the same prompts without communication. Checkpoints save
@@ -49,7 +50,7 @@ class PromptStream(Configurable):
         self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase", seed: int, **demonstrations: Any
     ) -> None:
         """`demonstrations`: end_token_ids and max_completion_tokens of `PromptRenderer`."""
-        self.config = config
+        super().__init__(config)
         self.task = task
         self.seed = seed
         self.num_passed_over = 0
@@ -77,6 +78,9 @@ class PromptStream(Configurable):
         if not isinstance(prompt, Prompt):
             raise prompt
         return prompt
+
+    def observe(self, groups: Sequence[Group[Episode]]) -> None:
+        """Called with each step's credited groups. The stream does not depend on them; a subclass may (docs/extending.md)."""
 
     def held_out(self, num: int) -> list[Prompt]:
         """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call; fewer if the task has fewer."""

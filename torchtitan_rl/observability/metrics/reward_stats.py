@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.common.summary import describe, same_everywhere
-from torchtitan_rl.core.algorithm.algorithm import FILTERED
+from torchtitan_rl.core.algorithm.algorithm import ZERO_VARIANCE
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
 
@@ -54,9 +54,10 @@ def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
         metrics["groups/zero_variance_fraction"] = fraction([not algorithm.rewards_differ(one) for one in rewarded])
-        if algorithm.filters:
-            refused = [any(e.credit.left_out == FILTERED for e in group.samples) for group in groups]
-            metrics["groups/filtered_fraction"] = fraction(refused)
+        if algorithm.group_filter is not None:
+            scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
+            reasons = [algorithm.group_left_out(group) for group in scored]
+            metrics["groups/filtered_fraction"] = fraction([reason not in (None, ZERO_VARIANCE) for reason in reasons])
     judged = [found for group in groups if (found := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])

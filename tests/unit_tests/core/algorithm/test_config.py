@@ -105,8 +105,8 @@ def test_subclass_that_inherits_its_config_builds_the_subclass():
     class Half(Grpo):
         """A_i = half of Grpo's."""
 
-        def of_group(self, rewards, step_rewards):
-            return [value / 2 for value in super().of_group(rewards, step_rewards)]
+        def of_group(self, group):
+            return [value / 2 for value in super().of_group(group)]
 
     assert type(Half.Config(std_eps=0.5).build()) is Half
     assert type(Grpo.Config().build()) is Grpo

@@ -23,8 +23,8 @@ def test_part_with_a_wrong_return_type_is_named(parts, message):
 
 
 class ArrayAdvantage(Advantage):
-    def of_group(self, rewards, step_rewards):
-        return torch.tensor(rewards, dtype=torch.float64) - 1
+    def of_group(self, group):
+        return torch.tensor(group.rewards, dtype=torch.float64) - 1
 
 
 def test_advantages_may_be_returned_as_a_tensor():

@@ -56,7 +56,11 @@ def test_normalizers_count_only_episodes_in_the_loss():
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
     assert normalizers.max_completion_tokens == MAX_TOKENS
     rewards = ([1.0, 0.0], [2.0, 2.0], [None, 1.0])
-    assert [algorithm.has_preference(group(0, values).samples) for values in rewards] == [True, False, False]
+    assert [algorithm.group_left_out(group(0, values)) for values in rewards] == [
+        None,
+        "zero variance",
+        "zero variance",
+    ]
 
 
 @pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])

@@ -13,12 +13,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
-from torchtitan.config import ParallelismConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny_trainer import credited, tiny_trainer, weights
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.reference import Reference
@@ -42,37 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def build(folder):
-    def trainer(algorithm: Algorithm.Config | None = None, reshard: str = "default", **config) -> Trainer:
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
-        set_spmd_backend(parallelism.spmd_backend)
-        settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
-        return Trainer.Config(parallelism=parallelism, **settings).build(
-            model_spec=tiny_spec(),
-            hf_assets_path=folder,
-            parallel_dims=ParallelDims.from_config(parallelism, 1),
-            algorithm=(algorithm or Algorithm.Config()).build(max_completion_tokens=MAX_TOKENS),
-            num_steps=10,
-            max_model_len=64,
-            temperature=1.0,
-            generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
-            dump_folder="",
-        )
-
-    return trainer
-
-
-def credited(trainer: Trainer, **step):
-    groups = draft_episodes(scored_step(**step))
-    if trainer.algorithm.needs_reference:
-        Reference(trainer).score(groups)
-    trainer.algorithm.assign_credit(groups)
-    return groups
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    """All of them in one vector, a copy."""
-    values = (p.full_tensor() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
-    return torch.cat([value.detach().double().flatten() for value in values])
+    return partial(tiny_trainer, folder)
 
 
 def test_checkpoint_after_a_probe_has_the_sharded_master_weights(build):
@@ -218,8 +186,8 @@ def test_logged_tau_is_the_value_used_in_the_step(build):
 
 
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
-    """docs/algorithms.md's optimizer: matrices by torch.optim.Muon, whose state has no step and one moment."""
-    [code] = re.findall(r"```python\n# my_muon.py\n(.*?)```", (DOCS / "algorithms.md").read_text(), re.DOTALL)
+    """docs/extending.md's optimizer: matrices by torch.optim.Muon, whose state has no step and one moment."""
+    [code] = re.findall(r"```python\n# my_muon.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
     (tmp_path / "my_muon.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     muon = importlib.import_module("my_muon").MuonAndAdamW.Config(lr=1e-2)
