@@ -292,6 +292,7 @@ def build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", ru
     import torch.distributed as dist
 
     from torchtitan_rl.setup.identity import described
+    from torchtitan_rl.setup.own_sinks import load_own_sinks
     from torchtitan_rl.setup.run_folder import code_version
     from torchtitan_rl.setup.secrets import without_secrets
 
@@ -304,6 +305,7 @@ def build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", ru
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
         mask=masked,
+        own_sinks=load_own_sinks(config.metrics.sinks),
     )
 
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import IMPORTING, heartbeat
@@ -32,18 +32,31 @@ _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:
     """Returns the function. Raises UserError, naming `field`, if the file, module or function does not exist."""
+    return _load(reference, field, "function")
+
+
+def load_class(reference: str, field: str, base: type) -> type:
+    """Returns the class. Raises UserError, naming `field`, if there is none or it is no subclass of `base`."""
+    found = _load(reference, field, "class")
+    is_one = isinstance(found, type) and issubclass(found, base)
+    expect(is_one, field, reference, f"a subclass of {base.__module__}.{base.__qualname__}", f"It is {found!r:.80}.")
+    return found
+
+
+def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any:
     place, _, name = reference.rpartition(":")
-    forms = "path/to/file.py:function or package.module:function"
+    forms = f"path/to/file.py:{kind} or package.module:{kind}"
     is_file = place.endswith(".py")
     place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
-    expect(whole, field, reference, forms, "Name the function after a colon.")
+    expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
-    known = [n for n, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]
+    is_kind = inspect.isfunction if kind == "function" else inspect.isclass
+    known = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
     remedy = f"{did_you_mean(name, known)}It has {known}."
-    expect(callable(function), field, reference, f"a function of {place}", remedy)
+    expect(callable(function), field, reference, f"a {kind} of {place}", remedy)
     return function
 
 

@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,7 @@ class Recorder(Configurable):
         """Record metrics and sample tables. The environment variable TORCHTITAN_RL_METRICS=0 also turns this off."""
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-        """Outputs: console, jsonl, tensorboard, wandb, trackio. The local store (samples.jsonl) is always written.
+        """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
         A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
         ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
 
@@ -89,6 +89,9 @@ class Recorder(Configurable):
 
         report: bool = True
         """Write report.html, a page of metrics and samples, into the run folder at the end (docs/report.md)."""
+
+        charts: list[str] = field(default_factory=list)
+        """Further charts of the report, as "title=metric,metric". Example: "Characters=extra/brevity/characters"."""
 
         console_every: int = number(10, least=0, remedy="0 shows no panels.")
         """Steps between panels of metrics and samples on the console; 0: never."""
@@ -123,6 +126,7 @@ class Recorder(Configurable):
         gather: Gather | None = None,
         decode: Decode | None = None,
         mask: Mask = lambda value: value,
+        own_sinks: Mapping[str, type[Sink]] | None = None,
     ) -> None:
         """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
 
@@ -131,6 +135,7 @@ class Recorder(Configurable):
                 Called exactly once per flush on every rank. None: there is only one process.
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
             mask: takes and returns the rows of tables, for example without secrets.
+            own_sinks: the user's sinks by their place, as in `config.sinks`.
 
         Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
         the run folder cannot be written.
@@ -143,7 +148,8 @@ class Recorder(Configurable):
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
-        chosen = chosen_sinks(config.sinks if "local" in config.sinks else [*config.sinks, "local"])
+        names = config.sinks if "local" in config.sinks else [*config.sinks, "local"]
+        chosen = chosen_sinks(names, own_sinks)
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
         self.collector = Collector(self._selection, config.leave_out_columns, mask)

@@ -180,6 +180,7 @@ def _described(run: Run) -> dict[str, Any]:
         "total": run.total_steps,
         "finished": run.finished,
         "stored": run.num_stored_rows,
+        "charts": _own_charts(run.config),
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
         "started_s": run.end.started_s if run.end else {},
@@ -189,6 +190,15 @@ def _described(run: Run) -> dict[str, Any]:
         "config": {key: _plain(value) for key, value in flat(run.config).items()},
         "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
     }
+
+
+def _own_charts(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The charts of `metrics.charts`, in the form of overview.js's FIRST."""
+    found = []
+    for text in (config.get("metrics") or {}).get("charts") or []:
+        title, _, keys = text.partition("=")
+        found.append({"title": title, "keys": [[key, key] for key in keys.split(",")]})
+    return found
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core.config import parts
 from torchtitan_rl.library.references import in_folder
+from torchtitan_rl.setup.own_sinks import sink_in_folder
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -17,12 +18,13 @@ _NAMES = re.compile(r"(^|_)(paths?|files?|folders?)$")
 
 
 def resolve_from(folder: Path, config: "RunConfig") -> None:
-    """Make the paths that exist in `folder` absolute: of the start, rewards and the task. Others stay as they are."""
+    """Make the paths that exist in `folder` absolute: of the start, rewards, sinks and the task. Others stay as they are."""
     config.hf_assets_path = _resolved(folder, config.hf_assets_path)
     config.teacher = _resolved(folder, config.teacher)
     config.resume = _resolved(folder, config.resume)
     config.trainer.lora.start = _resolved(folder, config.trainer.lora.start)
     config.grader.rewards = [in_folder(folder, reference) for reference in config.grader.rewards]
+    config.metrics.sinks = [sink_in_folder(folder, text) for text in config.metrics.sinks]
     if config.task is not None:
         _resolve_task(folder, config.task)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core.config import parts
 from torchtitan_rl.library.references import is_users_file, module_name, module_of_reference
+from torchtitan_rl.observability.sinks import name_and_mode
 from torchtitan_rl.setup.secrets import source_without_secrets
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | N
 def source_files(config: "RunConfig", config_file: Path | None = None) -> list[Path]:
     """The user's files in which parts, reward functions and the config are defined, and those that these import, sorted."""
     modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
-    modules |= {module_of_reference(one) for one in [*config.grader.rewards, getattr(config.task, "warm_start", "")]}
+    sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
+    named = [*config.grader.rewards, *sinks, getattr(config.task, "warm_start", "")]
+    modules |= {module_of_reference(one) for one in named}
     modules |= {one for one in list(sys.modules.values()) if config_file and _file(one) == config_file}
     todo, found = [one for one in modules if _file(one)], {}
     while todo:

@@ -28,6 +28,7 @@ from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
+from torchtitan_rl.setup.own_sinks import load_own_sinks
 from torchtitan_rl.setup.teacher_folder import check_asked
 
 if TYPE_CHECKING:
@@ -84,8 +85,12 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_limits(config)
     metrics, variable = os.environ.get("TORCHTITAN_RL_METRICS", "1"), "TORCHTITAN_RL_METRICS"
     expect(metrics in ("0", "1"), variable, metrics, "0 for no metrics, or 1", "Unset it for metrics.enabled.")
-    chosen_sinks(config.metrics.sinks)
+    chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
+    for chart in config.metrics.charts:
+        title, _, keys = chart.partition("=")
+        named = bool(title) and all(keys.split(","))
+        expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
     config.evaluation.build()
     check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)

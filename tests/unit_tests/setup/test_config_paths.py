@@ -15,6 +15,7 @@ def mine():
     config = debug()
     config.task = Rows.Config(path="rows.jsonl", held_out_paths={"hard": "hard.jsonl"}, warm_start="start.py:recipe")
     config.grader.rewards = ["brief=rewards/my.py:brevity(scale=2)", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
+    config.metrics.sinks = ["jsonl", "my_sink.py:Csv:per_rank_reduce", "my_package.sinks:Csv"]
     config.hf_assets_path = "policy"
     return config
 """
@@ -30,6 +31,7 @@ def project(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     (project / "mine.py").write_text(MINE)
     (project / "start.py").write_text("def recipe():\n    ...\n")
+    (project / "my_sink.py").write_text("")
     (project / "rewards" / "my.py").write_text(REWARD)
     for folder in (project, caller):
         (folder / "rows.jsonl").write_text(ROW % folder.name * 3)
@@ -46,6 +48,7 @@ def test_paths_of_a_config_are_beside_it(project):
     assert config.hf_assets_path == str(project / "policy")
     assert config.grader.rewards[0] == f"brief={project}/rewards/my.py:brevity(scale=2)"
     assert config.grader.rewards[1].startswith("torchtitan_rl.library.rewards:")
+    assert config.metrics.sinks == ["jsonl", f"{project}/my_sink.py:Csv:per_rank_reduce", "my_package.sinks:Csv"]
     assert config.resume == "auto"
 
 

@@ -44,7 +44,9 @@ function saysNothing(definition) {
   const curves = visibleRuns().flatMap(({ run }) => definition.keys.map(([key]) => (run.series[key] || []).filter((value) => value !== null))).filter((values) => values.length);
   return curves.length > 0 && curves.every((values) => values.every((value) => Math.abs(value) < NEGLIGIBLE) || (values.length > 2 && values.every((value) => value === values[0])));
 }
-const ranked = () => [...FIRST].map((one) => ({ ...one, dull: saysNothing(one) }));
+/** The important curves, then those that the visible runs ask for (metrics.charts). */
+const ownCharts = () => [...new Map(visibleRuns().flatMap(({ run }) => run.charts || []).map((one) => [one.title, one])).values()];
+const ranked = () => [...FIRST, ...ownCharts()].map((one) => ({ ...one, dull: saysNothing(one) }));
 const isDull = (element) => Number(element?.classList.contains('dull') ?? false);
 
 /** How the run ended, as the first thing to read. */

@@ -1,0 +1,24 @@
+"""Loads the sinks that `metrics.sinks` names by their place: path/to/file.py:Class or package.module:Class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchtitan_rl.library.references import in_folder, load_class
+from torchtitan_rl.observability.sinks import SINKS, Sink, name_and_mode
+
+
+def load_own_sinks(sinks: Sequence[str]) -> dict[str, type[Sink]]:
+    """Returns the classes by their place. Raises UserError, naming `metrics.sinks`, for a place without a sink."""
+    found: dict[str, type[Sink]] = {}
+    for text in sinks:
+        place, _ = name_and_mode(text)
+        if place in SINKS or ":" not in place:
+            continue
+        found[place] = load_class(place, "metrics.sinks", Sink)
+    return found
+
+
+def sink_in_folder(folder: Path, text: str) -> str:
+    """Returns an entry of `metrics.sinks` with `folder` before the file, if it has that file."""
+    place, _ = name_and_mode(text)
+    return in_folder(folder, place) + text[len(place) :]
