@@ -1,0 +1,50 @@
+"""A cluster takes a node back: SIGTERM to that node's launcher, a grace period, SIGKILL to all; then the same command on all nodes."""
+
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.fault_injection.conftest import STEPS
+from tests.fault_injection.harness import start, steps_of, weights_of
+
+PREEMPTED = 128 + signal.SIGTERM
+
+
+def two_nodes(folder, name):
+    """A run of two launchers with a rank each, as two pods have."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    return [
+        start(folder, *STEPS, log=f"{name}{node}.log", launcher=[f"--node_rank={node}", *common]) for node in range(2)
+    ]
+
+
+def test_preempted_node_ends_all_nodes_with_143_and_the_restart_resumes_bitwise(whole_run_2, tmp_path):
+    nodes = two_nodes(tmp_path, "first")
+    nodes[0].wait_in("generate")
+    nodes[1].signal(signal.SIGTERM)
+    assert [node.end(60).code for node in nodes] == [PREEMPTED, PREEMPTED]
+    saved = max(steps_of(tmp_path / "run"))
+    assert saved < 6
+    again = two_nodes(tmp_path, "again")
+    assert [node.end(300).code for node in again] == [0, 0]
+    again[0].end().says(f"resuming after step {saved}")
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.3])
+def test_grace_period_that_is_too_short_costs_steps_and_not_the_run(whole_run, tmp_path, grace_s):
+    run = start(tmp_path, *STEPS)
+    run.wait_until(lambda: steps_of(tmp_path / "run"), "save a step")
+    run.wait_in("generate")
+    run.signal(signal.SIGTERM)
+    time.sleep(grace_s)
+    assert run.kill_everything().code in (128 + signal.SIGKILL, PREEMPTED)
+    again = start(tmp_path, *STEPS, log="again.log").end()
+    assert again.code == 0
+    again.says("resuming after step")
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)

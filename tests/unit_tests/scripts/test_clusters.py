@@ -1,0 +1,138 @@
+"""examples/clusters: the files have the systems' published form, and their commands start the run that they should."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from torchtitan_rl.setup.registry import parse_args
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "examples" / "clusters"
+SCHEMAS = json.loads((ROOT / "tests" / "parts" / "cluster_schemas.json").read_text())
+KINDS = {
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "JobSet": "JobsetV1alpha2JobSet",
+}
+
+
+def documents(name: str) -> dict[str, dict]:
+    """The documents of a Kubernetes file, by kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all((FOLDER / name).read_text())}
+
+
+def kubernetes_faults(document: dict) -> list[str]:
+    schema = {"$ref": f"#/$defs/{KINDS[document['kind']]}", **SCHEMAS["kubernetes"]}
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("name", ["trainjob.yaml", "jobset.yaml"])
+def test_kubernetes_files_have_the_published_form(name):
+    assert {kind: kubernetes_faults(one) for kind, one in documents(name).items()} == dict.fromkeys(documents(name), [])
+
+
+def test_a_misspelt_field_is_found():
+    job = documents("jobset.yaml")["JobSet"]
+    job["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 0
+    assert "'backofLimit' was unexpected" in kubernetes_faults(job)[0]
+
+
+def test_skypilot_file_has_the_published_form():
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    jsonschema.validate(task, SCHEMAS["skypilot"]["task"])
+    jsonschema.validate(task["resources"], SCHEMAS["skypilot"]["resources"])
+
+
+def jobset_specs() -> dict[str, dict]:
+    """The spec of the JobSet that each Kubernetes file leads to."""
+    runtime = documents("trainjob.yaml")["TrainingRuntime"]["spec"]["template"]["spec"]
+    return {"trainjob.yaml": runtime, "jobset.yaml": documents("jobset.yaml")["JobSet"]["spec"]}
+
+
+@pytest.mark.parametrize("name", jobset_specs())
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        (2, "FailJobSet"),
+        (3, "FailJobSet"),
+        (75, "RestartJobSetAndIgnoreMaxRestarts"),
+        (143, "RestartJobSetAndIgnoreMaxRestarts"),
+        (1, None),
+        (137, None),
+    ],
+)
+def test_exit_codes_lead_to_their_action_on_kubernetes(name, code, action):
+    spec = jobset_specs()[name]
+    [job] = spec["replicatedJobs"]
+    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for index, rule in enumerate(job["template"]["spec"]["podFailurePolicy"]["rules"]):
+        assert rule["onExitCodes"]["containerName"] == container["name"]
+        if code in rule["onExitCodes"]["values"]:
+            # The Job controller's text.
+            reason = "PodFailurePolicy"
+            message = (
+                f"Container {container['name']} for pod default/grpo-node-0-0-abcde failed with exit code {code} "
+                f"matching {rule['action']} rule at index {index}"
+            )
+    found = None
+    for rule in spec["failurePolicy"]["rules"]:
+        matches = any(re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"])
+        if found is None and reason in rule["onJobFailureReasons"] and matches:
+            found = rule["action"]
+    assert found == action
+
+
+def command_of(name: str) -> tuple[list[str], dict[str, str]]:
+    """The command of a file's second node, with the variables that its system sets there."""
+    if name == "jobset.yaml":
+        [job] = documents(name)["JobSet"]["spec"]["replicatedJobs"]
+        [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        return container["command"] + container["args"], {**variables, "JOB_COMPLETION_INDEX": "1"}
+    if name == "trainjob.yaml":
+        trainer = documents(name)["TrainJob"]["spec"]["trainer"]
+        variables = {one["name"]: one["value"] for one in trainer["env"]}
+        pet = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "grpo-node-0-0.grpo", "MASTER_PORT": "29500"}
+        return trainer["command"] + trainer["args"], {**variables, **{f"PET_{k}": v for k, v in pet.items()}}
+    task = yaml.safe_load((FOLDER / name).read_text())
+    sky = {"NUM_NODES": "2", "NODE_RANK": "1", "NUM_GPUS_PER_NODE": "8", "NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    return ["bash", "-c", task["run"]], {**task["envs"], **{f"SKYPILOT_{k}": v for k, v in sky.items()}}
+
+
+@pytest.mark.parametrize("name", ["trainjob.yaml", "jobset.yaml", "skypilot.yaml"])
+def test_command_of_a_node_starts_its_part_of_the_run_and_becomes_it(tmp_path, name):
+    """The stand-in says its process id: it must be that of the command, which gets the signals."""
+    stand_in = tmp_path / "run_train.sh"
+    stand_in.write_text(
+        '#!/usr/bin/env bash\necho $$ "$NNODES $NODE_RANK $MASTER_ADDR ${MASTER_PORT:-29500}"\nprintf "%s\\n" "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    command, variables = command_of(name)
+    path = {"PATH": "/usr/bin:/bin"}
+    process = subprocess.Popen(command, cwd=tmp_path, env={**path, **variables}, stdout=subprocess.PIPE, text=True)
+    first, *arguments = process.communicate(timeout=20)[0].splitlines()
+    pid, *node = first.split()
+    assert int(pid) == process.pid
+    address = "10.0.0.1" if name == "skypilot.yaml" else "grpo-node-0-0.grpo"
+    assert node == ["2", "1", address, "29500"]
+    assert variables["TORCHTITAN_RL_KIND"] == "gpu"
+    config_name, config = parse_args(arguments)
+    assert (config_name, config.dump_folder) == ("qwen3_8b", "/shared/runs/grpo")
+
+
+def test_restarts_keep_the_shared_folder_and_give_time_to_save():
+    for spec in jobset_specs().values():
+        [job] = spec["replicatedJobs"]
+        pod = job["template"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] >= 600
+        assert pod["restartPolicy"] == "Never"
+        assert {"name": "shared", "mountPath": "/shared"} in pod["containers"][0]["volumeMounts"]
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 143]
+    assert list(task["volumes"]) == ["/shared"]
