@@ -1,4 +1,4 @@
-"""debug with other algorithms, each composed of small parts. docs/algorithms.md has the equations.
+"""debug with other algorithms, each composed of small parts. docs/papers.md has the equations.
 
 All start from debug's checkpoint. They differ from debug in `algorithm` and, where the method needs several optimizer
 steps per batch, in `num_minibatches`.

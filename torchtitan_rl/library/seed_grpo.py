@@ -35,7 +35,7 @@ class SeedGrpo(GroupScale):
     """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a
     reward and at least one sampled token.
 
-    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/algorithms.md describes the difference to the
+    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/papers.md describes the difference to the
     paper.
     """
 

@@ -1,0 +1,294 @@
+"""docs/extending.md: every example runs as the page has it, and does what the page says."""
+
+import importlib
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+)
+from tests.parts.grading import drained, score
+from tests.parts.report_runs import write_run
+from tests.parts.tiny import save_tiny_checkpoint
+from tests.unit_tests.report.test_page import data_of
+from torchtitan_rl.core.algorithm import Algorithm, Sequences
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer import packing
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.observability import Recorder, record_metric
+from torchtitan_rl.observability.metrics.reward_stats import group_metrics, participation_metrics
+from torchtitan_rl.report import write_report
+from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.setup.own_sinks import load_own_sinks
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.setup.validation import validate
+
+PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))
+PROMPT = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
+TESTED = {
+    *("top_entropy.py", "top_entropy_config.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py"),
+    *("my_sink.py", "my_metric.py", "restarts.py", "my_family.py"),
+    "my_muon.py",  # by test_trainer.py
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    """The page's Python blocks, each in the file that its first line names, importable from there."""
+    for name, code in BLOCKS.items():
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in BLOCKS:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def part(name: str):
+    """A class of the page, by file and name. Example: part("opo.Opo")"""
+    module, _, one = name.partition(".")
+    return getattr(importlib.import_module(module), one)
+
+
+def built(**parts) -> Algorithm:
+    return Algorithm.Config(**parts).build(max_completion_tokens=MAX_TOKENS)
+
+
+def test_every_block_is_tested_and_at_most_30_lines():
+    assert set(BLOCKS) == TESTED
+    assert PAGE.count("```python") == len(BLOCKS)
+    assert {name: len(code.splitlines()) for name, code in BLOCKS.items() if len(code.splitlines()) > 30} == {}
+
+
+def test_loss_config_loads_with_its_flag_and_passes_the_trial(files):
+    config = load_config(f"{files}/top_entropy_config.py:top_entropy")
+    validate(config, world_size=1)
+    try_objective(config, PROMPT, ["correct"])
+    assert (config.algorithm.loss.fraction, config.algorithm.loss.eps_high) == (0.2, 0.28)
+    with pytest.raises(UserError, match=r"algorithm\.loss\.fraction = 2\.0: expected"):
+        Algorithm.Config(loss=type(config.algorithm.loss)(fraction=2.0))
+
+
+def test_tokens_of_low_entropy_have_no_gradient():
+    algorithm = built(loss=part("top_entropy.TopEntropy").Config(fraction=0.25))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,) * 4] * 2))
+    batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
+    logprobs = (batch.sampler_logprobs.clone() - 0.1).requires_grad_()  # [T]
+    entropy = torch.arange(len(logprobs), dtype=logprobs.dtype)  # [T] rising, so the last tokens are chosen
+    output = algorithm.loss(batch, logprobs, entropy)
+    output.loss.backward()
+    inside = batch.loss_mask.nonzero().squeeze(1)  # [8] places of loss tokens
+    assert (logprobs.grad != 0).nonzero().squeeze(1).tolist() == inside[-2:].tolist()
+    assert output.metrics["top_entropy/mean"].value == pytest.approx(inside[-2:].double().mean().item())
+    assert output.metrics["policy/entropy"].value == pytest.approx(inside.double().mean().item())
+
+
+def test_loss_inputs_have_sampler_reference_and_positions():
+    seen = {}
+    clip = type(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).policy_loss)
+
+    class Curious(clip):
+        needs_reference = True
+
+        def __call__(self, inputs):
+            seen.update(mu=inputs.sampler_logprobs, reference=inputs.reference_logprobs, positions=inputs.positions)
+            return super().__call__(inputs)
+
+    algorithm = built(loss=Curious.Config())
+    logprobs, reference = [(-1.0, -2.0, -3.0), (-4.0,)], [[-1.5, -2.5, -3.5], [-4.5]]
+    mask = [(True, False, True), (True,)]
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=logprobs, loss_mask=mask), reference=reference)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference, pad_each=True, padding=1)
+    run_loss(algorithm, episodes, policy_like(episodes), batch)
+    inside = batch.loss_mask > 0
+    assert seen["mu"][inside].tolist() == [-1.0, -3.0, -4.0]
+    assert seen["reference"][inside].tolist() == [-1.5, -3.5, -4.5]
+    assert seen["positions"][inside].tolist() == [0, 1, 0]
+
+
+def test_advantage_weighs_the_baseline_by_length():
+    algorithm = built(advantage=part("opo.Opo").Config())
+    lengths = [1, 3, 2, 2]
+    rewards = [1.0, 0.0, None, 4.0]
+    episodes = episodes_of(algorithm, group(0, rewards, logprobs=[(-1.0,) * n for n in lengths]), group(1, [0.1] * 3))
+    baseline = (1 * 1.0 + 3 * 0.0 + 2 * 4.0) / (1 + 3 + 2)
+    expected = [1.0 - baseline, -baseline, 0.0, 4.0 - baseline, 0.0, 0.0, 0.0]
+    assert [episode.credit.advantage for episode in episodes] == pytest.approx(expected)
+
+
+def test_tokens_have_advantages_of_their_own():
+    algorithm = built(loss=part("discounted.Discounted").Config())
+    episodes = episodes_of(
+        algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,) * 3, (-1.0,)], loss_mask=[(True, False, True), (True,)])
+    )
+    first, second = episodes
+    whole = second.credit.advantage
+    assert first.token_advantages.tolist() == pytest.approx([-whole * 0.99**2, 0.0, -whole])
+    assert first.credit.advantage == pytest.approx(-whole * (1 + 0.99**2) / 2)
+    assert first.credit.has_advantage
+    batch = packing.pack(episodes.members, normalizers=normalizers_of(algorithm, episodes), multiple=8)
+    assert batch.advantages[batch.loss_mask > 0].tolist() == pytest.approx([-whole * 0.99**2, -whole, whole], rel=1e-6)
+
+
+def test_token_advantages_of_another_length_are_refused():
+    from torchtitan_rl.core.algorithm import set_token_advantages
+
+    [episode, _] = episodes_of(built(), group(0, [1.0, 0.0]))
+    with pytest.raises(UserError, match=r"set_token_advantages: \[3\] values for 2 tokens of sample 0"):
+        set_token_advantages(episode, [1.0, 2.0, 3.0])
+
+
+def test_mismatch_correction_leaves_out_distant_sequences():
+    correction = part("only_close.OnlyClose").Config().build()
+    sequences = Sequences(torch.tensor([0, 0, 1, 1]), torch.ones(4), 2)
+    log_weight = torch.tensor([0.1, -0.1, 2.0, 0.5])
+    weight, changed = correction.correction(log_weight, sequences)
+    assert weight.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert changed.tolist() == [False, False, True, True]
+
+
+def test_group_filter_leaves_out_easy_groups_with_its_own_reason():
+    filters = part("not_too_easy.NotTooEasy").Config()
+    algorithm = built(group_filter=filters, zero_variance="drop")
+    easy = group(0, [1.0] * 4 + [0.0], correct=[True] * 4 + [False])
+    hard = group(1, [1.0, 0.0], correct=[True, False])
+    equal = group(2, [1.0, 1.0], correct=[True, True])
+    step = episodes_of(algorithm, easy, hard, equal)
+    reasons = [group.samples[0].credit.left_out for group in step.groups]
+    assert reasons == ["too easy", None, "zero variance"]
+    metrics = group_metrics(step.groups, algorithm)
+    assert metrics["groups/filtered_fraction"].value == pytest.approx(1 / 3)
+    assert metrics["groups/zero_variance_fraction"].value == pytest.approx(1 / 3)
+    assert participation_metrics(step.groups)["loss/left_out/too_easy"].value == pytest.approx(5 / 9)
+    kept = episodes_of(built(group_filter=filters), easy, equal)  # without zero_variance it filters alone
+    assert [group.samples[0].credit.left_out for group in kept.groups] == ["too easy", "too easy"]
+
+
+def stream(replay):
+    tokenizer = make_small_tokenizer(["What is 12 + 34? Write [ANSWER]"], vocab_size=300)
+    return replay.Config().build(task=SumDigits.Config().build(), tokenizer=tokenizer, seed=0)
+
+
+def seen(prompts, corrects):
+    """A credited step: two samples of each prompt, right or wrong."""
+    groups = []
+    for index, prompt in enumerate(prompts):
+        scored = group(index, [1.0, 0.0], correct=corrects[index])
+        groups.append(replace(scored, prompt=prompt))
+    return episodes_of(built(), *groups).groups
+
+
+def test_replayed_prompts_come_again_also_after_a_resume():
+    replay = part("replay.Replay")
+    first = stream(replay)
+    step = first.next_batch(4)
+    first.observe(seen(step, [(True, True), (True, False), (False, False), (False, True)]))
+    saved = first.state_dict()
+    second = first.next_batch(4)
+    assert [prompt.stream_idx for prompt in second] == [1, 3, 4, 5]
+    assert [prompt.prompt_idx for prompt in second] == [0, 1, 2, 3]
+    assert [prompt.text for prompt in second[:2]] == [step[1].text, step[3].text]
+    assert [prompt.stream_idx for prompt in first.next_batch(4)] == [6, 7, 8, 9]
+    resumed = stream(replay)
+    resumed.load_state_dict(saved)
+    assert [prompt.text for prompt in resumed.next_batch(4)] == [prompt.text for prompt in second]
+
+
+def record(folder, steps, resumed_after=None):
+    sinks = ["my_sink.py:CsvSink"]
+    run = Recorder(
+        Recorder.Config(sinks=sinks), run_folder=folder, run_name="r", run_config={}, total_steps=9,
+        own_sinks=load_own_sinks(sinks),
+    )  # fmt: skip
+    if resumed_after is not None:
+        run.load_state_dict({"next_step": resumed_after + 1})
+    for step in steps:
+        record_metric("reward/mean", float(step))
+        run.flush(step)
+    run.close()
+
+
+def test_sink_by_its_place_has_each_step_once_after_a_resume(tmp_path):
+    record(tmp_path, [1, 2, 3, 4])
+    record(tmp_path, [3, 4, 5], resumed_after=2)
+    lines = (tmp_path / "reward.csv").read_text().split()
+    assert lines == ["1,1.0", "2,2.0", "3,3.0", "4,4.0", "5,5.0"]
+
+
+def test_place_without_a_sink_is_refused():
+    config = load_config("debug")
+    for text, message in (
+        ("my_metric.py:digits", "expected a subclass of torchtitan_rl.observability.sinks"),
+        ("my_sink.py:Csv", "Did you mean"),
+        ("no_sink.py:CsvSink", "a file that exists"),
+        ("my_sink.py:CsvSink:per_rank_reduce", "expected a mode of my_sink.py:CsvSink: global_reduce"),
+    ):
+        config.metrics.sinks = [text]
+        with pytest.raises(UserError, match=f"metrics.sinks = .*{message}"):
+            validate(config, world_size=1)
+
+
+def test_metric_of_a_reward_function_has_its_own_chart(files, tmp_path):
+    config = load_config(f"{files}/my_metric.py:with_chart")
+    validate(config, world_size=1)
+    grader = build_grader(config.grader, config.task.build())
+    scored = score(grader, "[ANSWER] 46", "12ab")
+    assert [one.reward_breakdown["digits"] for one in scored] == [None, None]
+    assert drained(grader)["extra/digits/share"].value == pytest.approx((2 / 11 + 2 / 4) / 2)
+    write_report([write_run(tmp_path / "run", metrics={"charts": config.metrics.charts})], tmp_path / "r.html")
+    [run] = data_of(tmp_path / "r.html")["runs"]
+    keys = [[key, key] for key in ("extra/digits/share", "completions/length/mean")]
+    assert run["charts"] == [{"title": "Digits", "keys": keys}]
+    config.metrics.charts = ["Digits"]
+    with pytest.raises(UserError, match="metrics.charts = 'Digits': expected title=metric,metric"):
+        validate(config, world_size=1)
+
+
+def test_schedule_returns_to_its_peak():
+    schedule = part("restarts.Restarts")(period=4, warmup_steps=0, min_lr_factor=0.5)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = schedule.build(optimizers=[optimizer], training_steps=9)
+    rates = []
+    for _ in range(9):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    once = [0.5 + 0.5 * (0.5 + 0.5 * math.cos(math.pi * step / 4)) for step in range(4)]
+    assert rates == pytest.approx([*once, *once, 1.0])
+    config = load_config("debug")
+    config.trainer.lr_scheduler = schedule
+    validate(config, world_size=1)
+
+
+def test_model_family_of_another_name_is_read_from_its_folder(tmp_path):
+    from vllm import ModelRegistry
+
+    from torchtitan_rl.library.models import spec_from_folder
+    from torchtitan_rl.library.models.families import FAMILIES
+
+    save_tiny_checkpoint(tmp_path / "own")
+    config = (tmp_path / "own" / "config.json").read_text()
+    (tmp_path / "own" / "config.json").write_text(config.replace("Qwen3ForCausalLM", "OwnQwen3ForCausalLM"))
+    importlib.import_module("my_family")
+    try:
+        assert spec_from_folder(tmp_path / "own").name == "own_qwen3"
+        assert "OwnQwen3ForCausalLM" in ModelRegistry.get_supported_archs()
+    finally:
+        del FAMILIES["OwnQwen3ForCausalLM"]

@@ -1,0 +1,109 @@
+"""docs/papers.md: the lines of every row train one step, and every choice of the objective has a row."""
+
+import inspect
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+
+from tests.integration.invariance import MAX_TOKENS, scored_step
+from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny_trainer import tiny_trainer, weights
+from torchtitan_rl.core import algorithm as core_algorithm
+from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
+from torchtitan_rl.core.algorithm.advantages import GroupScale
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer.reference import Reference
+from torchtitan_rl.library import demonstrations, distillation, maxent, objectives, seed_grpo
+from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.validation import validate
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "papers.md").read_text()
+MODULES = (core_algorithm, objectives, maxent, maxent.controllers, seed_grpo, distillation, demonstrations)
+LINE = re.compile(r"`((?:algorithm|trainer|in_flight|sampling)\.[\w.]+ = [^`]+)`")
+
+
+def rows() -> dict[str, list[str]]:
+    """The lines of config of each row, by the row's number and first cell."""
+    found: dict[str, list[str]] = {}
+    for row in PAGE.splitlines():
+        lines = LINE.findall(row)
+        if row.startswith("| ") and lines:
+            name = f"{len(found)} {row.split(' | ')[0].removeprefix('| ')}"
+            found[name] = lines
+    return found
+
+
+def with_lines(lines: list[str]):
+    """`debug` with the lines of a row."""
+    config = load_config("debug")
+    config.algorithm = Algorithm.Config()
+    names = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
+    for line in lines:
+        exec(f"config.{line}", {**names, "config": config})
+    config.algorithm.__post_init__()  # which checks the fields together
+    return config
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory):
+    """One trainer for the rows without a divergence and one for the rows with it. Each row changes its algorithm."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(folder)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    found = {taught: tiny_trainer(str(folder), num_steps=1000) for taught in (False, True)}
+    found[True].load_teacher(tiny_spec(), folder)
+    yield found
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("row", rows())
+def test_lines_of_a_row_train_one_step(trainers, row):
+    config = with_lines(rows()[row])
+    objective = config.algorithm.build(max_completion_tokens=MAX_TOKENS)
+    if objective.policy_loss.sampled and not objective.policy_loss.needs_teacher:
+        validate(config, world_size=1)
+    trainer = trainers[objective.policy_loss.divergence_beta is not None]
+    trainer.algorithm = objective
+    trainer.config.num_minibatches = config.trainer.num_minibatches
+    groups = draft_episodes(scored_step())
+    if objective.needs_reference:
+        Reference(trainer).score(groups)
+    if objective.policy_loss.needs_teacher:
+        Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).score(groups)
+    objective.assign_credit(groups)
+    before = weights(trainer)
+    report = trainer.update(groups)
+    assert report.optimizer_steps == config.trainer.num_minibatches
+    assert math.isfinite(report.grad_norm)
+    if config.trainer.num_minibatches == 1 and "Mask" not in str(rows()[row]):
+        assert report.grad_norm > 0  # else the last mini-batch, or all made-up samples, may be clipped or masked
+    assert not (weights(trainer) == before).all()
+
+
+def choices(module: ModuleType) -> set[str]:
+    """The classes of a module that a config may choose."""
+    bases = (Advantage, Aggregation, Loss, Mismatch, GroupScale)
+    found = set()
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and issubclass(value, bases) and not inspect.isabstract(value):
+            found.add(name)
+    return found
+
+
+def test_every_choice_of_the_objective_has_a_row():
+    known = set.union(*(choices(module) for module in MODULES)) - {NoCorrection.__name__}
+    known |= {"TauController", "BetaController", "MetaController", "k1", "k2", "k3"}
+    in_rows = " ".join(line for lines in rows().values() for line in lines) + PAGE
+    assert {name for name in known if not re.search(rf"\b{name}\b", in_rows)} == set()
+    assert len(rows()) > 40
+
+
+def test_files_of_the_page_exist():
+    for path in re.findall(r"`((?:core|library)/[\w/]+\.py)`", PAGE):
+        assert (ROOT / "torchtitan_rl" / path).is_file(), path
