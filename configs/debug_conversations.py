@@ -3,7 +3,7 @@
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean
 from torchtitan_rl.library.agents.calculator_agent import AgentCalculator
-from torchtitan_rl.library.tasks import Calculator, GuessNumber
+from torchtitan_rl.library.tasks import Calculator, GuessNumber, RunningSum
 from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -42,6 +42,26 @@ def debug_guess() -> RunConfig:
     config.num_prompts_per_step = 64  # with few prompts, luck outweighs good guessing
     config.num_steps = 40
     config.trainer.optimizer.lr = 2e-4
+    return config
+
+
+def debug_compact() -> RunConfig:
+    """Learns to add six numbers that come one by one in a window for about three of them, because the history is
+    compacted: each rollout has several traces. On one CPU process, with its own warm start; needs no files.
+
+    The starting policy has the habit of forgetting the carry. Without `task.compact_tokens` every conversation ends at
+    the window's limit, and nothing can be learned.
+    """
+    config = _debug_talk(max_turns=8)
+    config.task = RunningSum.Config(
+        compact_tokens=28, warm_start="torchtitan_rl.library.starts.conversation_recipes:adder"
+    )
+    config.generator.max_model_len = 48
+    config.prompts.max_prompt_tokens = 24
+    config.sampling.max_tokens = 40
+    config.evaluation.sampling.max_tokens = 40
+    config.conversations.max_turn_tokens = 6
+    config.num_steps = 40
     return config
 
 

@@ -21,9 +21,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
 
-FinishReason = Literal["stop", "length", "max_turns", "max_tokens", "time", "env_error"]
+FinishReason = Literal[
+    "stop", "length", "max_turns", "max_tokens", "max_traces", "time", "broken_call", "env_error"
+]
 """Why a completion ended. "stop": the policy or the environment ended it. "length": it reached the longest length.
-"max_turns", "max_tokens" (in all) and "time" are limits of a conversation; "env_error": the environment failed."""
+"max_turns", "max_tokens" (in all), "max_traces" and "time" are limits of a conversation. "broken_call": the agent gave
+up after a turn that it could not use; "env_error": the environment failed."""
 IntArray = np.ndarray
 """int32"""
 FloatArray = np.ndarray
@@ -85,6 +88,31 @@ class TurnRecord:
     """Values logged by the environment, such as {"tool_calls": 1}."""
     environment_seconds: float = 0.0
     """Duration of the answer."""
+    trace: int = 0
+    """Index of the trace in which the policy sampled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One exact token sequence of a rollout.
+
+    A rollout has several traces if its context was rewritten (compaction) or if it has sub-agents. The first trace goes
+    on after the prompt. Each other one begins with a context of its own, which is not in the loss; what the policy
+    said before is trained in the trace where it was sampled.
+
+    Example: Trace(begin=240, context_tokens=61, parent=0, reason="changed message 3", messages=({"role": "user", ...},))
+    """
+
+    begin: int = 0
+    """Place of its first token in the completion's arrays. It ends where the next trace begins."""
+    context_tokens: int = 0
+    """Tokens of the context; 0 for the first trace, whose context is the prompt."""
+    parent: int | None = None
+    """The trace from which the context was made; None for the first."""
+    reason: str = ""
+    """How the context differs from the parent's."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """The context as messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +131,8 @@ class Completion:
     """The step after which the sampling weights were synced; 0 for the start. With `token_versions`: of the last
     step."""
     token_ids: IntArray
-    """int32 [L], with the end-of-sequence token when finish_reason is "stop"."""
+    """int32 [L], with the end-of-sequence token when finish_reason is "stop". Those of all traces, one trace after
+    another."""
     logprobs: FloatArray
     """float32 [L], the sampler's log-probability of each token; 0 for tokens that were not sampled."""
     text: str
@@ -111,7 +140,9 @@ class Completion:
     loss_mask: BoolArray | None = None
     """bool [L], True for tokens sampled by the policy, False for those written by an environment or a tool."""
     turns: tuple[TurnRecord, ...] = ()
-    """The turns of a conversation in order; empty without an environment."""
+    """The turns of a conversation in the order of time; empty without an environment."""
+    traces: tuple[Trace, ...] = (Trace(),)
+    """The token sequences of the rollout."""
     error: str | None = None
     """The environment's error, with finish_reason "env_error"."""
     token_versions: IntArray | None = None
@@ -139,8 +170,14 @@ class Completion:
         return int(np.count_nonzero(self.loss_mask))
 
     @property
+    def spans(self) -> list[slice]:
+        """The places of each trace's tokens in the arrays."""
+        ends = [*(trace.begin for trace in self.traces[1:]), len(self.token_ids)]
+        return [slice(trace.begin, end) for trace, end in zip(self.traces, ends, strict=True)]
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages after the prompt, of one turn or of a whole conversation."""
+        """All messages after the prompt, of one turn or of a whole conversation, without contexts of later traces."""
         if not self.turns:
             return [{"role": "assistant", "content": self.text}]
         messages: list[dict[str, Any]] = []
@@ -261,9 +298,14 @@ class Episode:
             return self.credit.token_advantages * mask
         if self.credit.turn_advantages is None:
             return self.credit.advantage * mask
+        turns = self.completion.turns
+        in_arrays = sorted(
+            range(len(turns)), key=lambda i: turns[i].trace
+        )  # stable: by trace, then by time
         found = np.zeros(len(mask))
         found[mask] = np.repeat(
-            self.credit.turn_advantages, [turn.num_tokens for turn in self.completion.turns]
+            [self.credit.turn_advantages[i] for i in in_arrays],
+            [turns[i].num_tokens for i in in_arrays],
         )
         return found
 
@@ -293,7 +335,7 @@ def flat(groups: Sequence[Group[Sample]]) -> list[Sample]:
 
 
 class Member(NamedTuple):
-    """An episode and its prompt. The packer lays them out as one sequence."""
+    """An episode and its prompt. The packer lays out each of its traces; the loss sees all of them as one sequence."""
 
     prompt: Prompt
     episode: Episode
@@ -302,6 +344,13 @@ class Member(NamedTuple):
     def num_tokens(self) -> int:
         """Tokens of prompt and completion."""
         return len(self.prompt.token_ids) + len(self.episode.completion.token_ids)
+
+    @property
+    def trace_lengths(self) -> list[int]:
+        """Tokens of each trace, in the first with those of the prompt."""
+        lengths = [span.stop - span.start for span in self.episode.completion.spans]
+        lengths[0] += len(self.prompt.token_ids)
+        return lengths
 
     @property
     def name(self) -> str:
@@ -316,7 +365,7 @@ class Normalizers:
     num_tokens: int
     """Loss tokens (N of docs/papers.md)."""
     num_sequences: int
-    """Sequences with at least one loss token."""
+    """Sequences with at least one loss token. All traces of a rollout are one sequence."""
     num_groups: int
     """Groups with at least one sequence that has loss tokens."""
     max_completion_tokens: int
@@ -325,7 +374,7 @@ class Normalizers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceLayout:
-    """The places of P sequences in a pack of T tokens, one after another. P = S + sequences of padding.
+    """The places of P sequences in a pack of T tokens, one after another. P = all traces + sequences of padding.
 
     A sequence may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
     positions begin above 0.
@@ -371,7 +420,8 @@ class SequenceLayout:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:
-    """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences.
+    """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences. The traces of a
+    rollout are separate in the layout, and one sequence for the loss.
 
     Position t holds token t and predicts `labels[t]`, the next token of the same sequence. All other [T] tensors
     refer to that label.

@@ -36,7 +36,7 @@ class Partial(NamedTuple):
     def of(cls, one: Conversation, newest: int) -> "Partial":
         """The tokens so far, the new ones of which the policy version `newest` sampled."""
         text = one.last.text if one.finish_reason and one.last else ""
-        return cls(one.token_ids, one.logprobs, one.all_versions(newest), one.finish_reason, text)
+        return cls(one.trace.token_ids, one.trace.logprobs, one.all_versions(newest), one.finish_reason, text)
 
     def go_on_in(self, one: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""

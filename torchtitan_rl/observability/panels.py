@@ -39,7 +39,7 @@ _BELOW = (
 _NUMBERS = ("step", "prompt_idx", "sample_idx", "reward", "response_tokens")
 _SILENT_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
-    "step", "run_id", "table", "prompt", "response", "messages", "conversation", "policy_version", "group_size",
+    "step", "run_id", "table", "prompt", "response", "messages", "conversation", "traces", "policy_version", "group_size",
     "episode_id", "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
 }  # fmt: skip
 

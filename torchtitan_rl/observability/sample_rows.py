@@ -104,14 +104,38 @@ def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
 
 
 def _conversation(episode: "Episode") -> list[dict[str, Any]]:
-    """The messages after the prompt. The policy's messages carry their turn's reward, advantage and logged columns."""
+    """The messages after the prompt. The policy's messages carry their turn's reward, advantage and logged columns.
+
+    If there are several traces, each message has the index of its own. An answer belongs to the trace of the next turn.
+    """
     said: list[dict[str, Any]] = []
     turns = episode.completion.turns
-    for turn, advantage in zip(turns, episode.credit.turn_advantages or [None] * len(turns), strict=True):
+    has_traces = len(episode.completion.traces) > 1
+    for i, (turn, advantage) in enumerate(
+        zip(turns, episode.credit.turn_advantages or [None] * len(turns), strict=True)
+    ):
+        answered = turns[min(i + 1, len(turns) - 1)]
         facts = {"reward": turn.reward, "advantage": advantage, "logged": turn.columns or None}
+        facts |= {"trace": turn.trace} if has_traces else {}
         told = {name: fact for name, fact in facts.items() if fact is not None}
-        said += [{"role": "assistant", "content": turn.text, **told}, *turn.messages]
+        place = {"trace": answered.trace} if has_traces else {}
+        said += [{"role": "assistant", "content": turn.text, **told}, *({**one, **place} for one in turn.messages)]
     return said
+
+
+def _traces(episode: "Episode") -> list[dict[str, Any]]:
+    """The rollout's traces: where each comes from, its context and its tokens."""
+    completion = episode.completion
+    return [
+        {
+            "parent": trace.parent,
+            "reason": trace.reason,
+            "context": list(trace.messages),
+            "context_tokens": trace.context_tokens,
+            "tokens": span.stop - span.start,
+        }
+        for trace, span in zip(completion.traces, completion.spans, strict=True)
+    ]
 
 
 def _row(
@@ -162,6 +186,8 @@ def _row(
         row["turns"] = len(completion.turns)
         row["environment_seconds"] = sum(turn.environment_seconds for turn in completion.turns)
         row["conversation"] = _conversation(episode)
+    if len(completion.traces) > 1:
+        row["traces"] = _traces(episode)
     for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
         row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
     row[TOKENS] = TokenPayload(episode, trained)

@@ -107,12 +107,15 @@ def _reward_ends(group: list[Candidate]) -> list[Candidate]:
     return [members[0], members[-1]] if len(members) > 1 else members
 
 
+CUT = ("length", "max_tokens", "max_turns", "max_traces", "time")
+"""Finish reasons of completions that a limit has cut."""
+
 SELECTORS: dict[str, Callable[..., Choose]] = {
     "top": top,
     "bottom": bottom,
     "random": random,
     "longest": longest,
-    "truncated": any_of(lambda c: c.row.get("finish_reason") in ("length", "max_tokens", "max_turns", "time")),
+    "truncated": any_of(lambda c: c.row.get("finish_reason") in CUT),
     "failed": any_of(lambda c: c.row.get("answer", "absent") is None),
     "unscored": any_of(lambda c: c.score is None),
     "zero_variance": zero_variance,

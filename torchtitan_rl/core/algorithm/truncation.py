@@ -21,7 +21,7 @@ class Truncation(OwnConfig):
         mode: Literal["keep", "mask", "penalty"] = "keep"
         """Keep: no change. Mask: completions that were cut have no loss; their reward stays in the baseline.
         Penalty: the soft length penalty, on every completion."""
-        cut: tuple[FinishReason, ...] = ("length", "max_tokens", "max_turns", "time")
+        cut: tuple[FinishReason, ...] = ("length", "max_tokens", "max_turns", "max_traces", "time")
         """The finish reasons that count as cut."""
         cut_reward: float = number(0.0, most=0)
         """Added to the reward of completions that were cut, in every mode."""

@@ -1,12 +1,13 @@
 """The state of one unfinished sample: the policy's turns and the environment's answers so far."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from torchtitan_rl.core.types import Completion, FinishReason, Prompt, TurnRecord
+from torchtitan_rl.core.types import Completion, FinishReason, Prompt, Trace, TurnRecord
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
@@ -39,11 +40,39 @@ class Answer(NamedTuple):
     """The environment's error, if `end` is "env_error"."""
     prompt: Prompt | None = None
     """Of a reset: the prompt with the environment's first messages; None if the conversation has no environment."""
+    trace: int | None = None
+    """Index of the trace that the tokens continue; None: the current one."""
+    origin: Trace | None = None
+    """Of a new trace, whose context the tokens are; None if the tokens continue one."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TraceTokens:
+    """One exact token sequence. Tokens are only appended: the policy's as they were sampled, others as they were
+    rendered."""
+
+    origin: Trace = Trace()
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+
+    def append(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
+    ) -> None:
+        """Append tokens that the policy sampled, or others."""
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.loss_mask += [is_sampled] * len(token_ids)
+
+    @property
+    def context_key(self) -> int:
+        """A number that depends on the context alone, not on when the trace began."""
+        return crc32(np.array(self.token_ids[: self.origin.context_tokens], np.int32).tobytes())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Conversation:
-    """Tokens are only appended: the policy's as they were sampled, the environment's as they were rendered."""
+    """A rollout: its traces, one of which is continued next. Most have only one."""
 
     prompt: Prompt
     sample_idx: int
@@ -52,14 +81,16 @@ class Conversation:
     most_in_turn: int
     """Maximum number of sampled tokens in one turn."""
     most_tokens: int
-    """Maximum number of tokens in the prompt and all turns together."""
+    """Maximum number of tokens in the prompt and all turns of one trace together."""
+    most_in_rollout: int | None = None
+    """Maximum number of tokens in all traces together; None: no limit."""
     seed: int = 0
     """For its environment. It differs from sample to sample and from step to step."""
     in_turns: bool = False
     """Whether an environment answers. Without one, the first turn is the last."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    loss_mask: list[bool] = field(default_factory=list)
+    traces: list[TraceTokens] = field(default_factory=lambda: [TraceTokens()])
+    current: int = 0
+    """Index of the trace in which the policy's last turn was sampled, or its next one will be."""
     versions: list[int] = field(default_factory=list)
     """The policy version of the tokens from earlier steps. The other tokens are of this step."""
     num_sampled: int = 0
@@ -71,21 +102,54 @@ class Conversation:
     error: str | None = None
 
     @property
+    def trace(self) -> TraceTokens:
+        """The current trace."""
+        return self.traces[self.current]
+
+    @property
     def context(self) -> list[int]:
         """All tokens before the next turn."""
-        return [*self.prompt.token_ids.tolist(), *self.token_ids]
+        before = self.prompt.token_ids.tolist() if self.current == 0 else []
+        return [*before, *self.trace.token_ids]
 
-    def room(self, more: int = 0) -> int:
+    def room(self, more: int = 0, *, trace: int | None = None) -> int:
         """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means
-        none."""
-        used = len(self.prompt.token_ids) + len(self.token_ids) + more
-        return min(
+        none.
+
+        Args:
+            trace: the trace of the answer, which may be a new one. None: the current one.
+        """
+        trace = self.current if trace is None else trace
+        used = more
+        if trace < len(self.traces):
+            used += len(self.traces[trace].token_ids)
+        if trace == 0:
+            used += len(self.prompt.token_ids)
+        room = min(
             self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used
         )
+        if self.most_in_rollout is None:
+            return room
+        whole = len(self.prompt.token_ids) + sum(len(one.token_ids) for one in self.traces) + more
+        return min(room, self.most_in_rollout - whole)
+
+    @property
+    def turn_key(self) -> tuple[int, ...]:
+        """Numbers that name the next turn within the rollout, for its seed: (turn,) in the first trace.
+
+        In another one the turn, the context, and how many earlier traces have the same. So the order in which
+        sub-agents take their turns does not change what each is told.
+        """
+        turn = sum(one.trace == self.current for one in self.turns)
+        if self.current == 0:
+            return (turn,)
+        key = self.trace.context_key
+        alike = sum(one.context_key == key for one in self.traces[1 : self.current])
+        return turn, key, alike
 
     def append_turn(self, sampled: Sampled) -> None:
         """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
-        self._append(sampled.token_ids, sampled.logprobs, is_sampled=True)
+        self.trace.append(sampled.token_ids, sampled.logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
         if not self.in_turns:
@@ -93,23 +157,21 @@ class Conversation:
 
     def append_answer(self, answer: Answer) -> None:
         """Append the environment's answer to the last turn. The answer to the reset replaces the prompt."""
-        self._append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
+        if answer.origin is not None:
+            self.traces.append(TraceTokens(origin=answer.origin))
+        if answer.trace is not None:
+            self.current = answer.trace
+        self.trace.append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
         if answer.turn is not None:
             self.turns.append(answer.turn)
         elif answer.prompt is not None:
             self.prompt, self.in_turns = answer.prompt, True
         self.finish_reason, self.error = answer.end, answer.error
 
-    def _append(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
-    ) -> None:
-        self.token_ids += token_ids
-        self.logprobs += logprobs
-        self.loss_mask += [is_sampled] * len(token_ids)
-
     def all_versions(self, newest: int) -> list[int]:
         """Returns the policy version of every token, if the `newest` sampled those of this step."""
-        return self.versions + [newest] * (len(self.token_ids) - len(self.versions))
+        num_tokens = sum(len(one.token_ids) for one in self.traces)
+        return self.versions + [newest] * (num_tokens - len(self.versions))
 
     def completion(self, policy_version: int) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over."""
@@ -118,15 +180,23 @@ class Conversation:
             if self.in_turns
             else [self.last.text if self.last else ""]
         )
+        whole = TraceTokens()
+        traces: list[Trace] = []
+        for one in self.traces:
+            traces.append(replace(one.origin, begin=len(whole.token_ids)))
+            whole.token_ids += one.token_ids
+            whole.logprobs += one.logprobs
+            whole.loss_mask += one.loss_mask
         return Completion(
             sample_idx=self.sample_idx,
             policy_version=policy_version,
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            loss_mask=self.loss_mask,
+            token_ids=whole.token_ids,
+            logprobs=whole.logprobs,
+            loss_mask=whole.loss_mask,
             text="\n".join(said),
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
+            traces=tuple(traces),
             error=self.error,
             token_versions=np.array(self.all_versions(policy_version), dtype=np.int32)
             if self.versions

@@ -197,7 +197,7 @@ class Generator(Configurable):
 
         def seed_of_turn(conversation: Conversation) -> int:
             return seed_of(
-                conversation.prompt.prompt_idx, conversation.sample_idx, len(conversation.turns)
+                conversation.prompt.prompt_idx, conversation.sample_idx, *conversation.turn_key
             )
 
         return TurnEngine(
@@ -219,6 +219,7 @@ class Generator(Configurable):
     ) -> list[Conversation]:
         """Returns the prompt's conversations, each without a turn."""
         longest_turn = self.environments.max_turn_tokens if self.environments else None
+        longest_rollout = self.environments.max_rollout_tokens if self.environments else None
         return [
             Conversation(
                 prompt=prompt,
@@ -226,6 +227,7 @@ class Generator(Configurable):
                 sampling=sampling,
                 most_in_turn=longest_turn or sampling.max_tokens,
                 most_tokens=self.config.max_model_len,
+                most_in_rollout=longest_rollout,
                 seed=seed_of(prompt.prompt_idx, sample_idx),
             )
             for sample_idx in range(sampling.n)

@@ -33,6 +33,8 @@ class EnvironmentFactory(Protocol):
 
     max_turn_tokens: int | None
     """Maximum number of tokens in one turn; None if only the completion's limit applies."""
+    max_rollout_tokens: int | None
+    """Maximum number of tokens in all traces of a rollout together; None: no limit."""
     wait_for_answers: bool
     """Whether sampling pauses until every outstanding answer has arrived."""
 

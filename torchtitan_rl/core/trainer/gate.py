@@ -162,7 +162,9 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
     # [4, T]
     rows = torch.stack([batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device])
     rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
-    _, fresh, sequence_ids, signed = rows[:, rows[0] > 0]  # [loss tokens] each
+    rows = rows[:, rows[0] > 0]  # [4, loss tokens]
+    rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
+    _, fresh, sequence_ids, signed = rows  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]
     lengths = np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members))  # [S]
     end = 0

@@ -74,8 +74,8 @@ def plan_microbatches(
 def _cost(item: Item, attention_cost: float) -> float:
     cost = 0.0
     for member in item:
-        n = member.num_tokens
-        cost += n + attention_cost * n * n / 2
+        for n in member.trace_lengths:
+            cost += n + attention_cost * n * n / 2
     return cost
 
 
@@ -106,30 +106,76 @@ def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, 
 
     A shared prompt counts once.
     """
-    tokens = pairs = scored = 0
-    for member, shared in _laid_out(members, share_prompts):
-        end = member.num_tokens
-        tokens += end - shared
-        pairs += (end * (end + 1) - shared * (shared + 1)) // 2
-        scored += member.episode.completion.num_sampled
+    tokens = pairs = 0
+    for trace in _laid_out(_in_order(members, share_prompts), share_prompts):
+        end = trace.length
+        tokens += end - trace.shared
+        pairs += (end * (end + 1) - trace.shared * (trace.shared + 1)) // 2
+    scored = sum(member.episode.completion.num_sampled for member in members)
     return tokens, pairs, scored
 
 
-def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[tuple[Member, int]]:
-    """Returns the sequences in their order in the pack, each with the number of prompt tokens it shares with the one
-    before.
+class _Trace(NamedTuple):
+    """One trace in a pack."""
 
-    The prompt's last token is not shared, because it predicts a different token in each sequence.
-    """
+    sequence: int
+    """Index of its member, whose traces are one sequence for the loss."""
+    prompt: np.ndarray
+    """[Lp] the tokens before the completion's; empty for all but a member's first trace."""
+    span: slice
+    """The place of its tokens in the completion's arrays."""
+    shared: int
+    """Prompt tokens that it shares with an earlier trace, whose tokens the pack holds."""
+
+    @property
+    def length(self) -> int:
+        """Its tokens, shared ones included."""
+        return len(self.prompt) + self.span.stop - self.span.start
+
+
+def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
+    """Returns the members in their order in the pack. Those that share a prompt are neighbours."""
     if not share_prompts:
-        return [(member, 0) for member in members]
-    laid_out: list[tuple[Member, int]] = []
+        return [*members]
+    return sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
+
+
+def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Trace]:
+    """Returns the members' traces in their order in the pack.
+
+    The prompt's last token is not shared, because it predicts a different token in each sequence. A group's later
+    traces, which have no prompt, come after the first traces of all its members, which share the prompt.
+    """
+    laid_out: list[_Trace] = []
+    later: list[_Trace] = []  # of the group so far
     previous = None
-    for member in sorted(members, key=lambda member: member.prompt.prompt_idx):  # stable
-        shares = member.prompt.prompt_idx == previous
-        laid_out.append((member, len(member.prompt.token_ids) - 1 if shares else 0))
+    for i, member in enumerate(members):
+        if member.prompt.prompt_idx != previous:
+            laid_out += later
+            later = []
+        shares = share_prompts and member.prompt.prompt_idx == previous
         previous = member.prompt.prompt_idx
-    return laid_out
+        prompt = member.prompt.token_ids  # [Lp]
+        first, *others = member.episode.completion.spans
+        laid_out.append(_Trace(i, prompt, first, len(prompt) - 1 if shares else 0))
+        later += [_Trace(i, prompt[:0], span, 0) for span in others]
+    return laid_out + later
+
+
+def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.ndarray]:
+    """Returns for each member of a packed batch, in its order, the places in the pack that predict its completion's
+    tokens: [L] int64. The first token of a later trace has no such place; it gets -1.
+    """
+    places = [np.empty(len(m.episode.completion.token_ids), dtype=np.int64) for m in members]
+    end = 0
+    for trace in _laid_out(members, share_prompts):
+        end += trace.length - trace.shared
+        count = trace.span.stop - trace.span.start
+        found = np.arange(end - 1 - count, end - 1)  # [tokens of the trace]
+        if not len(trace.prompt):
+            found[:1] = -1
+        places[trace.sequence][trace.span] = found
+    return places
 
 
 def pack(
@@ -151,14 +197,13 @@ def pack(
             with the prompt's last token, at its position in the prompt (see SequenceLayout).
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
-    laid_out = _laid_out(members, share_prompts)
-    members = [member for member, _ in laid_out]
-    shared = np.array([n for _, n in laid_out], dtype=np.int64)  # [S]
-    lengths = np.array([member.num_tokens for member in members], dtype=np.int64)  # [S]
-    own_lengths = lengths - shared  # [S], as of `SequenceLayout.of`
+    members = _in_order(members, share_prompts)
+    traces = _laid_out(members, share_prompts)
+    shared = np.array([trace.shared for trace in traces], dtype=np.int64)  # [traces]
+    lengths = np.array([trace.length for trace in traces], dtype=np.int64)  # [traces]
+    own_lengths = lengths - shared  # [traces], as of `SequenceLayout.of`
     padding_lengths = _padding_lengths(own_lengths, shared, multiple)
-    prompts = [member.prompt.token_ids[n:] for member, n in laid_out]
-    row = _Row(prompts, own_lengths, sum(padding_lengths))
+    row = _Row(traces, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
@@ -182,7 +227,10 @@ def pack(
         sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
         advantages=row.at_labels([episode.token_advantages for episode in episodes]),
         sequence_ids=_on_device(
-            np.repeat(np.arange(len(members) + 1), [*own_lengths, row.padding])
+            np.repeat(
+                [*(trace.sequence for trace in traces), len(members)],
+                [*own_lengths, row.padding],
+            )
         ),
         group_ids=_on_device(group_ids),
         members=members,
@@ -200,35 +248,36 @@ def pack(
 
 
 class _Row(NamedTuple):
-    """The sequences of one micro-batch, one after another, and padding."""
+    """The traces of one micro-batch, one after another, and padding."""
 
-    prompts: list[np.ndarray]
-    """The prompt tokens of each sequence that the row holds."""
+    traces: list[_Trace]
     own_lengths: np.ndarray
-    """[S] tokens of each sequence that the row holds."""
+    """[traces] tokens of each trace that the row holds."""
     padding: int
 
     def tokens(self, completions: Sequence[np.ndarray]) -> np.ndarray:
-        """Token ids [L] of completions -> [T] int64, with the prompts before them and 0 on padding."""
-        return self._joined(self.prompts, completions, np.int64)
+        """Token ids [L] of each member's completion -> [T] int64, with the prompts before them and 0 on padding."""
+        prompts = [trace.prompt[trace.shared :] for trace in self.traces]
+        return self._joined(prompts, completions, np.int64)
 
     def at_labels(self, rows: Sequence[np.ndarray]) -> Tensor:
-        """Values [L] of completion tokens -> [T], each at the position that predicts the token, 0 elsewhere."""
-        zeros = [np.zeros(len(prompt)) for prompt in self.prompts]
+        """Values [L] of each member's completion tokens -> [T], each at the position that predicts the token, 0
+        elsewhere."""
+        zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
         return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.own_lengths))
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
     ) -> np.ndarray:
         parts: list[np.ndarray] = []
-        for prompt, completion in zip(prompts, completions, strict=True):
-            parts += [prompt, completion]
+        for prompt, trace in zip(prompts, self.traces, strict=True):
+            parts += [prompt, completions[trace.sequence][trace.span]]
         parts.append(np.zeros(self.padding))
         return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
 
 
 def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
-    """Lengths of the sequences of padding after sequences with these own and shared tokens, [S] each."""
+    """Lengths of the sequences of padding after traces with these own and shared tokens, [traces] each."""
     filled = int(own_lengths.sum())
     padding = -filled % multiple if filled else multiple
     longest = int((own_lengths + shared).max(initial=0)) or padding

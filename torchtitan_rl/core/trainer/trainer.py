@@ -32,6 +32,7 @@ from torchtitan_rl.core.trainer.packing import (
     Item,
     count_work,
     items_of,
+    label_places,
     num_tokens,
     pack,
     plan_microbatches,
@@ -365,15 +366,13 @@ class Trainer(Configurable):
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         place = {id(episode): i for i, episode in enumerate(flat(groups))}
         mine: list[tuple[int, FloatArray]] = []
-        for batch in self._pack(self._plan(items), groups, share_prompts=shares_prompts(model)):
+        shares = shares_prompts(model)
+        for batch in self._pack(self._plan(items), groups, share_prompts=shares):
             logprobs = self._score(model, batch).cpu().numpy()  # [T]
-            # [S], or [S + 1] with padding: the place after each sequence's last token
-            sequence_ids = batch.sequence_ids.cpu().numpy()  # [T]
-            ends = np.bincount(sequence_ids, minlength=len(batch.members)).cumsum()
-            for member, end in zip(batch.members, ends, strict=False):
-                # The position that predicts the first completion token.
-                first = end - 1 - len(member.episode.completion.token_ids)
-                mine.append((place[id(member.episode)], logprobs[first : end - 1].copy()))  # [L]
+            found = label_places(batch.members, share_prompts=shares)  # [L] each
+            for member, at in zip(batch.members, found, strict=True):
+                values = np.where(at >= 0, logprobs[at], np.float32(0))  # [L]
+                mine.append((place[id(member.episode)], values))
         # [L] each
         scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]
         for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):

@@ -1,36 +1,48 @@
-"""`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a conversation."""
+"""`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import FinishReason
+from torchtitan_rl.library.agents.history import appended, common
 from torchtitan_rl.library.agents.protocol import (
     AgentError,
+    AgentFailed,
     ChatRequest,
     Outcome,
-    appended_messages,
+    body_of,
     completion,
     heard,
     policy_message,
-    streamed,
 )
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
-from torchtitan_rl.library.environments.checks import WholePrompt
+from torchtitan_rl.library.agents.settings import NotFollowed
+from torchtitan_rl.library.environments.checks import Context
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
-from torchtitan_rl.library.environments.tool_calls import CallParser
+from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall, suits
 
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]
 """A command, or a coroutine function `agent(task, *, base_url, api_key)`."""
 
 
+@dataclass(slots=True)
+class _Trace:
+    """What the agent knows of one trace."""
+
+    tools: list[dict[str, Any]]
+    history: list[Message] = field(default_factory=list)
+
+
 class AgentEnvironment(FittedEnvironment):
     """Starts an agent, and turns its requests for chat completions into the turns of a conversation.
 
-    The policy's turn is the response to a request. What the next request has appended is the environment's answer. The
-    conversation is done when the agent has ended.
+    The policy's turn is the response to a request. What the next request has appended to a trace of the rollout is the
+    environment's answer; a request that appends to none of them opens a trace. The conversation is done when the agent
+    has ended.
     """
 
     def __init__(
@@ -42,6 +54,7 @@ class AgentEnvironment(FittedEnvironment):
         env: Mapping[str, str] | None = None,
         seconds: float = 600.0,
         parser: CallParser | None = None,
+        broken_call_reward: float | None = 0.0,
     ) -> None:
         """
         Args:
@@ -51,26 +64,44 @@ class AgentEnvironment(FittedEnvironment):
             seconds: maximum time between a turn of the policy and the agent's next request or end. A run lowers it to 0.9 of
                 `conversations.call_seconds`.
             parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
+            broken_call_reward: the reward if the agent fails right after a turn that it cannot use (a broken call, a call
+                that does not suit the tools, an empty turn), unless it has posted one. None: no reward.
         """
         self._parser = parser
         self.role = role
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
+        self._broken_call_reward = broken_call_reward
         self._conversation: Conversation | None = None
+        self._refuses_settings = self._in_order = False
         self._session, self._running = None, None
         self._has_ended = False
         self._request: ChatRequest | None = None
-        self._history: list[Message] = []
-        self._names: dict[str, str] = {}
-        """{id of a tool call: its tool}"""
+        self._number = -1
+        """That of the request under way."""
+        self._refusal = ""
+        """The reason for which the agent's last request was refused, if it was."""
+        self._traces: list[_Trace] = []
+        self._current = 0
+        self._said: dict[str, str] = {}
+        """{a message of the policy, as agents repeat it: its text as it was sampled, without thoughts}"""
         self._turns = 0
 
-    def fit(self, *, conversation: Conversation, call_seconds: float, **facts: Any) -> None:
+    def fit(
+        self,
+        *,
+        conversation: Conversation,
+        call_seconds: float,
+        refuses_settings: bool = False,
+        in_order: bool = False,
+        **facts: Any,
+    ) -> None:
         """Adapt to a run, which calls this before the reset."""
         super().fit(conversation=conversation, call_seconds=call_seconds, **facts)
         self._conversation = conversation
         self._seconds = min(self._seconds, 0.9 * call_seconds)
+        self._refuses_settings, self._in_order = refuses_settings, in_order
 
-    def reset(self) -> WholePrompt:
+    def reset(self) -> Context:
         """Starts the agent. Returns the messages and tools of its first request, which are the whole prompt."""
         from torchtitan_rl.library.agents.gateway import gateway  # vLLM brings its server
 
@@ -79,30 +110,37 @@ class AgentEnvironment(FittedEnvironment):
             self._running: Running = RunningCoroutine(self._agent, self._session, task=self._task)
         else:
             self._running = RunningCommand(self._agent, self._session, task=self._task, env=self._env)
-        appended, _ = self._listen()
-        if appended is None:
-            raise AgentError("the agent ended without a request")
-        # Some formats mark a call with special tokens; without tools they are no part of a message.
-        self.special_tokens = bool(self._request.tools)
-        return WholePrompt(appended, tools=self._request.tools)
+        follows = self._listen()
+        if isinstance(follows, Outcome):
+            raise AgentError(self._with_refusal("the agent ended without a request"))
+        return follows.messages
 
     def step(self, message: Message) -> Turn:
-        """Answers the agent's request with the policy's message. Returns the messages of its next request, or its end."""
+        """Answers the agent's request with the policy's message. Returns what its next request asks, or its end."""
         self._turns += 1
-        tools = self._request.tool_names
+        trace = self._traces[self._current]
         spoken = self._spoken(message["content"])
-        calls = self._calls(spoken, tools) if tools else []
+        calls = self._calls(spoken, self._request.tool_names) if trace.tools else []
         said = policy_message(self._turns, spoken, calls)
-        for listed, call in zip(said.get("tool_calls", ()), calls, strict=True):
-            self._names[listed["id"]] = call.name if call.name in tools else "unknown"
-        self._history.append(heard(said))
+        repeated = heard(said, calls)
+        trace.history.append(repeated)
+        self._said[_key(repeated)] = spoken
         self._reply(said)
-        wrong = sum(call.error is not None or call.name not in tools for call in calls)
-        columns = {"tool_calls": len(calls), "tool_errors": wrong} if tools else {}
-        appended, outcome = self._listen()
-        if appended is None:
-            return Turn(done=True, reward=outcome.reward, columns={**columns, **outcome.columns})
-        return Turn(messages=appended, columns={**columns, **self._request.columns})
+        wrong = sum(not self._is_usable(call) for call in calls)
+        columns = {"tool_calls": len(calls), "tool_errors": wrong} if trace.tools else {}
+        try:
+            follows = self._listen()
+        except AgentFailed:
+            if not wrong and spoken.strip():
+                raise
+            columns["tool_errors"] = max(wrong, 1)
+            self._has_ended = True
+            posted = self._session.outcome.reward
+            reward = self._broken_call_reward if posted is None else posted
+            return Turn(done=True, finish_reason="broken_call", reward=reward, columns=columns)
+        if isinstance(follows, Outcome):
+            return Turn(done=True, reward=follows.reward, columns={**columns, **follows.columns})
+        return replace(follows, columns={**columns, **self._request.columns})
 
     def close(self, finish_reason: FinishReason) -> float | None:
         """Ends the agent. Returns the reward that it has posted, unless the last turn already returned it."""
@@ -113,39 +151,106 @@ class AgentEnvironment(FittedEnvironment):
             self._running.stop()
         return None if self._has_ended else self._session.outcome.reward
 
-    def _listen(self) -> tuple[list[Message] | None, Outcome]:
-        """Waits for the agent. Returns the messages that it appends, or None and its outcome if it has ended."""
+    def _listen(self) -> Turn | Outcome:
+        """Waits for the agent. Returns what its next request appends, or its outcome if it has ended."""
         try:
-            event = self._session.next_event(self._seconds)
-            if isinstance(event, Outcome):
-                self._has_ended = True
-                return None, event
-            request = ChatRequest.read(event, self._conversation)
-            appended = appended_messages(self._history, request.messages)
-            if self._request is not None and request.tools != self._request.tools:
-                raise AgentError("the agent changed its tools, which are a part of the prompt")
-            answers = [self._as_answer(message) for message in appended]
+            while True:
+                event = self._session.next_event(self._seconds, in_order=self._in_order or not self._traces)
+                if isinstance(event, Outcome):
+                    self._has_ended = True
+                    return event
+                self._number = event.number
+                try:
+                    request = ChatRequest.read(
+                        event.body, self._conversation.sampling, is_response=event.path.endswith("/responses"),
+                        refuses=self._refuses_settings,
+                    )  # fmt: skip
+                except NotFollowed as refused:
+                    self._refusal = str(refused)
+                    self._session.refuse(event.number, self._refusal, field=refused.field)
+                    continue
+                return self._placed(request)
         except AgentError as error:
-            self._session.close(str(error))
-            raise
-        self._request, self._history = request, request.messages
-        return answers, Outcome()
+            reason = self._with_refusal(str(error))
+            self._session.close(reason)
+            raise type(error)(reason) from None
 
-    def _as_answer(self, message: Message) -> Message:
+    def _with_refusal(self, reason: str) -> str:
+        return f"{reason}; its last request was refused: {self._refusal}" if self._refusal else reason
+
+    def _placed(self, request: ChatRequest) -> Turn:
+        """Finds the trace that the request continues, the longest one, or opens one. Returns the messages for it."""
+        self._request = request
+        self._refusal = ""
+        # Some formats mark a call with special tokens; without tools they are no part of a message.
+        self.special_tokens = bool(request.tools)
+        names = _tool_names(request)
+        found = [appended(trace.history, request.messages) for trace in self._traces]
+        fits = [
+            i for i, more in enumerate(found) if not isinstance(more, str) and self._traces[i].tools == request.tools
+        ]
+        if fits:
+            self._current = max(fits, key=lambda i: (len(self._traces[i].history), i))
+            answers = [self._as_rendered(message, names) for message in found[self._current]]
+            self._traces[self._current].history = request.messages
+            return Turn(messages=answers, trace=self._current)
+        lengths = [common(trace.history, request.messages) for trace in self._traces]
+        parent = max(range(len(lengths)), key=lambda i: (lengths[i], i == self._current), default=None)
+        reason = ""
+        if parent is not None:
+            reason = found[parent] if isinstance(found[parent], str) else "has other tools"
+            reason = reason if lengths[parent] else "began with other messages"
+        context = [self._as_rendered(message, names) for message in request.messages]
+        self._traces.append(_Trace(request.tools, request.messages))
+        self._current = len(self._traces) - 1
+        return Turn(messages=Context(context, tools=request.tools, parent=parent, reason=reason))
+
+    def _as_rendered(self, message: Message, names: Mapping[str, str]) -> Message:
         """The message as the chat template renders it: a tool's has the tool's name instead of the call's id."""
-        if message["role"] != "tool":
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in names:
+                raise AgentError(
+                    f"the agent answered the tool call {message['tool_call_id']!r}, which the policy did not make"
+                )
+            return {"role": "tool", "name": names[message["tool_call_id"]], "content": message["content"]}
+        if message["role"] != "assistant":
             return message
-        if message["tool_call_id"] not in self._names:
-            raise AgentError(
-                f"the agent answered the tool call {message['tool_call_id']!r}, which the policy did not make"
-            )
-        return {"role": "tool", "name": self._names[message["tool_call_id"]], "content": message["content"]}
+        if (said := self._said.get(_key(message))) is not None:
+            return {"role": "assistant", "content": said}
+        shown = {"role": "assistant", "content": message["content"]}
+        if calls := message["tool_calls"]:
+            shown["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+                for call in calls
+            ]
+        return shown
+
+    def _is_usable(self, call: ToolCall) -> bool:
+        """Whether an agent can run the call: it was read, names a tool, and has arguments as the tool's schema asks."""
+        if call.error is not None:
+            return False
+        for tool in self._request.tools:
+            if tool["function"]["name"] == call.name:
+                return suits(call.arguments, tool["function"].get("parameters"))
+        return False
 
     def _reply(self, said: Message) -> None:
         context, turn = len(self._conversation.context), len(self._conversation.last.token_ids)
         response = completion(self._turns, said, prompt_tokens=context - turn, completion_tokens=turn)
-        if self._request.stream:
-            events = streamed(response, with_usage=self._request.stream_usage)
-            self._session.reply(events, media_type="text/event-stream")
-        else:
-            self._session.reply(json.dumps(response))
+        content, media_type = body_of(self._request, response)
+        self._session.reply(self._number, content, media_type=media_type)
+
+
+def _tool_names(request: ChatRequest) -> dict[str, str]:
+    """{id of a tool call in the request's messages: its tool, or "unknown"}"""
+    names: dict[str, str] = {}
+    for message in request.messages:
+        for call in message.get("tool_calls", ()):
+            names[str(call["id"])] = call["name"] if call["name"] in request.tool_names else "unknown"
+    return names
+
+
+def _key(message: Message) -> str:
+    """A message of the policy without its calls' ids, as text."""
+    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
+    return json.dumps([message["content"].strip(), calls], sort_keys=True)

@@ -1,30 +1,29 @@
-"""OpenAI's chat completions as plain values: requests, the history that they repeat, and the policy's turn as a response."""
+"""OpenAI's chat completions as plain values: requests, their messages, and the policy's turn as a response."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.core.generator.conversation import Conversation
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.agents import responses
+from torchtitan_rl.library.agents.history import UNREADABLE
+from torchtitan_rl.library.agents.settings import check_settings
 from torchtitan_rl.library.environments.interface import Message
 from torchtitan_rl.library.environments.tool_calls import ToolCall
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""
 
-_WITHOUT_EFFECT = {"model", "messages", "tools", "columns", "stream", "stream_options", "user", "metadata", "store"}
-_WITHOUT_EFFECT |= {"safety_identifier", "prompt_cache_key", "service_tier"}
-"""Fields of a request that do not change what is sampled."""
-
-_SUPPORTED = {"n": 1, "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False}
-_SUPPORTED |= {"presence_penalty": 0, "frequency_penalty": 0, "response_format": {"type": "text"}}
-"""The one supported value of other fields."""
-
 
 class AgentError(Exception):
     """An agent's mistake, as a sentence. The conversation ends with `env_error`."""
+
+
+class AgentFailed(AgentError):
+    """The agent's program has ended with an error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,28 @@ class ChatRequest:
     columns: dict[str, Any]
     """The agent's log of the previous turn."""
 
+    is_response: bool = False
+    """Whether it is a request for `/v1/responses`."""
+
     @classmethod
-    def read(cls, body: bytes, conversation: Conversation) -> "ChatRequest":
-        """Raises AgentError for a malformed or unsupported request."""
+    def read(
+        cls, body: bytes, sampling: SamplingConfig, *, is_response: bool = False, refuses: bool = False
+    ) -> "ChatRequest":
+        """Reads a request for chat completions, or with `is_response` one for `/v1/responses`.
+
+        Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed, or with
+        `refuses` differ from the run's.
+        """
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise AgentError(f"the agent's request is not JSON: {error}") from None
+        if is_response and isinstance(asked, dict):
+            asked = responses.as_chat(asked)
         messages = asked.get("messages") if isinstance(asked, dict) else None
         if not isinstance(messages, list) or not messages:
             raise AgentError("the agent's request has no messages")
-        _check_settings(asked, conversation)
+        check_settings(asked, sampling, refuses=refuses)
         tools, options = asked.get("tools") or [], asked.get("stream_options")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
             raise AgentError("the agent's tools are malformed; expected a list of functions with names")
@@ -86,7 +96,7 @@ class ChatRequest:
             raise AgentError(f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict")
         stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         read = [_read_message(message) for message in messages]
-        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns)
+        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, is_response)
 
     @property
     def tool_names(self) -> list[str]:
@@ -97,25 +107,6 @@ class ChatRequest:
 def _name(tool: Mapping[str, Any]) -> str | None:
     function = tool.get("function")
     return function.get("name") if isinstance(function, dict) else None
-
-
-def _check_settings(asked: Mapping[str, Any], conversation: Conversation) -> None:
-    sampling = conversation.sampling
-    most = min(sampling.max_tokens, conversation.most_in_turn)
-    supported = {**_SUPPORTED, "stop": sampling.stop}
-    supported |= {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
-    for name, value in asked.items():
-        if name in _WITHOUT_EFFECT or value is None:
-            continue
-        if name in ("max_tokens", "max_completion_tokens"):
-            if not isinstance(value, int) or value < most:
-                raise AgentError(
-                    f"the agent asked for {name} {value!r}; a turn of this run has up to {most}: leave it out"
-                )
-        elif name not in supported:
-            raise AgentError(f"the agent asked for {name}, which is not supported")
-        elif value != supported[name]:
-            raise AgentError(f"the agent asked for {name} {value!r}; this run has {supported[name]!r}: leave it out")
 
 
 def _read_message(given: Any) -> Message:
@@ -158,34 +149,6 @@ def _read_call(call: Any) -> dict[str, Any]:
     return {"id": call.get("id"), "name": function.get("name"), "arguments": arguments}
 
 
-def appended_messages(history: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages after `history`. White space at the ends of the policy's texts does not count.
-
-    Raises AgentError, which says what has changed, if the messages do not begin with `history`.
-    """
-    for number, (before, now) in enumerate(zip(history, messages, strict=False), 1):
-        if _compared(before) != _compared(now):
-            raise AgentError(
-                f"the agent changed message {number} of its history: {_shown(before)} became {_shown(now)}"
-            )
-    if len(messages) < len(history):
-        left_out = len(history) - len(messages)
-        raise AgentError(f"the agent left out the last {left_out} of {len(history)} messages of its history")
-    if len(messages) == len(history):
-        raise AgentError("the agent appended no message to its history")
-    if any(message["role"] == "assistant" for message in messages[len(history) :]):
-        raise AgentError("the agent appended a message of role assistant, which the policy did not say")
-    return messages[len(history) :]
-
-
-def _compared(message: Message) -> Message:
-    return {**message, "content": message["content"].strip()} if message["role"] == "assistant" else message
-
-
-def _shown(message: Message) -> str:
-    return head_and_tail(json.dumps(message, ensure_ascii=False), 200)
-
-
 def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message:
     """Returns a turn of the policy as OpenAI's message.
 
@@ -202,9 +165,25 @@ def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message
     return {"role": "assistant", "content": before or None, "tool_calls": listed}
 
 
-def heard(message: Message) -> Message:
-    """Returns the policy's message as a later request repeats it."""
-    return _read_message(message)
+def heard(message: Message, calls: Sequence[ToolCall] = ()) -> Message:
+    """Returns the policy's message as a later request repeats it. Calls that could not be read are marked."""
+    read = _read_message(message)
+    for listed, call in zip(read["tool_calls"], calls, strict=True):
+        if call.error is not None:
+            listed[UNREADABLE] = True
+    return read
+
+
+def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the answer to a request, and its media type."""
+    if request.is_response:
+        response = responses.from_completion(completion)
+        answer, events = response, responses.streamed
+    else:
+        answer, events = completion, functools.partial(streamed, with_usage=request.stream_usage)
+    if request.stream:
+        return events(answer), "text/event-stream"
+    return json.dumps(answer), "application/json"
 
 
 def completion(turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked_since, new_mark
-from torchtitan_rl.library.agents.protocol import AgentError, Outcome
+from torchtitan_rl.library.agents.protocol import AgentError, AgentFailed, Outcome
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.threads import event_loop
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
+INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
 """Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
 
 MOST_PRINTED = 16 * 2**20
@@ -59,7 +59,9 @@ class RunningCommand:
             CALL_VARIABLE: new_mark(),
         }
         self._mark = own[CALL_VARIABLE]
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
+        home.mkdir()
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {"HOME": str(home)}
         self._printed = b""
         try:
             self._task.write_text(json.dumps(task))
@@ -114,13 +116,11 @@ class RunningCommand:
             self._session.end(error if isinstance(error, AgentError) else AgentError(described(error)))
 
     def _outcome(self, code: int) -> Outcome:
-        if code != 0:
-            how = (
-                f"ended with exit code {code}"
-                if code > 0
-                else f"was killed by signal {-code} ({signal.strsignal(-code)})"
-            )
-            raise AgentError(f"the agent {how}: {self._printed.decode(errors='replace').strip()}")
+        printed = self._printed.decode(errors="replace").strip()
+        if code > 0:
+            raise AgentFailed(f"the agent ended with exit code {code}: {printed}")
+        if code < 0:
+            raise AgentError(f"the agent was killed by signal {-code} ({signal.strsignal(-code)}): {printed}")
         if not self._result.exists():
             return self._session.outcome
         with self._result.open("rb") as file:
@@ -144,4 +144,4 @@ class RunningCoroutine:
         except AgentError as error:
             session.end(error)
         except (Exception, SystemExit) as error:
-            session.end(AgentError(f"the agent raised {described(error)}"))
+            session.end(AgentFailed(f"the agent raised {described(error)}"))

@@ -1,7 +1,8 @@
 """Checks of the values that an environment returns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchtitan_rl.common.text import plain
@@ -17,19 +18,33 @@ _UNREADABLE = re.compile(f"[\ud800-\udfff{BREAK}]")
 """Lone surrogates, which no tokenizer accepts, and `BREAK`."""
 
 
-class WholePrompt(list[Message]):
-    """Messages of a reset that are the whole prompt, instead of following the task's.
+class Context(list[Message]):
+    """Messages that are the policy's whole context: of a reset instead of following the task's, or of a turn instead of
+    following the conversation so far. They may have role assistant; such messages are not in the loss.
 
-    Example: WholePrompt([{"role": "user", "content": "What is 3 * 4?"}], tools=[])
+    Example: Context([{"role": "user", "content": "So far the sum is 57. Add 12."}], reason="compacted")
     """
 
-    def __init__(self, messages: Sequence[Message], *, tools: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        parent: int | None = None,
+        reason: str = "",
+    ) -> None:
         """
         Args:
-            tools: JSON schemas that the chat template describes to the policy, instead of the task's.
+            tools: JSON schemas that the chat template describes to the policy. None: the task's, or the parent's.
+            parent: the trace that the context comes from. None: that of the policy's last message.
+            reason: how the context differs from the parent's.
         """
         super().__init__(messages)
-        self.tools = tools
+        self.tools, self.parent, self.reason = tools, parent, reason
+
+    def with_messages(self, messages: Sequence[Message]) -> "Context":
+        """Returns the same with other messages."""
+        return Context(messages, tools=self.tools, parent=self.parent, reason=self.reason)
 
 
 def escaped(text: str) -> str:
@@ -42,28 +57,42 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {plain(error)}"
 
 
-def checked_messages(messages: object, most_characters: int) -> tuple[Message, ...]:
-    """Returns an environment's messages. Raises TypeError or ValueError if a chat template could not render them."""
+def checked_messages(messages: object, most_characters: int) -> Sequence[Message]:
+    """Returns an environment's messages, those of a `Context` as one.
+
+    Raises TypeError or ValueError if a chat template could not render them.
+    """
     if isinstance(messages, (str, bytes, dict)) or not hasattr(messages, "__iter__"):
         raise TypeError(f"messages is {type(messages).__name__}; expected a list of messages")
     checked = tuple(messages)
+    roles = ["user", "tool", "system"]
+    if isinstance(messages, Context):
+        roles.append("assistant")
     for message in checked:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise TypeError(
                 f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'"
             )
-        if message.get("role") not in ("user", "tool", "system"):
+        if message.get("role") not in roles:
             raise ValueError(f"a message has role {message.get('role')!r}; expected user, tool or system")
         if len(message["content"]) > most_characters:
             raise ValueError(
                 f"a message has {len(message['content']):,} characters; expected at most "
                 f"conversations.max_answer_characters, {most_characters:,}"
             )
-    return tuple(_readable(plain(message)) for message in checked)
+    readable = tuple(mapped(plain(message), escaped) for message in checked)
+    return messages.with_messages(readable) if isinstance(messages, Context) else readable
 
 
-def _readable(message: Message) -> Message:
-    return {key: escaped(value) if isinstance(value, str) else value for key, value in message.items()}
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns a JSON value with each of its texts changed, but not the keys."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return value
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:
@@ -74,7 +103,7 @@ def checked_turn(turn: object, most_characters: int) -> Turn:
     if not messages and not turn.done:
         raise ValueError("step returned no messages and is not done; the policy would have nothing to reply to")
     columns = {str(name): plain(cell) for name, cell in turn.columns.items()}
-    return Turn(messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=columns)
+    return replace(turn, messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=columns)
 
 
 def checked_reward(reward: object) -> float | None:

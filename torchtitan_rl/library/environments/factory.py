@@ -38,6 +38,15 @@ class Conversations(Configurable):
         max_turns: int = number(8, least=1)
         """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
 
+        max_traces: int = number(16, least=1, remedy="Use 1 for conversations whose history may not be rewritten.")
+        """Maximum number of token sequences of one rollout. An agent opens one whenever it rewrites its history, for
+        example to compact it, and for each of its sub-agents. A rollout that needs more ends with finish_reason
+        "max_traces"."""
+
+        max_rollout_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
+        """Maximum tokens of all traces of a rollout together, contexts included. All of them share a micro-batch, so
+        this bounds its memory. A rollout that needs more ends with finish_reason "max_tokens". None: no limit."""
+
         max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
         """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
         limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
@@ -67,6 +76,10 @@ class Conversations(Configurable):
         """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
         refuse: report an error before training. append: keep every turn as it was sampled."""
 
+        agent_settings: Literal["ignore", "refuse"] = "ignore"
+        """Handling of an agent's request for other sampling settings than the run's, such as a temperature. ignore: the
+        run's hold; one line names those that were asked for. refuse: answer with an error that names the setting."""
+
         tool_call_parser: str = "auto"
         """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
         vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
@@ -92,6 +105,7 @@ class Conversations(Configurable):
         """
         self.config = config
         self.max_turn_tokens = config.max_turn_tokens
+        self.max_rollout_tokens = config.max_rollout_tokens
         self.wait_for_answers = config.wait_for_answers
         self._members = members
         schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
@@ -126,6 +140,8 @@ class Conversations(Configurable):
                 most_characters=self.config.max_answer_characters,
                 parser=self._parsers[prompt.task],
                 begins_thinking=self._templates[prompt.task].begins_thinking,
+                refuses_settings=self.config.agent_settings == "refuse",
+                in_order=self.config.wait_for_answers,
             )
         return environment
 
@@ -170,6 +186,7 @@ class Conversations(Configurable):
         config = self.config
         limits = Limits(
             turns=config.max_turns,
+            traces=config.max_traces,
             seconds=config.time_limit_seconds or math.inf,
             call_seconds=config.call_seconds or math.inf,
             answer_characters=config.max_answer_characters,

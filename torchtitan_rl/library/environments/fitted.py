@@ -22,6 +22,8 @@ class FittedEnvironment(Environment):
         most_characters: int,
         parser: CallParser,
         begins_thinking: bool,
+        refuses_settings: bool = False,
+        in_order: bool = False,
     ) -> None:
         """Adapt to a run.
 
@@ -30,6 +32,9 @@ class FittedEnvironment(Environment):
             call_seconds: time limit of one call of the environment; may be infinite.
             most_characters: maximum length of one of its messages.
             begins_thinking: whether each turn of the policy begins inside a `<think>` block.
+            refuses_settings: whether an agent may not ask for other sampling settings: `conversations.agent_settings`.
+            in_order: whether requests that an agent sends at the same time must be answered in an order that does not
+                depend on timing.
         """
         self._parser = self._parser or parser
         self._begins_thinking = begins_thinking

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torchtitan_rl.core.types import FinishReason
 
@@ -19,11 +19,16 @@ class Turn:
     """
 
     messages: Sequence[Message] = ()
-    """Messages that the policy reads next. May be empty when done."""
+    """Messages that the policy reads next. May be empty when done. A `Context` is a new context in place of the
+    old one: it opens a trace."""
     reward: float | None = None
     """Reward of the turn. It counts in training if `environment_reward` is among the reward functions."""
     done: bool = False
     """Whether the conversation is over."""
+    finish_reason: Literal["stop", "broken_call"] = "stop"
+    """Why it is over, if it is."""
+    trace: int | None = None
+    """Index of the trace that the messages continue; None: that of the policy's message."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Values shown with the turn. Numbers are summed over the conversation and become metrics."""
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.conversation import Answer, Conversation
-from torchtitan_rl.core.types import FinishReason, Prompt, TurnRecord
+from torchtitan_rl.core.types import FinishReason, Prompt, Trace, TurnRecord
 from torchtitan_rl.library.environments.checks import (
-    WholePrompt,
+    Context,
     checked_messages,
     checked_reward,
     checked_turn,
@@ -46,6 +46,8 @@ class Limits:
 
     turns: int
     """Turns of the policy."""
+    traces: int
+    """Token sequences of one rollout."""
     seconds: float
     """Time of the whole conversation."""
     call_seconds: float
@@ -66,7 +68,8 @@ class EnvironmentSession:
         self._make = make
         self._environment: Environment | None = None
         self._kind = "the environment"
-        self._template = template
+        self._templates = [template]
+        """That of each trace."""
         self._limits = limits
 
     def open(self, index: int) -> Answer:
@@ -79,11 +82,13 @@ class EnvironmentSession:
         opening = resolve(self._environment.reset())
         opening_messages = checked_messages(opening, self._limits.answer_characters)
         before = prompt.messages
-        if isinstance(opening, WholePrompt):
-            before, self._template = [], self._template.with_tools(opening.tools)
+        if isinstance(opening, Context):
+            before = []
+            if opening.tools is not None:
+                self._templates = [self._templates[0].with_tools(opening.tools)]
         room = self.conversation.room()
         if opening_messages:
-            text, token_ids = self._template.prompt(before, opening_messages)
+            text, token_ids = self._templates[0].prompt(before, opening_messages)
             room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
             prompt = replace(prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids)
         if room <= 0:
@@ -95,16 +100,16 @@ class EnvironmentSession:
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
         turn = Turn(done=True) if cut else self._call_step()
-        token_ids, end = ([], "max_tokens") if cut else self._next_tokens(turn)
-        final = self.close(end) if end else None
+        follows = {"end": "max_tokens"} if cut else self._what_follows(turn)
+        final = self.close(follows["end"]) if "end" in follows else None
         given = [reward for reward in (turn.reward, final) if reward is not None]
         record = self.record(
-            messages=turn.messages,
+            messages=() if isinstance(turn.messages, Context) else turn.messages,
             reward=sum(given) if given else None,
             columns=turn.columns,
             environment_seconds=time.monotonic() - began,
         )
-        return Answer(index, record, token_ids, end)
+        return Answer(index, record, **follows)
 
     def close(self, reason: FinishReason) -> float | None:
         """Closes the environment, unless it is closed, and returns its final reward."""
@@ -121,24 +126,48 @@ class EnvironmentSession:
     def record(self, **facts: Any) -> TurnRecord:
         """Returns the record of the policy's last turn, with these fields of the answer."""
         last = self.conversation.last
-        return TurnRecord(text=last.text, num_tokens=len(last.token_ids), **facts)
+        return TurnRecord(text=last.text, num_tokens=len(last.token_ids), trace=self.conversation.current, **facts)
 
     def _call_step(self) -> Turn:
         last = self.conversation.last
-        text = self._template.policy_text(last.token_ids) if self._environment.special_tokens else last.text
+        text = self._templates[0].policy_text(last.token_ids) if self._environment.special_tokens else last.text
         message: Message = {"role": "assistant", "content": text}
         return checked_turn(resolve(self._environment.step(message)), self._limits.answer_characters)
 
-    def _next_tokens(self, turn: Turn) -> tuple[list[int], FinishReason | None]:
-        """The tokens that the policy reads next, and why the conversation is over, if it is."""
+    def _what_follows(self, turn: Turn) -> dict[str, Any]:
+        """Fields of the `Answer`: the tokens that the policy reads next and their trace, or why the conversation is over."""
+        conversation = self.conversation
         if turn.done:
-            return [], "stop"
-        if len(self.conversation.turns) + 1 >= self._limits.turns:
-            return [], "max_turns"
+            return {"end": turn.finish_reason}
+        if len(conversation.turns) + 1 >= self._limits.turns:
+            return {"end": "max_turns"}
         if time.monotonic() > self.ends_at:
-            return [], "time"
-        token_ids = self._template.answer(turn.messages, self.conversation.last.token_ids[-1])
-        return (token_ids, None) if self.conversation.room(len(token_ids)) > 0 else ([], "max_tokens")
+            return {"end": "time"}
+        if isinstance(turn.messages, Context):
+            return self._new_trace(turn.messages)
+        trace = conversation.current if turn.trace is None else turn.trace
+        if not 0 <= trace < len(self._templates):
+            raise ValueError(f"step returned the trace {trace}; expected one of the {len(self._templates)} so far")
+        token_ids = self._templates[trace].answer(turn.messages, conversation.traces[trace].token_ids[-1])
+        if conversation.room(len(token_ids), trace=trace) <= 0:
+            return {"end": "max_tokens"}
+        return {"token_ids": token_ids, "trace": trace}
+
+    def _new_trace(self, context: Context) -> dict[str, Any]:
+        """Fields of the `Answer` that opens a trace, or why the conversation is over."""
+        number = len(self._templates)
+        if number >= self._limits.traces:
+            return {"end": "max_traces"}
+        parent = self.conversation.current if context.parent is None else context.parent
+        template = self._templates[parent]
+        if context.tools is not None:
+            template = template.with_tools(context.tools)
+        _, token_ids = template.prompt([], context)
+        if self.conversation.room(len(token_ids), trace=number) <= 0:
+            return {"end": "max_tokens"}
+        self._templates.append(template)
+        origin = Trace(context_tokens=len(token_ids), parent=parent, reason=context.reason, messages=tuple(context))
+        return {"token_ids": token_ids, "trace": number, "origin": origin}
 
 
 class _Overdue(Exception):

@@ -2,13 +2,14 @@
 
 import copy
 import functools
+import json
 import re
 import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.checks import BREAK
+from torchtitan_rl.library.environments.checks import BREAK, mapped
 from torchtitan_rl.library.environments.interface import Message
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
-        text = self._render([*messages, *map(self._as_text, first_messages)])
+        text = self._render([*messages, *(self._as_text(self._with_calls(one)) for one in first_messages)])
         return text.replace(BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
@@ -149,14 +150,16 @@ class ChatTemplate:
             list(messages), tokenize=False, add_generation_prompt=True, tools=self._tools, **self._options
         )
 
+    def _with_calls(self, message: Message) -> Message:
+        """Writes an assistant's calls into its text, if the template would leave them out."""
+        if "tool_calls" not in message or "tool_calls" in str(self.tokenizer.chat_template):
+            return message
+        calls = [f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message["tool_calls"]]
+        return {"role": message["role"], "content": "".join([message["content"], *calls])}
+
     def _as_text(self, message: Message) -> Message:
         """Breaks up special tokens in the message's text, so that only the template can begin or end a message."""
-        return {
-            key: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
-            if isinstance(value, str)
-            else value
-            for key, value in message.items()
-        }
+        return mapped(message, lambda text: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], text))
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:

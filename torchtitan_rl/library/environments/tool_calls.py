@@ -75,6 +75,19 @@ def _parse_call(text: str) -> ToolCall:
     return tool_call(found["name"], found.get("arguments", found.get("parameters", {})))
 
 
+def suits(arguments: dict[str, Any], schema: Any) -> bool:
+    """Whether a call's arguments are as its tool's JSON schema asks. True if the schema itself is not valid."""
+    from jsonschema import Draft202012Validator, SchemaError  # vLLM brings it
+
+    if not isinstance(schema, dict):
+        return True
+    try:
+        Draft202012Validator.check_schema(schema)
+        return Draft202012Validator(schema).is_valid(arguments)
+    except (SchemaError, RecursionError, LookupError):
+        return True
+
+
 def tool_call(name: str, arguments: Any) -> ToolCall:
     """Returns the call. Arguments may be a dict, or a string with a JSON object, as some models write them."""
     if isinstance(arguments, str):

@@ -4,6 +4,17 @@ from torchtitan_rl.library.task import Example, RewardFunction, Task, completion
 from torchtitan_rl.library.tasks.calculator import Calculator
 from torchtitan_rl.library.tasks.guess_number import GuessNumber
 from torchtitan_rl.library.tasks.rows import Rows
+from torchtitan_rl.library.tasks.running_sum import RunningSum
 from torchtitan_rl.library.tasks.sum_digits import SumDigits
 
-__all__ = ["Calculator", "Example", "GuessNumber", "RewardFunction", "Rows", "SumDigits", "Task", "completion_text"]
+__all__ = [
+    "Calculator",
+    "Example",
+    "GuessNumber",
+    "RewardFunction",
+    "Rows",
+    "RunningSum",
+    "SumDigits",
+    "Task",
+    "completion_text",
+]

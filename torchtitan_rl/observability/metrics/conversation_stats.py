@@ -21,10 +21,14 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     logged = {name: [total for one in conversations if (total := _total(one, name)) is not None] for name in columns}
     return {
         **describe("conversations/turns", [len(one.turns) for one in conversations], ("mean", "min", "max")),
+        **describe("conversations/traces", [len(one.traces) for one in conversations], ("mean", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
         **{f"conversations/{name}": same_everywhere(fmean(totals)) for name, totals in logged.items() if totals},
         "conversations/count": same_everywhere(float(len(conversations))),
         "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in conversations))),
+        "conversations/tokens_of_contexts": same_everywhere(
+            sum(trace.context_tokens for one in conversations for trace in one.traces) / len(conversations)
+        ),
         "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
         "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),
     }

@@ -87,6 +87,10 @@ class TrackioSink(Sink):
             "stop_reason": row.get("finish_reason"),
             "trajectory_id": f"{self.context.run_id}/{episode_id}",
             "task": row.get("task"),
+            "traces": [
+                {name: flat_cell(trace[name]) for name in ("parent", "reason", "tokens")}
+                for trace in row.get("traces", ())
+            ],
             "expected_answer": row.get("expected_answer"),
             "example": {name.removeprefix(_COLUMN): cell for name, cell in row.items() if name.startswith(_COLUMN)},
         }

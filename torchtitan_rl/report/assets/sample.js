@@ -71,7 +71,7 @@ function messageTurn(message, number = 0) {
   const earned = ['reward', 'advantage'].map((name) => typeof message?.[name] === 'number' && h('span', { class: `badge ${message[name] < 0 ? 'bad' : message[name] > 0 ? 'good' : ''}` }, `${name} `, h('b', {}, figure(message[name]))));
   const logged = Object.entries(message?.logged ?? {}).filter(([, value]) => value).map(([name, value]) => h('span', { class: name.includes('error') || name === 'invalid' ? 'badge bad' : 'badge' }, `${visible(name.replaceAll('_', ' '))} ${visible(figure(value))}`));
   const badges_ = [...earned, ...logged].filter(Boolean);
-  const element = turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), [number > 0 && h('span', { class: 'role' }, ` · turn ${number}`), badges_.length > 0 && h('span', { class: 'badges' }, badges_)], said, textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)));
+  const element = turn([message?.role ?? 'message', message?.name].filter(Boolean).join(' '), [number > 0 && h('span', { class: 'role' }, ` · turn ${number}`), typeof message?.trace === 'number' && h('span', { class: 'role' }, ` · trace ${message.trace}`), badges_.length > 0 && h('span', { class: 'badges' }, badges_)], said, textBlock(said), message?.tool_calls && textBlock(JSON.stringify(message.tool_calls, null, 1)));
   if (isToolError(message)) element.classList.add('error');
   return element;
 }
@@ -82,7 +82,7 @@ function conversationCards(row, said) {
   const sum = (name) => said.reduce((total, message) => total + (Number(message?.logged?.[name]) || 0), 0);
   const errors = Math.max(sum('tool_errors'), said.filter(isToolError).length);
   const waiting = cell(row, 'environment_seconds');
-  const cards = [['turns', said.filter((message) => message?.role === 'assistant').length], ['tool calls', Math.max(sum('tool_calls'), said.filter((message) => message?.role === 'tool').length)], ['tool errors', errors, errors > 0],
+  const cards = [['turns', said.filter((message) => message?.role === 'assistant').length], ['tool calls', Math.max(sum('tool_calls'), said.filter((message) => message?.role === 'tool').length)], ['tool errors', errors, errors > 0], Array.isArray(cell(row, 'traces')) && ['traces', cell(row, 'traces').length],
     typeof waiting === 'number' && ['waiting', seconds(waiting)], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
   return h('dl', { class: 'cards' }, cards.map(([name, value, bad]) => h('div', { class: bad ? 'bad' : '' }, h('dt', {}, name), h('dd', {}, String(value)))));
 }
@@ -104,9 +104,22 @@ function conversationTools(said) {
     mine.length > MANY_TURNS && h('details', { class: 'rendered contents' }, h('summary', {}, `contents: ${plural(mine.length, 'turn')}`),
       h('ol', {}, mine.map((message, i) => h('li', {}, h('button', { class: 'link', onclick: () => see(lastSeen = all('.assistant')[i]) }, brief(message.content, 60) || 'empty', isToolError(said[said.indexOf(message) + 1]) && h('b', { class: 'failed' }, ' ✗ error')))))));
 }
-function conversationTurns(said) {
+/** Where a trace of a rollout comes from, and the context that it begins with. */
+function traceOpening(number, trace) {
+  const context = Array.isArray(trace.context) ? trace.context : [];
+  return h('details', { class: 'rendered opening' }, h('summary', {}, `trace ${number} · from trace ${trace.parent} · ${visible(brief(trace.reason || 'a new context', 120))} · ${plural(context.length, 'message')}, ${figure(trace.context_tokens)} tokens`), ...context.map((message) => messageTurn(message)));
+}
+
+/** The messages in the order of time. Before the first of a later trace stands how it began. */
+function conversationTurns(said, traces) {
+  const seen = new Set([0]);
   let number = 0;
-  return said.map((message) => messageTurn(message, message?.role === 'assistant' ? ++number : 0));
+  return said.flatMap((message) => {
+    const trace = message?.trace;
+    const opens = Array.isArray(traces) && typeof trace === 'number' && traces[trace] && !seen.has(trace);
+    seen.add(trace);
+    return [...(opens ? [traceOpening(trace, traces[trace])] : []), messageTurn(message, message?.role === 'assistant' ? ++number : 0)];
+  });
 }
 
 /** The prompt as turns if it was a chat, else as the text that the policy read. */
@@ -120,7 +133,7 @@ function promptTurns(row) {
 function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
   const said = cell(row, 'conversation');
-  const response = Array.isArray(said) ? [...conversationTurns(said), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, [], cell(row, 'response'), responseBlock(row))];
+  const response = Array.isArray(said) ? [...conversationTurns(said, cell(row, 'traces')), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, [], cell(row, 'response'), responseBlock(row))];
   return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), breakdown(row), otherColumns(row));
 }
 
@@ -252,7 +265,7 @@ function breakdown(row) {
 }
 
 function otherColumns(row) {
-  const shown = new Set([...BASIC, 'messages', 'conversation', 'tokens', 'answer', 'expected_answer', 'run']);
+  const shown = new Set([...BASIC, 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer', 'run']);
   const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
   const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
   rest.sort((a, b) => lead(a) - lead(b));

@@ -101,9 +101,6 @@ def test_command_agent_runs_a_conversation_and_writes_its_reward_to_a_file(talk)
     assert one.turns[0].messages[0]["content"] == "And again?"
 
 
-AT_ONCE = "sent two requests at once|left out the last 1 of 2 messages"
-"""The second reason is that of a second request that comes when the first has been answered."""
-
 ENDS = {
     "killed": ("ask(messages); os.kill(os.getpid(), signal.SIGKILL)", r"the agent was killed by signal 9 \(Killed\)"),
     "killed by a real-time signal": ("ask(messages); os.kill(os.getpid(), 35)", r"the agent was killed by signal 35 \(Real-time"),
@@ -113,18 +110,6 @@ ENDS = {
     "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "a request of more than 16,777,216 bytes"),
     "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
     "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
-    "two at once": (
-        "[threading.Thread(target=ask, args=(messages,), daemon=True).start() for _ in range(2)]; time.sleep(99)",
-        AT_ONCE,
-    ),
-    "many at once": (
-        "[threading.Thread(target=ask, args=(messages,), daemon=True).start() for _ in range(200)]; time.sleep(99)",
-        AT_ONCE,
-    ),
-    "rewrites": (
-        "ask(messages); ask([{'role': 'user', 'content': 'other'}, {'role': 'user', 'content': 'b'}])",
-        "changed message 1 of its history: .*question.* became .*other",
-    ),
     "no JSON": ("post('/chat/completions', b'{')", "the agent's request is not JSON"),
     "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
     "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the reward is inf"),
@@ -144,7 +129,7 @@ def test_failing_agent_ends_its_conversation_with_a_reason_and_others_continue(t
 
 def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
     with pytest.raises(
-        ConversationError, match="AgentEnvironment of prompt .* failed: AgentError: the agent ended with"
+        ConversationError, match="AgentEnvironment of prompt .* failed: AgentFailed: the agent ended with"
     ):
         talk("sys.exit(3)", GOOD)
     assert agents() == []
@@ -188,6 +173,44 @@ def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
     [one] = talk(code, max_turns=3)
     assert (one.finish_reason, one.turns[-1].reward) == ("max_turns", 0.25)
     assert agents() == []
+
+
+REWRITES = """
+for text in ("other", "another", "third"):
+    ask([{'role': 'user', 'content': text}])
+"""
+
+
+def test_an_agent_that_rewrites_its_history_has_several_traces(talk):
+    [one] = talk(f"ask(messages){REWRITES}")
+    completion = one.completion(0)
+    assert (one.finish_reason, len(one.traces), [turn.trace for turn in one.turns]) == ("stop", 4, [0, 1, 2, 3])
+    assert [trace.messages[0]["content"] for trace in completion.traces[1:]] == ["other", "another", "third"]
+    assert [trace.parent for trace in completion.traces] == [None, 0, 1, 2]
+    for span, trace in zip(completion.spans, completion.traces, strict=True):
+        mask = completion.loss_mask[span]
+        assert not mask[: trace.context_tokens].any()
+        assert mask[trace.context_tokens :].all()
+
+
+def test_the_limit_of_traces_is_an_end_with_a_name_that_keeps_the_reward(talk):
+    [one] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
+    assert (one.finish_reason, len(one.traces), one.turns[-1].reward) == ("max_traces", 3, 0.25)
+    assert agents() == []
+
+
+def test_the_limit_of_a_rollouts_tokens_is_an_end_with_a_name(talk):
+    [one] = talk(f"ask(messages){REWRITES}", on_failure="none")
+    whole = len(one.completion(0).token_ids) + len(one.prompt.token_ids)
+    assert one.room() > 0
+    one.most_in_rollout = whole
+    assert one.room() <= 0
+
+
+def test_every_command_has_a_home_of_its_own_and_another_if_it_is_given_one(talk):
+    code = "messages[0]['content'] = os.environ['HOME'][-5:] + str(os.listdir(os.environ['HOME'])); ask(messages)"
+    [one] = talk(code)
+    assert one.prompt.messages[0]["content"] == "/home[]"
 
 
 def test_agents_receive_only_allowed_environment_variables(talk, monkeypatch):

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import queue
+import re
 import socket
 import threading
+import time
 
 import httpx
 import openai
@@ -13,9 +15,11 @@ import pytest
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.agents import AgentEnvironment, connections
+from torchtitan_rl.library.agents import AgentEnvironment, connections, settings
+from torchtitan_rl.library.agents import gateway as gateways
 from torchtitan_rl.library.agents.gateway import gateway
 from torchtitan_rl.library.agents.protocol import AgentError
+from torchtitan_rl.library.environments import Context
 from torchtitan_rl.library.environments.tool_calls import parse_calls
 
 USER = {"role": "user", "content": "What is 3 * 4?"}
@@ -26,7 +30,7 @@ CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_cal
 class Policy:
     """The policy's side of one agent's conversation."""
 
-    def __init__(self, agent, **settings) -> None:
+    def __init__(self, agent, refuses_settings=False, in_order=False, **settings) -> None:
         self.conversation = Conversation(
             prompt=Prompt(prompt_idx=0, text="?", token_ids=[1, 2, 3], expected_answer="", messages=[USER]),
             sample_idx=0, sampling=SamplingConfig(max_tokens=100), most_in_turn=50, most_tokens=1000,
@@ -34,7 +38,7 @@ class Policy:
         self.environment = AgentEnvironment(agent, **settings)
         self.environment.fit(
             conversation=self.conversation, call_seconds=20, most_characters=1000, parser=parse_calls,
-            begins_thinking=False,
+            begins_thinking=False, refuses_settings=refuses_settings, in_order=in_order,
         )  # fmt: skip
 
     def __enter__(self):
@@ -118,21 +122,8 @@ def test_streamed_response_equals_the_plain_response():
     assert chunks[2].usage.total_tokens == 5
 
 
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ({"temperature": 0.2}, "asked for temperature 0.2; this run has 1.0: leave it out"),
-        ({"n": 2}, "asked for n 2; this run has 1"),
-        ({"max_tokens": 49}, "asked for max_tokens 49; a turn of this run has up to 50"),
-        ({"seed": 3}, "asked for seed, which is not supported"),
-        ({"logprobs": True}, "asked for logprobs True"),
-        ({"tool_choice": "required", "tools": [TOOL]}, "asked for tool_choice 'required'"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "the message .*robot"),
-        ({"messages": []}, "the agent's request has no messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the content .*expected text"),
-    ],
-)
-def test_unsupported_request_settings_are_refused_with_a_reason(setting, reason):
+def refused(setting: dict, **facts) -> tuple[str, str]:
+    """What an agent and the run hear of a request with this setting."""
     seen = queue.SimpleQueue()
 
     async def agent(task, *, base_url, api_key):
@@ -141,17 +132,89 @@ def test_unsupported_request_settings_are_refused_with_a_reason(setting, reason)
         except openai.BadRequestError as error:
             seen.put(error.message)
 
-    policy = Policy(agent)
-    with pytest.raises(AgentError, match=reason):
+    policy = Policy(agent, **facts)
+    with pytest.raises(AgentError) as raised:
         policy.__enter__()
-    assert seen.get(timeout=30)
+    told = seen.get(timeout=30)
     policy.environment.close("env_error")
+    return told, str(raised.value)
 
 
-def test_request_settings_equal_to_the_runs_are_accepted():
-    same = {"temperature": 1, "top_p": 1.0, "n": 1, "max_tokens": 50, "user": "u", "tool_choice": "auto"}
-    with Policy(asks({"messages": [USER], **same})) as policy:
-        assert policy.say("12").done
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"n": 2}, "asked for n 2, which is not supported: send several requests"),
+        ({"logprobs": True}, "asked for logprobs True"),
+        ({"top_logprobs": 3}, "asked for top_logprobs 3"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "asked for tool_choice 'required'.* leave it to the policy"),
+        ({"tool_choice": "none", "tools": [TOOL]}, "asked for tool_choice 'none'"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "asked for response_format .*: describe the format in the prompt",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(setting, reason):
+    told, ended = refused(setting)
+    assert re.search(reason, told)
+    assert ended.startswith("the agent ended without a request; its last request was refused: ")
+    assert re.search(reason, ended)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"messages": [{"role": "robot", "content": "x"}]}, "the message .*robot"),
+        ({"messages": []}, "the agent's request has no messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the content .*expected text"),
+    ],
+)
+def test_malformed_requests_end_the_conversation(setting, reason):
+    told, ended = refused(setting)
+    assert re.search(reason, told)
+    assert re.search(reason, ended)
+
+
+def test_a_refused_request_may_be_sent_again_without_the_setting():
+    async def agent(task, *, base_url, api_key):
+        chat = client(base_url, api_key).chat.completions
+        with pytest.raises(openai.BadRequestError) as error:
+            await chat.create(model="x", messages=[USER], response_format={"type": "json_object"})
+        assert error.value.param == "response_format"
+        await chat.create(model="x", messages=[USER])
+
+    with Policy(agent) as policy:
+        assert policy.say("12").finish_reason == "stop"
+
+
+STEERING = {
+    "temperature": 0.2, "top_p": 0.9, "stop": ["x"], "seed": 3, "max_tokens": 5, "max_completion_tokens": 9,
+    "reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": False, "prompt_cache_retention": "24h",
+    "modalities": ["text"], "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.5, "tool_choice": "auto", "n": 1,
+}  # fmt: skip
+
+
+def test_settings_that_steer_the_sampling_are_ignored_and_named_once(caplog, monkeypatch):
+    monkeypatch.setattr(settings, "_noted", set())
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            request = {"messages": [USER], "tools": [TOOL], **{k: v for k, v in STEERING.items() if k != "x"}}
+            with Policy(asks(request)) as policy:
+                assert policy.say("12").done
+    [line] = [one.getMessage() for one in caplog.records if "agents asked for" in one.getMessage()]
+    assert "temperature 0.2" in line
+    assert "stop ['x']" in line
+    assert "n 1" not in line
+
+
+def test_settings_are_refused_where_the_run_says_so():
+    async def agent(task, *, base_url, api_key):
+        with pytest.raises(openai.BadRequestError, match="temperature 0.2; this run has 1.0: leave it out"):
+            await client(base_url, api_key).chat.completions.create(model="x", messages=[USER], temperature=0.2)
+        await client(base_url, api_key).chat.completions.create(model="x", messages=[USER], temperature=1)
+
+    with Policy(agent, refuses_settings=True) as policy:
+        assert policy.say("12").finish_reason == "stop"
 
 
 SAID = {"role": "assistant", "content": "12"}
@@ -161,20 +224,132 @@ NEXT = {"role": "user", "content": "And 5 * 6?"}
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([USER, {**SAID, "content": "13"}, NEXT], 'changed message 2 of its history: .*"12".* became .*"13"'),
-        ([{**USER, "content": "Hi"}, SAID, NEXT], "changed message 1 of its history"),
+        ([USER, {**SAID, "content": "13"}, NEXT], 'changed message 2: .*"12".* became .*"13"'),
+        ([{**USER, "content": "Hi"}, SAID, NEXT], "began with other messages"),
         ([USER], "left out the last 1 of 2 messages"),
-        ([USER, NEXT], "changed message 2 of its history"),
+        ([USER, NEXT], "changed message 2"),
         ([USER, SAID], "appended no message"),
         ([USER, SAID, NEXT, SAID], "appended a message of role assistant, which the policy did not say"),
-        ([USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}], "call_9.* did not make"),
-        ([USER, SAID, {"role": "tool", "tool_call_id": ["call_9"], "content": "x"}], "call_9.* did not make"),
     ],
 )
-def test_changed_history_ends_the_conversation_and_names_the_change(messages, reason):
+def test_changed_history_opens_a_trace_and_names_the_change(messages, reason):
     agent = asks({"messages": [USER]}, {"messages": messages})
-    with Policy(agent) as policy, pytest.raises(AgentError, match=reason):
+    with Policy(agent) as policy:
+        turn = policy.say("12")
+        context = turn.messages
+        assert isinstance(context, Context)
+        assert [(one["role"], one["content"]) for one in context] == [(one["role"], one["content"]) for one in messages]
+        assert context.parent == 0
+        assert re.match(reason, context.reason)
+        assert policy.say("30").done
+
+
+@pytest.mark.parametrize("call_id", ["call_9", ["call_9"]])
+def test_answer_to_a_call_that_was_not_made_ends_the_conversation(call_id):
+    answer = {"role": "tool", "tool_call_id": call_id, "content": "x"}
+    agent = asks({"messages": [USER]}, {"messages": [USER, SAID, answer]})
+    with Policy(agent) as policy, pytest.raises(AgentError, match="call_9.* did not make"):
         policy.say("12")
+
+
+def test_requests_continue_the_trace_that_they_extend():
+    other = {"role": "user", "content": "A question of its own."}
+    said = {"role": "assistant", "content": "yes"}
+    agent = asks(
+        {"messages": [USER]}, {"messages": [other]}, {"messages": [USER, SAID, NEXT]}, {"messages": [other, said, NEXT]}
+    )
+    with Policy(agent) as policy:
+        assert policy.say("12").messages.reason == "began with other messages"
+        turn = policy.say("yes")
+        assert (turn.trace, turn.messages) == (0, [NEXT])
+        turn = policy.say("30")
+        assert (turn.trace, turn.messages) == (1, [NEXT])
+        assert policy.say("no").done
+
+
+def test_policy_text_in_a_new_context_is_as_it_was_sampled():
+    def shortened(message):
+        tool = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12"}
+        return {"messages": [NEXT, message, tool], "tools": [TOOL]}
+
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, shortened)) as policy:
+        context = policy.say(f"<think>hm</think>I multiply. {CALL}").messages
+    assert context == [
+        NEXT, {"role": "assistant", "content": f"I multiply. {CALL}"},
+        {"role": "tool", "name": "multiply", "content": "12"},
+    ]  # fmt: skip
+
+
+def test_few_shot_turns_of_the_first_request_are_context():
+    call = {"id": "shot", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 1}'}}
+    shots = [
+        USER, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "shot", "content": "1"}, SAID, NEXT,
+    ]  # fmt: skip
+    with Policy(asks({"messages": shots, "tools": [TOOL]})) as policy:
+        assert [one["role"] for one in policy.opening] == ["user", "assistant", "tool", "assistant", "user"]
+        [shown] = policy.opening[1]["tool_calls"]
+        assert shown["function"] == {"name": "multiply", "arguments": {"a": 1}}
+        assert policy.opening[2] == {"role": "tool", "name": "multiply", "content": "1"}
+
+
+@pytest.mark.parametrize("arguments", ['{"INVALID_JSON": "x"}', "{}", "some text", None])
+def test_a_broken_call_is_not_compared_by_its_arguments(arguments):
+    def kept(message):
+        [call] = message["tool_calls"]
+        call["function"]["arguments"] = arguments
+        tool = {"role": "tool", "tool_call_id": call["id"], "content": "error"}
+        return {"messages": [USER, message, tool], "tools": [TOOL]}
+
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, kept)) as policy:
+        turn = policy.say("<tool_call>{broken</tool_call>")
+        assert (turn.trace, turn.columns["tool_errors"]) == (0, 1)
+
+
+def test_an_empty_turn_may_be_dropped_by_the_agent():
+    with Policy(asks({"messages": [USER]}, {"messages": [USER, NEXT]})) as policy:
+        turn = policy.say("")
+        assert (turn.trace, turn.messages) == (0, [NEXT])
+
+
+def test_large_integers_that_javascript_rounds_are_the_same():
+    def rounded(message):
+        [call] = message["tool_calls"]
+        call["function"]["arguments"] = '{"a": 12345678901234567000}'
+        return {
+            "messages": [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}],
+            "tools": [TOOL],
+        }
+
+    said = '<tool_call>{"name": "multiply", "arguments": {"a": 12345678901234567890}}</tool_call>'
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, rounded)) as policy:
+        assert policy.say(said).trace == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"), [("<tool_call>{broken</tool_call>", 0.0), (CALL.replace("multiply", "divide"), 0.0), ("", 0.0)]
+)
+def test_an_agent_that_fails_after_a_broken_turn_ends_with_a_name_and_a_reward(text, reward):
+    async def agent(task, **address):
+        await asks({"messages": [USER], "tools": [TOOL]})(task, **address)
+        raise RuntimeError("the model misbehaved")
+
+    with Policy(agent) as policy:
+        turn = policy.say(text)
+        assert (turn.done, turn.finish_reason, turn.reward) == (True, "broken_call", reward)
+        assert turn.columns["tool_errors"] == 1
+    assert policy.final is None
+    with Policy(agent) as policy, pytest.raises(AgentError, match="the model misbehaved"):
+        policy.say(CALL)
+
+
+def test_a_call_whose_arguments_do_not_suit_the_tool_is_counted():
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "multiply", "parameters": parameters}}
+    for arguments, errors in (('{"a": 3}', 0), ('{"a": "3"}', 1), ("{}", 1)):
+        said = f'<tool_call>{{"name": "multiply", "arguments": {arguments}}}</tool_call>'
+        with Policy(asks({"messages": [USER], "tools": [tool]})) as policy:
+            assert policy.say(said).columns == {"tool_calls": 1, "tool_errors": errors}
 
 
 def test_agent_receives_the_reason_for_a_refused_tool_answer():
@@ -209,10 +384,11 @@ def test_equivalent_forms_of_the_same_history_are_accepted():
         assert policy.say(f"Well. {CALL}").messages == [{"role": "tool", "name": "multiply", "content": "12"}]
 
 
-def test_changed_tools_end_the_conversation():
+def test_changed_tools_open_a_trace():
     later = {"messages": [USER, SAID, NEXT], "tools": [TOOL]}
-    with Policy(asks({"messages": [USER]}, later)) as policy, pytest.raises(AgentError, match="changed its tools"):
-        policy.say("12")
+    with Policy(asks({"messages": [USER]}, later)) as policy:
+        context = policy.say("12").messages
+        assert (context.reason, context.tools) == ("has other tools", [TOOL])
 
 
 @pytest.mark.parametrize("given", [0.5, {"reward": 0.5, "columns": {"tests": 3}}])
@@ -302,30 +478,106 @@ def test_request_with_a_wrong_key_is_rejected():
     assert [seen.get(timeout=30), seen.get(timeout=30)] == [401, 401]
 
 
-def test_concurrent_requests_are_refused_with_409():
+def question(number: int) -> dict:
+    return {"messages": [{"role": "user", "content": f"question {number}"}]}
+
+
+def test_concurrent_requests_are_answered_one_after_another_in_their_order():
     seen = queue.SimpleQueue()
 
-    async def one(base_url, api_key):
-        try:
-            await client(base_url, api_key).chat.completions.create(model="x", messages=[USER])
-        except openai.APIStatusError as error:
-            seen.put(error.status_code)
+    async def one(number, base_url, api_key):
+        response = await client(base_url, api_key).chat.completions.create(model="x", **question(number))
+        seen.put((number, response.choices[0].message.content))
 
     async def agent(task, **address):
-        await asyncio.gather(one(**address), one(**address))
+        await asks(question(0))(task, **address)
+        await asyncio.gather(*(one(number, **address) for number in (2, 1, 3)))
 
-    policy, refused = Policy(agent), []
+    with Policy(agent, in_order=True) as policy:
+        contexts = [policy.say(text).messages for text in ("start", "one", "two")]
+        assert [context[0]["content"] for context in contexts] == ["question 1", "question 2", "question 3"]
+        assert policy.say("three").done
+    assert {seen.get(timeout=30) for _ in range(3)} == {(1, "one"), (2, "two"), (3, "three")}
 
-    def play() -> None:
-        policy.__enter__()
-        refused.append(seen.get(timeout=30))  # while the policy has not answered the other one
+
+def test_too_many_requests_at_once_end_the_conversation():
+    async def agent(task, **address):
+        await asyncio.gather(*(asks(question(number))(task, **address) for number in range(65)))
+
+    policy = Policy(agent)
+    policy.__enter__()
+    time.sleep(2)
+    with pytest.raises(AgentError, match="more than 64 requests at once"):
         policy.say("12")
-
-    with pytest.raises(AgentError, match="sent two requests at once"):
-        play()
-    # If the second came before the first was read, the failure ends the reset, which refuses the first too.
-    assert 409 in (refused or [seen.get(timeout=30), seen.get(timeout=30)])
     policy.environment.close("env_error")
+
+
+def test_a_request_that_is_sent_again_joins_the_first():
+    async def agent(task, *, base_url, api_key):
+        body = {"model": "x", "messages": [USER]}
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=0.3) as hasty:
+            for _ in range(2):
+                with pytest.raises(httpx.ReadTimeout):
+                    await hasty.post(f"{base_url}/chat/completions", json=body)
+        async with httpx.AsyncClient(headers=headers, timeout=30) as web:
+            answer = await web.post(f"{base_url}/chat/completions", json=body)
+        return {"reward": 1.0, "columns": {"said": answer.json()["choices"][0]["message"]["content"]}}
+
+    with Policy(agent) as policy:
+        time.sleep(0.9)
+        turn = policy.say("12")
+    assert (turn.done, turn.columns) == (True, {"said": "12"})
+
+
+def test_an_answer_that_nobody_waited_for_goes_to_the_repeated_request():
+    has_left = threading.Event()
+
+    async def agent(task, *, base_url, api_key):
+        body = {"model": "x", "messages": [USER]}
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=0.3) as hasty:
+            with pytest.raises(httpx.ReadTimeout):
+                await hasty.post(f"{base_url}/chat/completions", json=body)
+        has_left.set()
+        await asyncio.sleep(0.5)
+        async with httpx.AsyncClient(headers=headers, timeout=30) as web:
+            answer = await web.post(f"{base_url}/chat/completions", json=body)
+        return {"columns": {"said": answer.json()["choices"][0]["message"]["content"]}}
+
+    with Policy(agent) as policy:
+        assert has_left.wait(30)
+        turn = policy.say("12")
+    assert (turn.done, turn.columns) == (True, {"said": "12"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_late_answer_sends_something_before_it_is_there(monkeypatch, stream):
+    monkeypatch.setattr(gateways, "QUIET_SECONDS", 0.2)
+    seen = queue.SimpleQueue()
+
+    async def agent(task, *, base_url, api_key):
+        chat = client(base_url, api_key).with_options(timeout=0.6).chat.completions
+        answer = await chat.create(model="x", messages=[USER], stream=stream)
+        if stream:
+            seen.put([chunk async for chunk in answer][0].choices[0].delta.content)
+        else:
+            seen.put(answer.choices[0].message.content)
+
+    with Policy(agent) as policy:
+        time.sleep(1.5)
+        assert policy.say("12").done
+    assert seen.get(timeout=30) == "12"
+
+
+def test_other_addresses_answer_with_a_sentence():
+    session = gateway().open_session()
+    with httpx.Client(headers={"Authorization": f"Bearer {session.key}"}) as web:
+        for path in ("completions", "embeddings", "threads/1/runs"):
+            answer = web.post(f"{session.base_url}/{path}", json={})
+            assert answer.status_code == 404
+            assert f"POST /v1/{path} is no address of the policy; it answers POST /v1/chat/completions" in answer.text
+    session.close("done")
 
 
 def test_the_gateway_listens_on_the_loopback_address_only():

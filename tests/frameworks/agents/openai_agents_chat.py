@@ -1,0 +1,32 @@
+"""openai-agents with chat completions."""
+
+import asyncio
+
+from _common import QUESTION, STREAMS, TRIMS, finish, multiply
+from agents import Agent, RunConfig, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+from agents.run import CallModelData, ModelInputData
+
+set_tracing_disabled(True)
+set_default_openai_api("chat_completions")
+
+
+def trimmed(data: CallModelData) -> ModelInputData:
+    items = data.model_data.input
+    return ModelInputData(
+        input=[items[0], *items[-2:]] if len(items) > 3 else items, instructions=data.model_data.instructions
+    )
+
+
+async def main():
+    agent = Agent(name="multiplier", instructions="Be short.", tools=[function_tool(multiply)], model="policy")
+    config = RunConfig(call_model_input_filter=trimmed if TRIMS else None)
+    if STREAMS:
+        result = Runner.run_streamed(agent, QUESTION, run_config=config)
+        async for _ in result.stream_events():
+            pass
+    else:
+        result = await Runner.run(agent, QUESTION, run_config=config)
+    finish(result.final_output)
+
+
+asyncio.run(main())

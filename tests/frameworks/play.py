@@ -1,0 +1,182 @@
+"""Play scripted conversations with the frameworks of docs/agents.md, each in a venv of its own, against the real gateway.
+
+    .venv/bin/python tests/frameworks/play.py VENVS [NAME...]
+
+VENVS has a folder for each framework, as in `FRAMEWORKS`. Prints a line for each scenario: how it ended, turns, traces, tool errors,
+and whether every sampled token is trained once.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.parts.conversations import conversations, prompts
+from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.generator.rollout import roll_out
+from torchtitan_rl.library.agents import AgentEnvironment
+
+HERE = Path(__file__).parent / "agents"
+
+
+class Framework(NamedTuple):
+    """A framework, and how its agent is started."""
+
+    venv: str
+    package: str
+    script: str
+    calls: str = "tool"
+    """What it reads as a call: a tool call, code, a shell command, or dspy's fields."""
+    env: dict[str, str] = {}
+
+
+FRAMEWORKS = {
+    "openai": Framework("openai", "openai", "openai_chat.py"),
+    "openai-agents": Framework("agents", "openai-agents", "openai_agents_responses.py"),
+    "openai-agents, chat": Framework("agents", "openai-agents", "openai_agents_chat.py"),
+    "pydantic-ai": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_chat.py"),
+    "pydantic-ai, responses": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_responses.py"),
+    "langgraph": Framework("langchain", "langchain", "langgraph_agent.py"),
+    "smolagents ToolCalling": Framework("smol", "smolagents", "smolagents_toolcalling.py"),
+    "smolagents Code": Framework("smol", "smolagents", "smolagents_code.py", "code"),
+    "autogen": Framework("autogen", "autogen-agentchat", "autogen_agent.py"),
+    "agno": Framework("agno", "agno", "agno_agent.py"),
+    "crewai": Framework("crewai", "crewai", "crewai_agent.py"),
+    "litellm": Framework("litellm", "litellm", "litellm_loop.py"),
+    "mini-swe-agent": Framework("mini", "mini-swe-agent", "mini_swe_agent.py", "bash"),
+    "inspect-ai": Framework("inspect", "inspect-ai", "inspect_agent.py"),
+    "dspy ReAct": Framework("dspy", "dspy", "dspy_react.py", "dspy"),
+    "AI SDK": Framework("aisdk", "ai", "ai_sdk.mjs"),
+    "AI SDK, responses": Framework("aisdk", "ai", "ai_sdk.mjs", env={"AI_SDK_API": "responses"}),
+}
+
+
+def call(arguments: str, name: str = "multiply") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+RIGHT, DONE = call('{"a": 3, "b": 4}'), "It is 12."
+SCENARIOS = {
+    "one tool": [RIGHT, DONE],
+    "two calls": [RIGHT + call('{"a": 5, "b": 6}'), DONE],
+    "wrong name": [call("{}", name="divide"), DONE],
+    "bad arguments": [call('{"a": "three"}'), DONE],
+    "broken call": ["<tool_call>{broken</tool_call>", DONE],
+    "empty": ["", DONE],
+    "stream": [RIGHT, DONE],
+    "trimmed history": [RIGHT, RIGHT, RIGHT, DONE],
+}
+OTHER_FORMS = {
+    "code": {
+        RIGHT: "Thought: I multiply.\n<code>\nprint(multiply(a=3, b=4))\n</code>",
+        DONE: 'Thought: done.\n<code>\nfinal_answer("It is 12.")\n</code>',
+    },
+    "bash": {
+        RIGHT: '<tool_call>{"name": "bash", "arguments": {"command": "echo $((3*4))"}}</tool_call>',
+        DONE: '<tool_call>{"name": "bash", "arguments": {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 12"}}'
+        "</tool_call>",
+    },
+    "dspy": {
+        RIGHT: "[[ ## next_thought ## ]]\nI multiply.\n\n[[ ## next_tool_name ## ]]\nmultiply\n\n[[ ## next_tool_args ## ]]\n"
+        '{"a": 3, "b": 4}\n\n[[ ## completed ## ]]',
+        DONE: "[[ ## next_thought ## ]]\nDone.\n\n[[ ## next_tool_name ## ]]\nfinish\n\n[[ ## next_tool_args ## ]]\n{}\n\n"
+        "[[ ## reasoning ## ]]\nr\n\n[[ ## answer ## ]]\nIt is 12.\n\n[[ ## completed ## ]]",
+    },
+    "final_answer": {DONE: call('{"answer": "It is 12."}', name="final_answer")},
+}
+
+
+class Script:
+    """A policy that says these texts, and then the last one again. Each turn has a text of its own."""
+
+    def __init__(self, made, texts: list[str]) -> None:
+        self.made, self.texts, self.asked, self.said = made, texts, [], []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.asked)
+
+    def add(self, place, conversation, *, seeded) -> None:
+        self.asked.append(place)
+
+    def step(self) -> list[Sampled]:
+        text = self.texts[min(len(self.said), len(self.texts) - 1)]
+        ids = self.made(text + self.made.eos_token)["input_ids"]
+        self.said.append(ids)
+        return [Sampled(self.asked.pop(), ids, [-0.5] * len(ids), text, "stop")]
+
+
+def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Script]:
+    """The rollout of one framework's agent."""
+    framework = FRAMEWORKS[name]
+    texts = [OTHER_FORMS.get(framework.calls, {}).get(text, text) for text in SCENARIOS[scenario]]
+    if name == "smolagents ToolCalling":
+        texts = [OTHER_FORMS["final_answer"].get(text, text) for text in texts]
+    script = HERE / framework.script
+    venv = venvs / framework.venv
+    command = [f"{venv}/bin/python", str(script)]
+    env = {"SCENARIO": scenario, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", **framework.env}
+    if script.suffix == ".mjs":
+        linked = venv / script.name  # node looks for packages beside the script
+        linked.write_text(script.read_text())
+        command = ["node", str(linked)]
+    [prompt] = prompts(made, 1)
+    one = Conversation(
+        prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=4000), most_in_turn=1000, most_tokens=60_000
+    )
+    limits = {"on_failure": "none", "max_turns": 24, "call_seconds": 240, "max_answer_characters": 100_000}
+    pool = conversations(lambda _: AgentEnvironment(command, env=env, role="tool"), made, **limits).start([one])
+    policy = Script(made, texts)
+    try:
+        list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))
+    finally:
+        pool.close()
+    return one, policy
+
+
+def trained_once(one: Conversation, policy: Script) -> bool:
+    """Whether the loss has exactly the tokens that the policy said, and each trace those of its own turns."""
+    completion = one.completion(0)
+    trained = []
+    for span in completion.spans:
+        trained += completion.token_ids[span][completion.loss_mask[span]].tolist()
+    in_traces = sorted(range(len(policy.said)), key=lambda i: one.turns[i].trace)
+    return trained == [token for i in in_traces for token in policy.said[i]]
+
+
+def version(venv: Path, package: str) -> str:
+    if (venv / "node_modules").exists():
+        code = f"console.log(require('./node_modules/{package}/package.json').version)"
+        return subprocess.run(["node", "-e", code], cwd=venv, capture_output=True, text=True).stdout.strip()
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([f"{venv}/bin/python", "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+def main(venvs: Path, names: list[str]) -> None:
+    made = chat_tokenizer()
+    only = os.environ.get("SCENARIOS", "")
+    for name in names or FRAMEWORKS:
+        framework = FRAMEWORKS[name]
+        print(f"{name} ({framework.package} {version(venvs / framework.venv, framework.package)})", flush=True)
+        for scenario in only.split(",") if only else SCENARIOS:
+            one, policy = play(venvs, name, scenario, made)
+            rewards = [turn.reward for turn in one.turns if turn.reward is not None]
+            errors = sum(turn.columns.get("tool_errors", 0) for turn in one.turns)
+            exact = "exact" if trained_once(one, policy) else "NOT EXACT"
+            print(
+                f"  {scenario:16} {one.finish_reason:11} turns {len(one.turns):2}  traces {len(one.traces):2}  "
+                f"tool errors {errors}  reward {rewards}  {exact}",
+                flush=True,
+            )
+            if os.environ.get("VERBOSE"):
+                for trace in one.traces[1:]:
+                    print(f"      trace: {trace.origin.reason[:600]}")
+            if one.error:
+                print("    " + one.error[-800:].replace("\n", "\n    "), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

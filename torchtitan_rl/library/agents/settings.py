@@ -1,0 +1,93 @@
+"""Fields of an agent's request beside its messages: which have no effect, which the run decides, which are refused."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torchtitan_rl.core.generator import SamplingConfig
+
+logger = logging.getLogger(__name__)
+
+_WITHOUT_EFFECT = {"model", "messages", "tools", "columns", "stream", "stream_options", "user", "metadata", "store"}
+_WITHOUT_EFFECT |= {"safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "include"}
+_WITHOUT_EFFECT |= {"parallel_tool_calls", "modalities", "truncation", "verbosity", "reasoning_effort", "reasoning"}
+"""Fields that do not change what is sampled here."""
+
+_FOLLOWED = {"n": (1,), "tool_choice": ("auto",), "logprobs": (False,), "top_logprobs": (0,)}
+_FOLLOWED |= {"response_format": ({"type": "text"},), "functions": ((),), "function_call": ("auto",)}
+_FOLLOWED |= {"previous_response_id": (), "conversation": (), "background": (False,), "prompt": ()}
+"""The values of fields that are refused otherwise, because an answer that does not follow them would be wrong."""
+
+_REMEDIES = {
+    "n": "send several requests",
+    "tool_choice": "leave it to the policy with tool_choice auto",
+    "response_format": "describe the format in the prompt, and read the answer in the agent",
+    "logprobs": "the run keeps them",
+    "top_logprobs": "the run keeps them",
+    "functions": "use tools",
+    "function_call": "use tools",
+    "previous_response_id": "send the whole history in input",
+    "conversation": "send the whole history in input",
+    "background": "wait for the answer",
+    "prompt": "send the messages in input",
+}
+
+
+class NotFollowed(Exception):
+    """A request that the policy does not answer. The agent gets the sentence as an error, and may go on."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+
+
+def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig, *, refuses: bool) -> None:
+    """Raises NotFollowed for a field that cannot be followed, or with `refuses` for any that the run does not follow.
+
+    The others that are not followed are named once a run in the log.
+    """
+    ignored: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in _WITHOUT_EFFECT or value is None or value == [] or value == {}:
+            continue
+        if name in _FOLLOWED:
+            if value not in _FOLLOWED[name]:
+                raise NotFollowed(
+                    name, f"the agent asked for {name} {_shown(value)}, which is not supported: {_REMEDIES[name]}"
+                )
+        elif value != _of_run(name, sampling):
+            ignored[name] = value
+    if not ignored:
+        return
+    if refuses:
+        name, value = next(iter(ignored.items()))
+        has = f"; this run has {_of_run(name, sampling)!r}" if hasattr(sampling, name) else ""
+        raise NotFollowed(
+            name,
+            f"the agent asked for {name} {_shown(value)}{has}: leave it out, or set conversations.agent_settings ignore",
+        )
+    _note(ignored)
+
+
+def _of_run(name: str, sampling: SamplingConfig) -> Any:
+    """The run's value of a setting; None if it has none of this name."""
+    return getattr(sampling, name, None)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
+
+
+_noted: set[str] = set()
+_lock = threading.Lock()
+
+
+def _note(ignored: Mapping[str, Any]) -> None:
+    """Logs the names that this process has not logged yet."""
+    with _lock:
+        new = ignored.keys() - _noted
+        _noted.update(new)
+    if new:
+        named = ", ".join(f"{name} {_shown(ignored[name])}" for name in sorted(new))
+        logger.info(f"agents asked for {named}: not followed, because the run decides how to sample")
