@@ -214,7 +214,7 @@ def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, mon
 def test_invalid_unicode_in_a_message_does_not_end_the_conversation(talk, made, text):
     played, _ = talk(lambda prompt: Says(f"a{text}b", "right"))
     assert {one.finish_reason for one in played} == {"stop"}
-    assert f"a{ascii(text)[1:-1]}b" in made.decode(played[0].token_ids)
+    assert f"a{ascii(text)[1:-1]}b" in made.decode(played[0].trace.token_ids)
 
 
 def test_a_prompt_without_an_environment_has_one_turn(talk):
