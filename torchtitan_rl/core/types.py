@@ -265,8 +265,9 @@ class LogprobDiff:
     """Mean absolute difference."""
     max: float
     """Largest absolute difference; NaN if any is."""
-    signed: FloatArray | None = None
-    """float32 [num_sampled] trainer - sampler, on the rank that trained the episode; None on other ranks."""
+    tokens: dict[str, FloatArray] = field(default_factory=dict)
+    """float32 [num_sampled] each, on the rank that trained the episode: `diff` is trainer - sampler, and the loss's
+    forward adds `entropy` and a teacher's `divergence`, in nats. Empty on other ranks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtitan_rl.common.text import PLAIN, plain
 from torchtitan_rl.observability.cell_text import utf8
-from torchtitan_rl.observability.tokens import TOKENS, TokenPayload
+from torchtitan_rl.observability.tokens import TOKENS, TokenPayload, is_demonstration
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import Episode, Group, Prompt
@@ -144,6 +144,7 @@ def _row(
     scored, completion = episode.scored, episode.completion
     trained = split == TRAINED_SPLIT
     num_sampled = completion.num_sampled  # the log-probabilities of other tokens are 0: their sum needs no mask
+    has_logprobs = num_sampled > 0 and not is_demonstration(episode, trained)
     row = {
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
@@ -169,7 +170,7 @@ def _row(
         "response_tokens": num_sampled,
         "carried_tokens": num_sampled - int(np.count_nonzero(completion.fresh_mask)),
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if num_sampled else None,
+        "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if has_logprobs else None,
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }

@@ -41,13 +41,16 @@ class TokenPayload:
         mask = completion.loss_mask  # [L]
         found: dict[str, Any] = {
             "text": _pieces(completion.token_ids.tolist(), decode),
-            "logprob": _spread(completion.sampled_logprobs, mask, 3),
         }
+        if not is_demonstration(episode, self.trained):
+            found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
         if completion.token_versions is not None:
             found["age"] = (completion.policy_version - completion.token_versions).tolist()  # in updates
-        signed = episode.logprob_diff and episode.logprob_diff.signed  # [num_sampled]
-        if signed is not None and len(signed) == completion.num_sampled:
-            found["diff"] = _spread(signed, mask, 2)
+        for name, values in (episode.logprob_diff.tokens if episode.logprob_diff else {}).items():  # [num_sampled] each
+            if len(values) == completion.num_sampled:
+                found[name] = _spread(values, mask, 2 if name == "diff" else 3)
+        for name, values in episode.credit.token_columns.items():  # [L] each
+            found[name] = _spread(values[mask], mask, 3)
         if self.trained and episode.in_loss:
             credit = episode.credit
             shared = credit.turn_advantages is None and credit.token_advantages is None
@@ -55,6 +58,11 @@ class TokenPayload:
                 float(f"{credit.advantage:.4g}") if shared else _spread(episode.token_advantages[mask], mask, 4)
             )
         return found
+
+
+def is_demonstration(episode: "Episode", trained: bool) -> bool:
+    """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
+    return trained and episode.in_loss and episode.logprob_diff is None and not episode.completion.logprobs.any()
 
 
 def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:

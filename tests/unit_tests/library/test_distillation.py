@@ -151,6 +151,8 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     for key in ("loss/total", "teacher/divergence"):
         weight = sum(one[key].weight for one in found)
         means.append(sum(one[key].value * one[key].weight for one in found) / weight)
+    kept = np.concatenate([episode.logprob_diff.tokens["divergence"] for episode in flat(groups)])
+    assert kept.mean() == pytest.approx(means[1], rel=1e-5)
     return *means, caught
 
 

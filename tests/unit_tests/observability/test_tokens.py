@@ -1,5 +1,7 @@
 """Tokens of the rows that are shown: in the store, and nowhere else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,7 @@ def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
         2.0,
         loss_mask=[True, False, True],
         advantage=0.70004,
-        logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, signed=np.float32([1.234e-5, -2e-7])),
+        logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, tokens={"diff": np.float32([1.234e-5, -2e-7])}),
     )
     (row,) = stored(group(0, sample(0, 1.0), best))
     assert row["tokens"] == {
@@ -47,10 +49,35 @@ def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
     }  # fmt: skip
 
 
+def test_store_has_the_entropy_and_the_teacher_s_numbers_of_every_token(stored):
+    taught = sample(
+        0,
+        2.0,
+        loss_mask=[True, False, True],
+        logprob_diff=LogprobDiff(mean=0, max=0, tokens={"entropy": np.float32([0.25, 1.2345])}),
+    )
+    taught.credit.token_columns["teacher_log_ratios"] = np.float32([-0.5, 9, 3.25])  # [L]
+    (row,) = stored(group(0, taught))
+    assert row["tokens"]["entropy"] == [0.25, None, 1.23]
+    assert row["tokens"]["teacher_log_ratios"] == [-0.5, None, 3.25]
+
+
 def test_tokens_of_groups_in_flight_have_their_staleness(stored):
     (row,) = stored(group(0, sample(token_versions=[1, 3, 3])))
     assert row["tokens"]["age"] == [2, 0, 0]
     assert (row["staleness"], row["carried_tokens"]) == (2, 1)
+
+
+def test_a_demonstration_has_no_probability_because_nobody_sampled_it(stored):
+    """Its log-probabilities are 0, which would be read as certain."""
+    one = sample()
+    one.scored = replace(one.scored, completion=replace(one.completion, logprobs=np.zeros(3)))
+    (row,) = stored(group(0, one))
+    assert set(row["tokens"]) == {"text", "advantage"}
+    assert row["logprob_mean"] is None
+    certain = replace(one, logprob_diff=LogprobDiff(mean=0, max=0))  # it was sampled and compared
+    (row,) = rows_of(group(0, certain))
+    assert row["logprob_mean"] == 0.0
 
 
 def test_only_shown_rows_have_tokens(stored):

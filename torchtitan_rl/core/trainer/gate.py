@@ -152,19 +152,21 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
     )
 
 
-def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
+def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> FloatArray:
     """Set `logprob_diff` of the batch's episodes from the trainer's `logprobs` [T], computed before the first update.
 
-    Returns the absolute differences of the fresh tokens: [fresh loss tokens].
+    `others` [T] each are kept beside the differences of the tokens. Returns the absolute differences of the fresh tokens: [fresh loss tokens].
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
     signed_on_device = logprobs - batch.sampler_logprobs  # [T]
-    # [4, T]
-    rows = torch.stack([batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device])
-    rows = rows.cpu().numpy()  # [4, T], with one transfer from the device
-    rows = rows[:, rows[0] > 0]  # [4, loss tokens]
+    # [4 + others, T]
+    rows = torch.stack(
+        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device, *others.values()]
+    )
+    rows = rows.cpu().numpy()  # [4 + others, T], with one transfer from the device
+    rows = rows[:, rows[0] > 0]  # [4 + others, loss tokens]
     rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
-    _, fresh, sequence_ids, signed = rows  # [loss tokens] each
+    _, fresh, sequence_ids, signed, *rest = rows  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]
     lengths = np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members))  # [S]
     end = 0
@@ -175,5 +177,9 @@ def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor) -> FloatArray:
             values = np.abs(diff[is_fresh[begin:end]])  # [its fresh loss tokens]
             mean = float(values.sum(dtype=np.float64)) / max(len(values), 1)
             most = float(values.max(initial=0.0))  # NaN counts as the largest
-            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, signed=diff)
+            tokens = {
+                "diff": diff,
+                **{name: values[begin:end] for name, values in zip(others, rest)},
+            }
+            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
     return np.abs(signed[is_fresh])  # [fresh loss tokens]

@@ -292,14 +292,14 @@ class Trainer(Configurable):
             if after_forward_only and not self._keeps_weights:
                 self.model.reset_iter_state()
             with torch.set_grad_enabled(has_backward):
-                out, logprobs = self._loss(batch)
+                out, logprobs, others = self._loss(batch)
             if has_backward:
                 keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
                 out.loss.backward()
             loss += out.loss.detach()
             metrics.append(out.metrics)
             if check_logprobs:
-                diffs.add(fill_logprob_diff(batch, logprobs.detach()))
+                diffs.add(fill_logprob_diff(batch, logprobs.detach(), **others))
         if check_logprobs:
             self.logprob_gate.check(diffs.merged(self._all_ranks))
         grad_norm = float(
@@ -313,18 +313,20 @@ class Trainer(Configurable):
             self._teacher.reset_iter_state()  # frees its head
         return _Step(grad_norm, applied, metrics)
 
-    def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor]:
-        """Returns a micro-batch's loss, and log pi of its labels, [T]. One forward of the policy, and one of the teacher
-        if the loss reads the divergence."""
+    def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor, dict[str, Tensor]]:
+        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy and the divergence, [T]
+        each. One forward of the policy, and one of the teacher if the loss reads the divergence."""
         inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
         beta = self.algorithm.policy_loss.divergence_beta
         if beta is None:
             logprobs, entropy = score(self.model, *inputs)  # [T] each
+            others = {"entropy": entropy.detach()}
         else:
             with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
                 logprobs, entropy, divergence = score(self.model, *inputs)  # [T] each
             batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
-        return self.algorithm.loss(batch, logprobs, entropy), logprobs
+            others = {"entropy": entropy.detach(), "divergence": divergence.detach()}
+        return self.algorithm.loss(batch, logprobs, entropy), logprobs, others
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -388,10 +390,10 @@ class Trainer(Configurable):
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
     def _share_logprob_diffs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's `logprob_diff` on every rank, without the signed differences of other ranks' episodes."""
+        """Set every episode's `logprob_diff` on every rank, without the tokens' values of other ranks' episodes."""
         episodes = flat(groups)
         mine = [
-            (i, replace(e.logprob_diff, signed=None))
+            (i, replace(e.logprob_diff, tokens={}))
             for i, e in enumerate(episodes)
             if e.logprob_diff is not None
         ]

@@ -46,7 +46,7 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     assert len(diffs) == 4
     assert diffs.max() == pytest.approx(0.5)
     assert stale.episode.logprob_diff.max == pytest.approx(0.5)
-    assert stale.episode.logprob_diff.signed.tolist() == pytest.approx([7.0, 0.5, 0.0])
+    assert stale.episode.logprob_diff.tokens["diff"].tolist() == pytest.approx([7.0, 0.5, 0.0])
     assert (all_old.episode.logprob_diff.mean, all_old.episode.logprob_diff.max) == (0, 0)
 
 
