@@ -51,6 +51,8 @@ PANELS = (
         band=("completions/length/p05", "completions/length/p95"),
         band_is="5 to 95 %",
     ),
+    Panel("Held-out loss (nats per token)", {"evaluation/loss": ""}),
+    Panel("Divergence from the teacher (nats per token)", {"teacher/divergence": "exact", "teacher/kl_k3": "k3"}),
     Panel("Entropy (nats per token)", {"policy/entropy": ""}),
     Panel(
         "KL (nats per token)", {"policy/kl_k3": "old policy", "reference/kl_k3": "reference", "sampler/kl": "sampler"}

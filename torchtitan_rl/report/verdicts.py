@@ -145,6 +145,20 @@ def _p_value(values: list[float], lows: list[float], highs: list[float], n: int 
     return math.erfc(abs(pair[1] - pair[0]) / error / math.sqrt(2)) if error else None
 
 
+def _taught(run: Run) -> Iterator[Verdict]:
+    """What demonstrations and a teacher lower instead of raising a reward."""
+    for key, kind in (
+        ("evaluation/loss", "held-out loss"),
+        ("teacher/divergence", "divergence from the teacher"),
+        ("teacher/kl_k3", "estimated KL from the teacher"),
+    ):
+        _, values = run.points(key)
+        if len(values) > 1:
+            first, last, means = _ends(values)
+            level = {"fell": "good", "rose": "bad"}.get(trend(values), "plain")
+            yield Verdict(level, f"{kind} {_figure(first)} → {_figure(last)} nats per token{means}", key)
+
+
 def _entropy(run: Run) -> Iterator[Verdict]:
     key = "policy/entropy"
     steps, values = run.points(key)
@@ -323,7 +337,7 @@ def _log(run: Run) -> Iterator[Verdict]:
 
 
 _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
-    _reward, _accuracy, _entropy, _groups, _sampler, _length, _tools, _gradient, _time, _numbers, _samples, _log,
+    _reward, _accuracy, _taught, _entropy, _groups, _sampler, _length, _tools, _gradient, _time, _numbers, _samples, _log,
 )  # fmt: skip
 
 

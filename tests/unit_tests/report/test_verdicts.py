@@ -64,6 +64,14 @@ def test_accuracy_that_is_what_it_was_is_not_called_a_difference():
     assert found.text == "held-out accuracy 0.0 %, as at the start"
 
 
+def test_what_a_teacher_and_demonstrations_lower_is_good_when_it_falls():
+    falling = RISING[::-1]
+    found = line(run_of({"teacher/divergence": falling}), "teacher")
+    assert (found.level, found.text[:50]) == ("good", "divergence from the teacher 1.14 → 0.42 nats per t")
+    assert line(run_of({"evaluation/loss": [2.0, *[None] * 18, 1.5]}), "held-out loss").level == "plain"  # two points
+    assert line(run_of({"evaluation/loss": RISING}), "held-out loss").level == "bad"
+
+
 def test_tool_calls_are_told_with_the_share_that_failed():
     series = {"conversations/tool_calls": [0.5] * 10 + [2.0] * 10, "conversations/tool_errors": [0.3] * 10 + [1.0] * 10}
     found = line(run_of(series), "tool calls")

@@ -7,29 +7,27 @@ const runs = data.runs;
 function h(tag, props, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (none(value) || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else if (name === 'class') element.className = value;
     else if (name === 'value' || name === 'checked') element[name] = value;
     else if (name === 'color') element.style.setProperty('--c', value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat().filter((child) => !none(child) && child !== false));
   return element;
 }
 
+const none = (value) => value === null || value === undefined;
 const replace = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
 
 // ---- rows ----
 
 const decoded = new Map();
+const unpacked = (column, count) => column?.cells || (column?.codes ? column.codes.map((code) => column.words[code]) : new Array(count).fill(column?.same ?? null));
 /** All cells of a column, one for each row; null in every row if there is no such column. */
 function cells(name) {
-  if (!decoded.has(name)) {
-    const column = data.rows.columns[name] || { same: null };
-    decoded.set(name, column.cells || (column.codes ? column.codes.map((code) => column.words[code])
-      : new Array(data.rows.count).fill(column.same)));
-  }
+  if (!decoded.has(name)) decoded.set(name, unpacked(data.rows.columns[name], data.rows.count));
   return decoded.get(name);
 }
 const cell = (row, name) => cells(name)[row];
@@ -61,8 +59,7 @@ const unbiased = (row) => cell(row, 'page/unbiased') === 1 || (cell(row, 'page/u
 /** Appends the rows of the second file. */
 function addRows({ count, columns }) {
   const names = new Set([...Object.keys(data.rows.columns), ...Object.keys(columns)]);
-  const theirs = (column) => (column === undefined ? new Array(count).fill(null) : column.cells || (column.codes ? column.codes.map((code) => column.words[code]) : new Array(count).fill(column.same)));
-  const all = Object.fromEntries([...names].map((name) => [name, { cells: cells(name).concat(theirs(columns[name])) }]));
+  const all = Object.fromEntries([...names].map((name) => [name, { cells: cells(name).concat(unpacked(columns[name], count)) }]));
   data.rows = { count: data.rows.count + count, columns: all };
   columnNames = Object.keys(all).filter(isCell);
   decoded.clear();
@@ -175,14 +172,14 @@ function brief(text, most = 160) {
   return line.length > most ? line.slice(0, most - 1) + '…' : line;
 }
 function figure(value) {
-  if (value === null || value === undefined) return '–';
+  if (none(value)) return '–';
   if (typeof value !== 'number') return typeof value === 'string' ? value : JSON.stringify(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString('en');
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
   return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
 }
-const percent = (value) => (value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`);
+const percent = (value) => (none(value) ? '–' : `${(100 * value).toFixed(1)} %`);
 /** A name that may be broken after its separators. */
 const breakable = (name) => h('span', {}, visible(name).split(/(?<=[._/])/).flatMap((part) => [part, h('wbr', {})]));
 /** A duration. Example: 0.00584 as "6 ms". */

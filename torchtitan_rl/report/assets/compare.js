@@ -95,9 +95,9 @@ function drawPairs(container, a, b) {
   const pick = (one) => () => { state.outcome = one; state.pair = ''; remember(); drawPairs(container, a, b); };
   const open = shown.find((pair) => pairName(pair) === state.pair) || shown[0];
   const view = (pair) => { state.pair = pairName(pair); remember(); drawPairs(container, a, b); };
-  const none = splits.filter((split) => !fair(split).length);
+  const without = splits.filter((split) => !fair(split).length);
   replace(container,
-    !other.length && none.length < splits.length && table(['split', 'prompts', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p', 'samples of each'], splits.filter((split) => fair(split).length).map((split) => {
+    !other.length && without.length < splits.length && table(['split', 'prompts', ...Object.values(OUTCOMES), 'right in A', 'right in B', 'p', 'samples of each'], splits.filter((split) => fair(split).length).map((split) => {
       const here = fair(split);
       const share = (side) => percent(average(here.map((pair) => pair.shares[side])));
       const [won, lost] = counts(split);
@@ -105,7 +105,7 @@ function drawPairs(container, a, b) {
     }), { 'data-table': 'outcomes' }),
     !other.length && h('p', { class: 'note' }, 'p: chance of such a difference, or a larger one, between two equal runs. McNemar’s exact test on the prompts that are better or worse. ',
       'Compared are equally many samples of a prompt and step: all that are stored in both, or, if only selected ones are, the randomly selected ones. ',
-      none.length > 0 && `${none.map(visible).join(', ')}: none can be compared${data.more ? ' before the other samples are loaded' : ''}. metrics.keep_all_rows stores every sample.`),
+      without.length > 0 && `${without.map(visible).join(', ')}: none can be compared${data.more ? ' before the other samples are loaded' : ''}. metrics.keep_all_rows stores every sample.`),
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
       h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair) => h('tr', {

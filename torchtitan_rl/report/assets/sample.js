@@ -137,7 +137,8 @@ function sampleBody(row) {
   return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), breakdown(row), otherColumns(row));
 }
 
-const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', advantage: 'advantage', age: 'age in updates' };
+const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', entropy: 'entropy', divergence: 'divergence from the teacher', advantage: 'advantage', age: 'age in updates' };
+const paintName = (name) => PAINTS[name] || visible(name.replaceAll('_', ' '));
 /** The ends of a colour scale in words, by what the strongest colour stands for. */
 const SCALES = {
   logprob: (most) => ['0, certain', `−${figure(most)} nats or less`], diff: (most) => ['0', `${figure(most)} nats apart`],
@@ -146,10 +147,11 @@ const SCALES = {
 /** The response. If its tokens are stored, they can be coloured. */
 function responseBlock(row) {
   const tokens = spreadTokens(cell(row, 'tokens'));
-  const known = tokens && Array.isArray(tokens.text) ? Object.keys(PAINTS).filter((name) => Array.isArray(tokens[name])) : [];
+  const names = [...new Set([...Object.keys(PAINTS), ...Object.keys(tokens ?? {})])]; // a run may store values that this page does not know
+  const known = Array.isArray(tokens?.text) ? names.filter((name) => Array.isArray(tokens[name]) && tokens[name].some((value) => typeof value === 'number')) : [];
   if (!known.length) return textBlock(cell(row, 'response'));
   const plain = textBlock(cell(row, 'response'));
-  const chips = ['', ...known].map((name) => h('button', { class: 'chip', 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); } }, PAINTS[name] || 'no colours'));
+  const chips = ['', ...known].map((name) => h('button', { class: 'chip', 'data-paint': name || 'none', onclick: () => { state.paint = name; remember(); paint(); } }, name ? paintName(name) : 'no colours'));
   const holder = h('div', {}, h('div', { class: 'paints' }, chips), plain);
   let painted;
   const paint = () => {
@@ -173,7 +175,6 @@ document.head.append(shades);
 const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; its text stays readable
 /** The tokens, the colours' scale, and the values of the token that the reader chooses by click, touch or arrow keys. `paint(name)` colours them. */
 function tokenBlock(row, tokens) {
-  const none = (value) => value === null || value === undefined;
   const spans = tokens.text.map((text) => { const span = document.createElement('span'); span.textContent = visible(text); return span; });
   const parting = partingToken(row, tokens);
   const values = h('div', { class: 'token-values', 'aria-live': 'polite' }, h('p', { class: 'note' }, 'Click a token, or use the arrow keys, for its values.'));
@@ -195,7 +196,8 @@ function tokenBlock(row, tokens) {
     const own = tokens[name].reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 1e-12);
     const most = name === 'advantage' ? Math.max(own, largestAdvantage()) : name === 'logprob' ? Math.min(own, 5) : own; // colours mean the same in all samples
     const [bad, good, heat] = ['--bad', '--good', '--heat'].map(cssColor);
-    const hue = (value) => (name === 'advantage' ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
+    const signed = name === 'advantage' || (!SCALES[name] && tokens[name].some((value) => value < 0));
+    const hue = (value) => (signed ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
     const shade = (part) => faint(hue(part), (STRONGEST[isDark() ? 'dark' : 'light'] / 100) * Math.abs(part));
     // A class for each shade: the styles of 20,000 tokens would take longer than all else together.
     shades.textContent = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => `.shade${i - LEVELS} { background: ${shade(i / LEVELS - 1)} }`).join('\n');
@@ -206,8 +208,8 @@ function tokenBlock(row, tokens) {
     spans[parting]?.classList.add('parting');
     spans[chosen]?.classList.add('chosen');
     const bar = h('i', {});
-    bar.style.background = `linear-gradient(90deg, ${name === 'advantage' ? shade(-1) + ', ' : ''}transparent, ${shade(1)})`;
-    const [low, high] = SCALES[name](most);
+    bar.style.background = `linear-gradient(90deg, ${signed ? shade(-1) + ', ' : ''}transparent, ${shade(1)})`;
+    const [low, high] = SCALES[name]?.(most) ?? [signed ? figure(-most) : '0', figure(most)];
     replace(scale, low, bar, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
       parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part'));
   };
@@ -239,7 +241,7 @@ function tokenFacts(row, tokens, i) {
   return [['token', JSON.stringify(tokens.text[i])], ['place', `${figure(i + 1)} of ${figure(tokens.text.length)}`],
     logprob !== null && ['probability', digits(Math.exp(logprob))], logprob !== null && ['sampler’s log-prob', figure(logprob)],
     diff !== null && ['trainer’s log-prob', figure(logprob + diff)], diff !== null && ['trainer − sampler', figure(diff)], diff !== null && ['ratio trainer / sampler', digits(Math.exp(diff))],
-    at('entropy') !== null && ['entropy', figure(at('entropy'))], at('advantage') !== null && ['advantage', figure(at('advantage'))],
+    ...Object.entries(tokens).filter(([name, values]) => !SCALES[name] && name !== 'text' && Array.isArray(values) && !none(values[i])).map(([name, values]) => [paintName(name), figure(values[i])]), at('advantage') !== null && ['advantage', figure(at('advantage'))],
     ['in the loss', cell(row, 'in_loss') && logprob !== null ? 'yes' : `no: ${why}`],
     typeof cell(row, 'policy_version') === 'number' && logprob !== null && ['policy version', figure(cell(row, 'policy_version') - (at('age') ?? 0))]].filter(Boolean);
 }

@@ -32,7 +32,6 @@ function sorted(rows, name, down) {
   if (!name) return sorted(sorted(rows, 'reward', false), 'step', true); // the newest first, and of them the worst
   const values = cells(name);
   const sign = down ? -1 : 1;
-  const none = (value) => value === null || value === undefined;
   const compare = (a, b) => (typeof a === 'number' && typeof b === 'number' ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
   return rows.sort((a, b) => none(values[a]) - none(values[b]) || (none(values[a]) ? 0 : sign * compare(values[a], values[b])));
 }

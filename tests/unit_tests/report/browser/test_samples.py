@@ -175,6 +175,27 @@ def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
+def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
+    """Entropy, and what a teacher says, by names that this page may not know."""
+    more = {"entropy": [0.1, 0.7, 0.0, None], "divergence": [0.5, 1.0, 0.25, None], "teacher_log_ratios": [-2.0, 1.0, 0.0, None],
+            "teacher_s_best": ["4 or 5", "<i>", "", None]}  # fmt: skip
+    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS | more)
+    browser.open(at(page, view="samples", open="train/1/0/0", paint="teacher_log_ratios"))
+    chips = browser.run("[...document.querySelectorAll('[data-paint]')].map(e => e.innerText)")
+    assert chips == ["no colours", "log-probability", "trainer − sampler", "entropy", "divergence from the teacher", "advantage",
+                     "age in updates", "teacher log ratios"]  # fmt: skip
+    colours = browser.run("[...document.querySelectorAll('.token')].map(e => getComputedStyle(e).backgroundColor)")
+    assert len(set(colours[:3])) == 3  # below 0, above 0, 0
+    assert browser.run("document.querySelector('.scale').innerText").startswith("-2")
+    browser.run("document.querySelectorAll('.tokens .token')[1].click()")
+    told = browser.run(VALUES)
+    assert (told["entropy"], told["divergence from the teacher"], told["teacher log ratios"]) == ("0.7", "1", "1")
+    assert told["teacher s best"] == "<i>"
+    browser.run("document.querySelectorAll('.tokens .token')[3].click()")
+    assert "entropy" not in browser.run(VALUES)
+    assert clean(browser), browser.errors
+
+
 def test_a_token_says_why_it_is_not_in_the_loss(browser, tmp_path):
     page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS, in_loss=False, left_out="too long")
     browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"))
