@@ -99,7 +99,8 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
         change = f"{100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
         if values[0] == values[-1]:
             change = f"{100 * values[-1]:.1f} %, as at the start"
-        yield Verdict(level, f"{kind} {change}{said}{changed}{unclear}{before}", key)
+        when = f" at step {steps[-1]}" if steps[-1] < run.steps[-1] else ""
+        yield Verdict(level, f"{kind} {change}{when}{said}{changed}{unclear}{before}", key)
 
 
 def _flips(run: Run, key: str, place: int) -> tuple[int, int] | None:

@@ -64,6 +64,12 @@ def test_accuracy_that_is_what_it_was_is_not_called_a_difference():
     assert found.text == "held-out accuracy 0.0 %, as at the start"
 
 
+def test_an_accuracy_that_is_older_than_the_last_step_has_its_step():
+    accuracy = [0.25, *[None] * 8, 0.5, *[None] * 10]
+    found = line(run_of({"evaluation/accuracy": accuracy}, evaluation={"num_prompts": 32}), "held-out")
+    assert found.text.startswith("held-out accuracy 25.0 → 50.0 % at step 10")
+
+
 def test_what_a_teacher_and_demonstrations_lower_is_good_when_it_falls():
     falling = RISING[::-1]
     found = line(run_of({"teacher/divergence": falling}), "teacher")

@@ -5,6 +5,8 @@ const PALETTE = {
   dark: ['#6aa5ff', '#ff9a5c', '#3fc9a3', '#d68be0', '#e0b84d', '#ff7d9c', '#a3b3c2', '#9ad45f'],
 };
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+/** A run's mark: its colour, and its dash for who does not tell the colours apart. */
+const runMark = (place, props) => h('span', { class: `key d${place % DASHES.length}`, color: palette(place), ...props });
 const isDark = () => document.documentElement.dataset.theme === 'dark';
 const palette = (place) => { const colors = PALETTE[isDark() ? 'dark' : 'light']; return colors[place % colors.length]; };
 const faint = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, '0');

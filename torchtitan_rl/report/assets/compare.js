@@ -108,9 +108,9 @@ function drawPairs(container, a, b) {
       without.length > 0 && `${without.map(visible).join(', ')}: none can be compared${data.more ? ' before the other samples are loaded' : ''}. metrics.keep_all_rows stores every sample.`),
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
-      h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('tbody', {}, shown.slice(0, PAIRS).map((pair) => h('tr', {
+      h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('thead', {}, h('tr', {}, ['A', 'B', 'prompt', 'split'].map((title) => h('th', {}, title)))), h('tbody', {}, shown.slice(0, PAIRS).map((pair) => h('tr', {
         class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => view(pair), onkeydown: onEnter(() => { view(pair); container.querySelector('tr.open')?.focus(); }),
-      }, h('td', {}, figure(pair.scores[0])), h('td', {}, '→'), h('td', {}, figure(pair.scores[1])), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(question(pair.rows[0][0]), 70)))))))),
+      }, h('td', {}, figure(pair.scores[0])), h('td', {}, h('b', { class: { won: 'sign right', lost: 'sign wrong' }[pair.outcome] }, figure(pair.scores[1]))), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(question(pair.rows[0][0]), 70))), h('td', { class: 'c-split' }, visible(pair.split))))))),
       open && pairBody(open, a, b)),
     shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
 }
@@ -132,7 +132,8 @@ function pairedMetrics(a, b) {
     const write = key.endsWith('accuracy') ? percent : figure;
     const means = [x, y].map((side) => average(steps.map((step) => side.get(step))));
     const higher = (p, q) => figure(steps.filter((step) => p.get(step) > q.get(step)).length);
-    return [[title, figure(steps.length), ...means.map(write), (means[1] > means[0] ? '+' : '') + write(means[1] - means[0]), higher(x, y), higher(y, x)]];
+    const gap = means[1] - means[0];
+    return [[title, figure(steps.length), ...means.map(write), (gap > 0 ? '+' : '') + (write === percent ? `${(100 * gap).toFixed(1)} points` : figure(gap)), higher(x, y), higher(y, x)]];
   });
   return lines.length > 0 && section('Means over their common steps', 'From the logged metrics, which are of all samples. Two runs that differ only in the seed differ too: compare several seeds before you call one setting better.',
     table(['metric', 'steps', 'A', 'B', 'B − A', 'A higher', 'B higher'], lines, { 'data-table': 'paired' }));
@@ -156,7 +157,7 @@ function pairBody(pair, a, b) {
     facts(h('b', {}, figure(cell(rows[0], 'reward'))), verdictSign(cell(rows[0], 'correct')), `${figure(cell(rows[0], 'response_tokens'))} tokens`, rows.length > 1 && `${rows.length} times`),
     textBlock(saidText(rows[0]), write));
   const side = (place, which) => h('div', { class: 'history' },
-    facts(h('span', { class: 'dot', color: palette(which) }), runs[which].name, `step ${cell(pair.rows[place][0], 'step')}`),
+    facts(runMark(which), runs[which].name, `step ${cell(pair.rows[place][0], 'step')}`),
     sides[place].slice(0, MOST_ANSWERS).map((rows, i) => one(rows, place || i ? (text) => marked(base, text) : undefined)));
   return h('div', { class: 'pair' }, ...promptTurns(pair.rows[0][0]), answerLine(pair.rows[0][0], true), h('div', { class: 'siblings' }, side(0, a), side(1, b)));
 }
@@ -176,7 +177,7 @@ function configTable(places) {
   const all = table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config', even: places.length === 2 });
   return keys.length > 8 ? h('details', { class: 'rendered' }, h('summary', {}, `${keys.length} settings differ`), all) : all;
 }
-const runName = (place) => h('span', {}, h('span', { class: 'dot', color: palette(place) }), runs[place].name);
+const runName = (place) => h('span', {}, runMark(place), runs[place].name);
 
 const FINAL = [['Held-out accuracy', 'evaluation/accuracy'], ['Sampled accuracy', 'evaluation/sampled/accuracy'], ['Reward', 'reward/mean'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy'], ['Gradient norm', 'optimizer/grad_norm'], ['Seconds of a step', 'time/step']];
 const TAIL = 10; // a tenth of the common steps, at most this many, is averaged

@@ -3,7 +3,7 @@
 function healthPage(main) {
   replace(main, data.more && section('This report', 'Verdicts and this page use all samples that were read.', moreNote(() => healthPage(main))),
     runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
-      runs.length > 1 && h('h2', { class: 'run' }, h('span', { class: 'dot', color: palette(place) }), run.name),
+      runs.length > 1 && h('h2', { class: 'run' }, runMark(place), run.name),
       warningsOf(run), countsOf(run), h('div', { class: 'two' }, duplicatesOf(run), partsOf(run)), scatterOf(run), metricsOf(run), settingsOf(run))));
   for (const one of main.querySelectorAll('figure')) sight.observe(one);
 }

@@ -90,7 +90,7 @@ function verdictCard(run, place) {
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
   });
   return h('section', { class: 'verdicts', 'data-run': place },
-    h('h2', {}, runs.length > 1 && h('span', { class: 'dot', color: palette(place) }), run.name,
+    h('h2', {}, runs.length > 1 && runMark(place), run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
     endingOf(run, place),
     h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
@@ -99,14 +99,14 @@ function verdictCard(run, place) {
 
 function runChips(changed) {
   return h('span', { class: 'chips' }, runs.map((run, place) => h('button', {
-    class: 'chip', color: palette(place), 'aria-pressed': String(!state.hidden.includes(place)),
+    class: 'chip run', 'aria-pressed': String(!state.hidden.includes(place)),
     onclick: (event) => {
       const hidden = state.hidden.includes(place);
       state.hidden = hidden ? state.hidden.filter((one) => one !== place) : [...state.hidden, place];
       event.currentTarget.setAttribute('aria-pressed', String(hidden));
       changed();
     },
-  }, run.name)));
+  }, runMark(place), run.name)));
 }
 
 const allKeys = lazily(() => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort());

@@ -149,7 +149,7 @@ function drawList(list, detail) {
 
 function listCell(row, name) {
   const value = cell(row, name);
-  if (name === 'run') return h('span', { class: 'dot', role: 'img', color: palette(value), title: runs[value].name, 'aria-label': runs[value].name });
+  if (name === 'run') return runMark(value, { role: 'img', title: runs[value].name, 'aria-label': runs[value].name });
   if (name === 'correct') return verdictSign(value);
   if (name === 'prompt') return h('bdi', {}, brief(question(row), 110));
   if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));
