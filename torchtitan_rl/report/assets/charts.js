@@ -183,7 +183,7 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   const round = (value, ...leading) => leading.some((digit) => Math.abs(Math.log10(value / digit) - Math.round(Math.log10(value / digit))) < 1e-9);
   const tens = (u, splits) => splits.map((value) => (!log || (Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? round(value, 1) : round(value, 1, 2, 5)) ? value : null));
   const options = {
-    width: 400, height: definition.height || 190, series, bands, padding: [10, 12, 0, 0], legend: { show: false },
+    width: 400, height: definition.height || 190, series, bands, padding: [10, 20, 0, 0], legend: { show: false },
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => spread(low, high, zero, definition.percent) } },
     axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },

@@ -40,8 +40,9 @@ function partsOf(run) {
 function scatterOf(run) {
   const { points, n, r } = run.health.scatter;
   if (!points.length) return null;
-  const label = `reward by response tokens, ${plural(n, run.health.drawn ? 'randomly selected sample' : 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
-  return h('div', { class: 'grid' }, pointsCard('Length against reward', points, label, (point) => correctColor(point[2])),
+  const label = `reward by response tokens, ${plural(n, run.health.drawn ? 'randomly selected sample' : 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}, equal ones side by side${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
+  const apart = points.map(([length, ...rest], i) => [length + 0.6 * ((i * 0.618) % 1) - 0.3, ...rest]).sort((a, b) => a[0] - b[0]); // equal points would hide each other
+  return h('div', { class: 'grid' }, pointsCard('Length against reward', apart, label, (point) => correctColor(point[2])),
     curveCardOf(run, 'Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
     curveCardOf(run, 'Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
 }
