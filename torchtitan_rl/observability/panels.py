@@ -76,7 +76,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
     """A panel for one row: reason and origin in the title, then prompt, response and numbers."""
     parts: list[RenderableType] = []
     if "prompt" in row:
-        parts.append(safe(row["prompt"], console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
+        parts.append(safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
     if row.get("conversation"):
         parts += _turns(row["conversation"], console)
     elif "response" in row:
