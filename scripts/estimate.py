@@ -12,6 +12,11 @@ With --run FOLDER, it also says how much faster than waiting for each step's lon
 with groups in flight, from the lengths of its own completions:
 
     .venv/bin/python scripts/estimate.py --config debug --gpus 1 --run outputs/debug-20261122-230949
+
+With --curve it prints a config's step from 1 to 1,024 H100 by parts, each with its best layout (docs/scaling.md). The lengths are
+log-normal with the mean --completion-tokens:
+
+    .venv/bin/python scripts/estimate.py --config qwen3_8b --curve --completion-tokens 2048 --sequences 4096
 """
 
 import argparse
@@ -26,6 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
+from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
+
+from scripts import step_model  # noqa: E402
 from torchtitan_rl.core.config import MANY  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
@@ -99,6 +107,30 @@ def print_in_flight(run: Path, *, needed: int, max_age: int) -> None:
         print(f"{prompts:7d}  {gain:.2f} x")
 
 
+def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, longest: int) -> None:
+    """Prints the step of `sequences` completions by parts, for each number of GPUs with its best layout."""
+    model = step_model.Model.of(spec)
+    work = step_model.Work(lengths=step_model.draw_lengths(sequences, mean=mean, longest=longest), prompt=prompt)
+    print(
+        f"{sequences} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100"
+    )
+    print("  GPUs  engine  FSDP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
+    for gpus in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        found = step_model.best(work, model, gpus, step_model.H100)
+        if found is None:
+            print(f"{gpus:6d}  does not fit")
+            continue
+        layout, parts = found
+        step = sum(parts.values())
+        apart = step_model.separate_seconds(work, model, gpus, step_model.H100, engine=layout.engine)
+        shown = (parts["decode"], parts["straggler"], parts["update"], parts["gathers"], parts["push"])
+        saved = parts["checkpoint"] + parts["restarts"]
+        print(
+            f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
+            f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}  {step / apart:7.2f} x"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
@@ -110,9 +142,11 @@ def main() -> None:
     parser.add_argument("--train-share", type=float, default=0.4)
     parser.add_argument("--sync-share", type=float, default=0.3)
     parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
+    parser.add_argument("--curve", action="store_true", help="from 1 to 1,024 H100, by parts")
+    parser.add_argument("--sequences", type=int, help="with --curve; default: those of the config's step")
     args = parser.parse_args()
     for name, value in vars(args).items():
-        if isinstance(value, (int, float)) and not 0 < value <= MANY:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= MANY:
             parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {MANY}")
     if args.run is not None and not (args.run / "metrics.jsonl").is_file():
         parser.error(f"--run {args.run} has no metrics.jsonl: expected the folder of a run")
@@ -128,6 +162,12 @@ def main() -> None:
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n
+    if args.curve:
+        longest = max(config.sampling.max_tokens, 4 * completion)
+        print_curve(
+            config.model_spec, sequences=args.sequences or sequences, prompt=prompt, mean=completion, longest=longest
+        )
+        return
     length = prompt + completion
     model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
     passes = config.trainer.num_epochs * sequences

@@ -1,11 +1,17 @@
 """scripts/estimate.py: its numbers are those of the efficiency metrics."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from scripts import estimate
+from scripts import estimate, step_model
+from torchtitan_rl.library.models import qwen3
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_configs_step_is_estimated_without_starting_it(monkeypatch, capsys):
@@ -68,3 +74,58 @@ def test_each_wrong_option_is_one_sentence(monkeypatch, capsys, options, says):
     with pytest.raises(SystemExit, match="2"):
         estimate.main()
     assert f"error: {says}" in capsys.readouterr().err
+
+
+MEASURED = {"decode": 5.9, "update": 2.35, "push": 0.52}
+"""Seconds of docs/gpu.md's step of 0.6B on one H100."""
+
+
+def recorded_step() -> step_model.Work:
+    """256 sequences of 64 + 512 tokens; equal rewards, so a forward alone; the head's tiles of that day."""
+    lengths = np.full(256, 512)
+    return step_model.Work(lengths=lengths, prompt=64, forward_operators=25_400, backward=False)
+
+
+def test_parts_of_the_recorded_h100_step_are_within_15_percent():
+    model, layout = step_model.Model.of(qwen3("0.6B")), step_model.Layout(gpus=1, shards=1, engine=1)
+    found = step_model.step_seconds(recorded_step(), model, layout, step_model.H100)
+    assert {name: found[name] for name in MEASURED} == pytest.approx(MEASURED, rel=0.15)
+    assert sum(found[name] for name in MEASURED) == pytest.approx(8.9, rel=0.15)
+
+
+def test_more_gpus_shorten_the_step_and_cost_tokens_per_gpu():
+    model = step_model.Model.of(qwen3("8B"))
+    work = step_model.Work(lengths=step_model.draw_lengths(512, mean=512, longest=2048), prompt=128)
+    steps = [sum(step_model.best(work, model, gpus, step_model.H100)[1].values()) for gpus in (4, 8, 32)]
+    assert steps[0] > steps[1] > steps[2]
+    assert 4 * steps[0] < 8 * steps[1] < 32 * steps[2]
+    assert step_model.best(work, model, 1, step_model.H100) is None
+
+
+def test_equal_lengths_have_no_straggler():
+    model, layout = step_model.Model.of(qwen3("0.6B")), step_model.Layout(gpus=8, shards=1, engine=1)
+    for spread, waits in ((0.0, False), (0.8, True)):
+        lengths = step_model.draw_lengths(64, mean=256, longest=1024, spread=spread)
+        found = step_model.step_seconds(step_model.Work(lengths=lengths, prompt=64), model, layout, step_model.H100)
+        assert (found["straggler"] > 0) == waits
+
+
+def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys):
+    options = ["--config", "qwen3_8b", "--curve", "--completion-tokens", "64", "--sequences", "64"]
+    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
+    estimate.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "does not fit" in lines[2]
+    assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, ["--max-tokens", "60"]), (4, []), (4, ["--replicate", "2", "--max-tokens", "40"])]
+)
+def test_collectives_of_real_runs_are_those_of_the_model(ranks, options):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    script = ROOT / "tests" / "integration" / "collectives.py"
+    result = subprocess.run([*torchrun, script, *options], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "update  all_gather" in result.stdout

@@ -1,0 +1,312 @@
+"""The seconds of a step by parts, at any number of GPUs: what `scripts/estimate.py --curve` and docs/scaling.md print.
+
+A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
+constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes are those of real runs
+(tests/integration/collectives.py).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.setup.memory import meta_model
+
+HOST_MS = (0.2, 0.045)
+"""Milliseconds of vLLM's scheduler, its output and our code for a decode step: fixed, and for each sequence. Fitted to 3.1, 11.8 and
+23.4 ms at 64, 256 and 512 sequences, measured on a CPU with a worker that only counts. A step takes the longer of this and the GPU."""
+LAUNCH_S = 9e-6
+"""Seconds of the host for an operator in eager mode; an assumption, of the usual 5 to 10 us."""
+OPERATORS_OF_LAYER, HEAD_OPERATORS = 60, 2400
+"""Operators of the forward: of a layer, and of the head's tiles in a micro-batch of 16,384 tokens. Together the 4,050 counted for 0.6B."""
+MEMORY_SHARE, MATRIX_SHARE = 0.8, 0.45
+"""Share of the data sheet's memory rate that attention over a cache reaches, and of its matrix peak that the update's products do."""
+PUSH_S_OF_TENSOR = 1.3e-3
+"""Seconds of a push for each tensor: load, digest and comparison. Fitted to two measured pushes: 0.11 s and 0.52 s."""
+PUSH_S = 0.06
+"""Seconds of a push besides."""
+ENGINE_SHARE, MOST_SEQUENCES = 0.4, 512
+"""Share of a GPU's memory that the engine has, and the most sequences that it decodes together."""
+REDUCE_S = 12e-6
+"""Seconds of a small all-reduce over NVLink in the engine, twice a layer with tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One GPU of a cluster and its links, from the data sheets."""
+
+    flops: float
+    """Dense bfloat16 products, FLOP/s."""
+    memory: float
+    """Memory, bytes/s."""
+    nvlink: float
+    """To the other GPUs of the node, bytes/s in one direction."""
+    network: float
+    """To other nodes, bytes/s in one direction."""
+    gib: float = 80.0
+    gpus_of_node: int = 8
+
+
+H100 = Machine(flops=989e12, memory=3.35e12, nvlink=450e9, network=50e9)
+"""400 Gbit/s for each GPU, as in a DGX."""
+STORAGE = 5e9
+"""Bytes/s that all nodes together write to a shared file system."""
+FAILURE_HOURS = 45_000.0
+"""GPU hours between two interruptions: 419 in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, table 5) are 50,700; rounded down."""
+RESTART_S = 300.0
+"""Seconds from an interruption to the first step of the restarted run."""
+
+
+class Model(NamedTuple):
+    """What a dense decoder costs, in bfloat16."""
+
+    layers: int
+    layer: int
+    """Parameters of one layer."""
+    outer: tuple[int, ...]
+    """Parameters of the units outside the layers: embedding with head and last norm if tied, else embedding, and head with norm."""
+    head: int
+    kv_bytes: int
+    """Bytes of one token's keys and values."""
+    tensors: int
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer + sum(self.outer)
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "Model":
+        """Returns the sizes of a model, without its weights."""
+        shape, units = hf_architecture(spec.model), units_of(spec)
+        names = sum(1 for _ in meta_model(spec).named_parameters())
+        return cls(
+            layers=shape["num_hidden_layers"],
+            layer=units.layers[0],
+            outer=units.outer,
+            head=shape["vocab_size"] * shape["hidden_size"],
+            kv_bytes=4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"],
+            tensors=names + 4 * shape["num_hidden_layers"],  # q, k, v and gate, up are fused here and apart in a push
+        )
+
+
+class Units(NamedTuple):
+    """Parameters of each group of weights that FSDP gathers together."""
+
+    layers: tuple[int, ...]
+    outer: tuple[int, ...]
+
+
+def units_of(spec: ModelSpec) -> Units:
+    """Returns the units of a model: each layer, the embedding, and the norm with the head, which a tied head has in one."""
+    layers: dict[str, int] = {}
+    embedding = rest = 0
+    model = meta_model(spec)
+    for name, parameter in model.named_parameters():
+        if name.startswith("layers."):
+            layer = name.split(".")[1]
+            layers[layer] = layers.get(layer, 0) + parameter.numel()
+        elif name.startswith("tok_embeddings"):
+            embedding += parameter.numel()
+        else:
+            rest += parameter.numel()
+    outer = (embedding + rest,) if model.enable_weight_tying else (embedding, rest)
+    return Units(tuple(layers.values()), outer)
+
+
+class Traffic(NamedTuple):
+    """Collectives of one kind on one rank."""
+
+    calls: int
+    bytes: int
+    """Of the whole tensors, before sharding."""
+
+
+def update_traffic(units: Units, *, shards: int, replicas: int, microbatches: int, width: int) -> dict[str, Traffic]:
+    """The collectives of an update of FSDP2 over `shards` ranks, and HSDP over `replicas` of them, by kind.
+
+    A layer is gathered for the forward and again for the backward; what is outside the layers once, because it stays gathered. Gradients
+    are reduced after each micro-batch, in float32.
+
+    Args:
+        width: bytes of a gathered weight.
+    """
+    inner, outer = sum(units.layers), sum(units.outer)
+    num_units = len(units.layers) + len(units.outer)
+    found: dict[str, Traffic] = {}
+    if shards > 1:
+        calls = microbatches * (2 * len(units.layers) + len(units.outer))
+        found["all_gather"] = Traffic(calls, microbatches * width * (2 * inner + outer))
+        found["reduce_scatter"] = Traffic(microbatches * num_units, microbatches * 4 * (inner + outer))
+    if replicas > 1:
+        found["all_reduce"] = Traffic(microbatches * num_units, microbatches * 4 * (inner + outer) // shards)
+    return found
+
+
+def push_traffic(units: Units, *, embedding: int, shards: int, width: int) -> dict[str, Traffic]:
+    """The collectives of a push: a layer is gathered in one call, other tensors one by one. Norms are not counted."""
+    if shards == 1:
+        return {}
+    outer = len(units.outer) * embedding
+    return {"all_gather": Traffic(len(units.layers) + len(units.outer), width * (sum(units.layers) + outer))}
+
+
+class Layout(NamedTuple):
+    """How the GPUs share the work."""
+
+    gpus: int
+    shards: int
+    """FSDP ranks; the rest are replicas."""
+    engine: int
+    """GPUs of one engine."""
+
+
+def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
+    """Returns lengths of completions, [num], log-normal with this mean before the cut at `longest`. spread 0: all equal."""
+    rng = np.random.default_rng(0)
+    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, num)
+    return np.clip(np.rint(drawn), 1, longest).astype(int)
+
+
+def decode_seconds(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
+    """Returns the seconds in which one engine decodes completions of these lengths.
+
+    Those that its cache does not hold at once wait: they are decoded first, at a full batch of the mean length.
+    """
+    room = ENGINE_SHARE * machine.gib * 2**30 * engine - 2 * model.parameters
+    mean = float(lengths.mean())
+    together = max(1, min(MOST_SEQUENCES, int(room / model.kv_bytes / (prompt + mean))))
+    last = lengths[-together:]
+    full = np.full(together, max(1, round(mean)))
+    waves = (len(lengths) - len(last)) / together
+    seconds = _decode_together(last, prompt=prompt, model=model, engine=engine, machine=machine)
+    if waves > 0:
+        seconds += waves * _decode_together(full, prompt=prompt, model=model, engine=engine, machine=machine)
+    return seconds
+
+
+def _decode_together(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
+    steps = np.arange(lengths.max())
+    active = len(lengths) - np.searchsorted(np.sort(lengths), steps, side="right")  # [steps] sequences that go on
+    cached = active * (prompt + steps)  # [steps] tokens that attention reads
+    read = (2 * model.parameters + model.kv_bytes * cached) / engine
+    products = 2 * model.parameters * active / engine / machine.flops / MATRIX_SHARE
+    gpu = np.maximum(read / machine.memory / MEMORY_SHARE, products)
+    if engine > 1:
+        gpu = gpu + 2 * model.layers * REDUCE_S
+    host = (HOST_MS[0] + HOST_MS[1] * active) / 1e3  # [steps]
+    return float(np.maximum(gpu, host).sum())
+
+
+def rate(layout_ranks: int, machine: Machine) -> float:
+    """Bytes/s of a ring over so many ranks: NVLink within a node, else the network."""
+    return machine.nvlink if layout_ranks <= machine.gpus_of_node else machine.network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one step."""
+
+    lengths: np.ndarray
+    """[sequences] sampled tokens of each completion."""
+    prompt: int
+    microbatch: int = 16384
+    forward_operators: int | None = None
+    """Operators of a micro-batch's forward; None: OPERATORS_OF_LAYER and HEAD_OPERATORS."""
+    backward: bool = True
+    """False: a step whose advantages are all 0 has a forward alone."""
+    checkpointing: bool = True
+    """Whether the backward computes the layers once more."""
+    interval: int = 20
+    """Steps between checkpoints."""
+
+
+def step_seconds(work: Work, model: Model, layout: Layout, machine: Machine) -> dict[str, float]:
+    """Returns the seconds of a step by part: decode, straggler, update, gathers, push, checkpoint, restarts.
+
+    "decode" is the mean engine's time, "straggler" what the slowest engine takes longer, "gathers" what the update's communication takes
+    longer than its computation.
+    """
+    engines = layout.gpus // layout.engine
+    shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
+    decoded = [
+        decode_seconds(share, prompt=work.prompt, model=model, engine=layout.engine, machine=machine)
+        for share in shares
+    ]
+    tokens = float((work.lengths + work.prompt).sum()) / layout.gpus
+    scored = float(work.lengths.sum()) / layout.gpus
+    passes = 1 + work.backward * (2 + work.checkpointing)
+    inner = model.layers * model.layer
+    attended = float((work.lengths + work.prompt).mean()) / 2
+    width = model.kv_bytes / 4 / model.layers  # keys' width of a layer; queries have at most 8 times as many
+    flops = passes * (2 * inner * tokens + 4 * 4 * width * model.layers * attended * tokens)
+    flops += (1 + 2 * work.backward) * 2 * model.head * scored
+    microbatches = max(1, -(-int(tokens) // work.microbatch))
+    forward = work.forward_operators or model.layers * OPERATORS_OF_LAYER + HEAD_OPERATORS
+    compute = max(flops / machine.flops / MATRIX_SHARE, microbatches * passes * forward * LAUNCH_S)
+    replicas = layout.gpus // layout.shards
+    units = Units((model.layer,) * model.layers, model.outer)
+    traffic = update_traffic(units, shards=layout.shards, replicas=replicas, microbatches=microbatches, width=2)
+    inside = sum(one.bytes for kind, one in traffic.items() if kind != "all_reduce") / rate(layout.shards, machine)
+    between = 2 * traffic["all_reduce"].bytes / machine.network if replicas > 1 else 0.0
+    pushed = push_traffic(units, embedding=model.head, shards=layout.shards, width=2)
+    gathered = sum(one.bytes for one in pushed.values()) / rate(layout.shards, machine)
+    checkpoint = (
+        12 * model.parameters / min(STORAGE, 2e9 * max(1, layout.shards // machine.gpus_of_node)) / work.interval
+    )
+    seconds = {
+        "decode": float(np.mean(decoded)),
+        "straggler": max(decoded) - float(np.mean(decoded)),
+        "update": compute,
+        "gathers": max(0.0, inside + between - compute),
+        "push": PUSH_S + PUSH_S_OF_TENSOR * model.tensors + gathered,
+        "checkpoint": checkpoint,
+    }
+    whole = sum(seconds.values())
+    lost = RESTART_S + work.interval / 2 * whole
+    seconds["restarts"] = whole * lost * layout.gpus / (FAILURE_HOURS * 3600)
+    return seconds
+
+
+def layouts(gpus: int, model: Model, machine: Machine) -> list[Layout]:
+    """Returns the layouts whose engine and float32 state fit: 16 bytes a parameter over the shards, and an engine in 40 % of a GPU."""
+    found = []
+    for engine in (1, 2, 4, 8):
+        for shards in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            fits_engine = 2 * model.parameters / engine < 0.75 * ENGINE_SHARE * machine.gib * 2**30
+            fits_state = 16 * model.parameters / shards < 0.6 * machine.gib * 2**30
+            if engine <= gpus and shards <= gpus and gpus % engine == 0 and fits_engine and fits_state:
+                found.append(Layout(gpus, shards, engine))
+    return found
+
+
+def best(work: Work, model: Model, gpus: int, machine: Machine) -> tuple[Layout, dict[str, float]] | None:
+    """Returns the layout with the shortest step and its seconds, of equal ones the first; None if none fits."""
+    found = [(one, step_seconds(work, model, one, machine)) for one in layouts(gpus, model, machine)]
+    return min(found, key=lambda pair: round(sum(pair[1].values()), 1), default=None)
+
+
+def separate_seconds(work: Work, model: Model, gpus: int, machine: Machine, *, engine: int) -> float:
+    """Returns the seconds of a step if some GPUs only generate and the others only train, at the same time, in the best split.
+
+    Generators never wait for a step's longest completion: each slot begins the next prompt, so they take the mean engine's time at a full
+    batch. The weights travel once over the network. Samples are a step or more old.
+    """
+    whole = []
+    for generating in (gpus // 4, gpus // 2, 3 * gpus // 4):
+        if generating < engine or gpus - generating < 1 or generating % engine:
+            continue
+        engines = generating // engine
+        shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
+        full = [np.full(len(share), int(np.ceil(share.mean()))) for share in shares]
+        decoded = [decode_seconds(one, prompt=work.prompt, model=model, engine=engine, machine=machine) for one in full]
+        fits = layouts(gpus - generating, model, machine)
+        if not fits:
+            continue
+        trained = min(
+            sum(v for k, v in step_seconds(work, model, one, machine).items() if k in ("update", "gathers"))
+            for one in fits
+        )
+        whole.append(max(float(np.mean(decoded)), trained) + 2 * model.parameters / machine.network)
+    return min(whole, default=float("inf"))
