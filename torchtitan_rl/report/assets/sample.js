@@ -209,7 +209,7 @@ function tokenBlock(row, tokens) {
     spans[chosen]?.classList.add('chosen');
     const bar = h('i', {});
     bar.style.background = `linear-gradient(90deg, ${signed ? shade(-1) + ', ' : ''}transparent, ${shade(1)})`;
-    const [low, high] = SCALES[name]?.(most) ?? [signed ? figure(-most) : '0', figure(most)];
+    const [low, high] = SCALES[name]?.(most) ?? [signed ? figure(-most) : '0', `${figure(most)}${PAINTS[name] ? ' nats' : ''}`];
     replace(scale, low, bar, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
       parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part'));
   };

@@ -37,8 +37,8 @@ def test_links_survive_growth_a_second_file_and_watch(browser, tmp_path, number)
     browser.open(at(page, view="samples", open=names[0]))
     for place, name in enumerate(names):
         follow(browser, open=name)
-        if place % 10 == 9:  # as --watch does, from the page itself
-            browser.run("location.reload()")
+        if place % 10 == 9:  # as the page of --watch reads itself again: at its own address
+            browser.open(browser.run("location.href"))
         browser.wait(f"document.querySelector('.detail .facts')?.innerText.startsWith({json.dumps(words_of(name))})")
         assert browser.run("document.querySelector('tr.open .c-step').innerText") == name.split("/")[1]
     assert clean(browser), browser.errors
