@@ -26,7 +26,7 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
@@ -55,14 +55,16 @@ def main() -> None:
     dist.barrier()
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=64, mixed_precision_param=args.dtype)
+    config = model_config(spec, parallelism, training, 64, False)
     model = build_policy(
         spec,
+        config,
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
         parallelism=parallelism,
-        training=TrainingConfig(seq_len=64, mixed_precision_param=args.dtype),
+        training=training,
         compile_config=CompileConfig(),
         activation_checkpoint="none",
-        logprob_chunk_tokens=64,
         dump_folder="",
     )
     adapter = spec.state_dict_adapter(spec.model, None)

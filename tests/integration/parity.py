@@ -32,7 +32,7 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
@@ -227,14 +227,16 @@ def main() -> None:
         save(Path(folder), args.architecture, tie=not args.untied)
     dist.barrier()
     spec = spec_from_folder(Path(folder))
+    training = TrainingConfig(seq_len=256, mixed_precision_param=args.dtype)
+    config = model_config(spec, parallelism, training, 5, False)
     model = build_policy(
         spec,
+        config,
         parallel_dims=dims,
         parallelism=parallelism,
-        training=TrainingConfig(seq_len=256, mixed_precision_param=args.dtype),
+        training=training,
         compile_config=CompileConfig(),
         activation_checkpoint="none",
-        logprob_chunk_tokens=5,
         dump_folder="",
     )
     adapter = spec.state_dict_adapter(spec.model, None)

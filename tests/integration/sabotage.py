@@ -29,7 +29,7 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, score  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
@@ -48,14 +48,16 @@ class Pair:
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
         spec = tiny_spec()
+        training = TrainingConfig(seq_len=256, mixed_precision_param=dtype)
+        config = model_config(spec, parallelism, training, 64, False)
         self.model = build_policy(
             spec,
+            config,
             parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
             parallelism=parallelism,
-            training=TrainingConfig(seq_len=256, mixed_precision_param=dtype),
+            training=training,
             compile_config=CompileConfig(),
             activation_checkpoint="none",
-            logprob_chunk_tokens=64,
             dump_folder="",
         )
         self.adapter = spec.state_dict_adapter(spec.model, None)

@@ -20,7 +20,7 @@ from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, score, score_only
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score, score_only
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
@@ -102,14 +102,16 @@ def hf_policy(folder: Path, *, activation_checkpoint: str = "none", replicate: i
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", data_parallel_replicate_degree=replicate)
     set_spmd_backend(parallelism.spmd_backend)
     spec = spec_from_folder(folder)
+    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
+    config = model_config(spec, parallelism, training, 32, False)
     model = build_policy(
         spec,
+        config,
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
         parallelism=parallelism,
-        training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+        training=training,
         compile_config=CompileConfig(),
         activation_checkpoint=activation_checkpoint,
-        logprob_chunk_tokens=32,
         dump_folder="",
     )
     adapter = spec.state_dict_adapter(spec.model, None)

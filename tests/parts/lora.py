@@ -16,7 +16,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.policy import build_policy, score
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -39,16 +39,17 @@ class AdapterPair:
         spec, lora = tiny_spec(), Lora(lora)
         parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
+        training = TrainingConfig(seq_len=384, mixed_precision_param=dtype)
+        config = lora.convert(model_config(spec, parallelism, training, 64, False))
         self.model = build_policy(
             spec,
+            config,
             parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
             parallelism=parallelism,
-            training=TrainingConfig(seq_len=384, mixed_precision_param=dtype),
+            training=training,
             compile_config=CompileConfig(),
             activation_checkpoint="none",
-            logprob_chunk_tokens=64,
             dump_folder="",
-            lora=lora,
         )
         self.names = spec.state_dict_adapter(spec.model, None)
         load_hf_weights(self.model, self.names, str(folder))

@@ -136,9 +136,6 @@ class PolicyLora(Protocol):
     def convert(self, config: "Decoder.Config") -> "Decoder.Config":
         """A copy of the model's config with frozen weights and adapters."""
 
-    def cast_base(self, model: "nn.Module", dtype: "torch.dtype") -> None:
-        """Give the frozen weights `dtype`."""
-
     def attach(self, model: "Decoder", state_dict_adapter: "BaseStateDictAdapter") -> None:
         """Start the adapters of the loaded model."""
 

@@ -174,7 +174,7 @@ def test_bfloat16_stays_near_float32(folder_of):
     folder = folder_of("gemma3_text")
     trainer = trainer_of(folder)
     trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
-    rounded = trainer.load_policy(None)
+    rounded = trainer.load_policy()
     tokens, labels, layout, mask = packed(sequences())
     exact, near = (score(m, tokens, labels, layout, 1.0)[0][mask.bool()] for m in (trainer.model, rounded))
     assert 0 < (exact - near).abs().max() < 0.3

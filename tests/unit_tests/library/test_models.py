@@ -15,7 +15,7 @@ from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, score_only
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score_only
 from torchtitan_rl.core.types import SequenceLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
@@ -32,14 +32,16 @@ def policy_of(folder):
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     spec = spec_from_folder(folder)
+    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
+    config = model_config(spec, parallelism, training, 32, False)
     model = build_policy(
         spec,
+        config,
         parallel_dims=ParallelDims.from_config(parallelism, 1),
         parallelism=parallelism,
-        training=TrainingConfig(seq_len=128, mixed_precision_param="float32"),
+        training=training,
         compile_config=CompileConfig(),
         activation_checkpoint="none",
-        logprob_chunk_tokens=32,
         dump_folder="",
     )
     adapter = spec.state_dict_adapter(spec.model, None)

@@ -17,7 +17,7 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, score
+from torchtitan_rl.core.trainer.policy import build_policy, model_config, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
@@ -36,14 +36,16 @@ class Pair:
         spec = tiny_spec()
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
+        training = TrainingConfig(seq_len=384, mixed_precision_param="float32")
+        config = model_config(spec, parallelism, training, 64, False)
         self.model = build_policy(
             spec,
+            config,
             parallel_dims=ParallelDims.from_config(parallelism, 1),
             parallelism=parallelism,
-            training=TrainingConfig(seq_len=384, mixed_precision_param="float32"),
+            training=training,
             compile_config=CompileConfig(),
             activation_checkpoint="none",
-            logprob_chunk_tokens=64,
             dump_folder="",
         )
         self.adapter = spec.state_dict_adapter(spec.model, None)

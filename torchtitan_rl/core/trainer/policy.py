@@ -16,7 +16,6 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import (
     attention_config,
     attention_masks,
@@ -31,31 +30,28 @@ AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": Full
 
 def build_policy(
     model_spec: ModelSpec,
+    config: Decoder.Config,
     *,
     parallel_dims: ParallelDims,
     parallelism: ParallelismConfig,
     training: TrainingConfig,
     compile_config: CompileConfig,
     activation_checkpoint: str,
-    logprob_chunk_tokens: int,
     dump_folder: str,
-    lora: PolicyLora | None = None,
 ) -> Decoder:
     """Returns the sharded model with random weights.
 
     Args:
+        config: of `model_config`, with or without adapters.
         training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
         activation_checkpoint: a key of AC_CLASSES.
-        lora: adds adapters.
     """
-    config = model_config(
-        model_spec, parallelism, training, logprob_chunk_tokens, compile_config.enable
-    )
-    config = lora.convert(config) if lora else config
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = config.build()
-    if lora:
-        lora.cast_base(model, TORCH_DTYPE_MAP[training.mixed_precision_param])
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            # A base below adapters has the forward's dtype: no optimizer needs more digits of it.
+            parameter.data = parameter.data.to(TORCH_DTYPE_MAP[training.mixed_precision_param])
     if compile_config.enable:
         # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
         torch.compiler.config.recompile_limit = 64

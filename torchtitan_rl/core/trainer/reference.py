@@ -15,9 +15,9 @@ class Reference:
     def __init__(self, trainer: Trainer) -> None:
         """Load the start's weights once more, unless the policy has adapters. Collective."""
         self.trainer = trainer
-        self.model = (
-            trainer.model if trainer.lora else trainer.load_policy(None).requires_grad_(False)
-        )
+        self.model = trainer.model
+        if trainer.lora is None:
+            self.model = trainer.load_policy().requires_grad_(False)
 
     def score(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""

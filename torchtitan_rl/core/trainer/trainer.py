@@ -41,6 +41,7 @@ from torchtitan_rl.core.trainer.packing import (
 from torchtitan_rl.core.trainer.policy import (
     build_policy,
     keep_weights,
+    model_config,
     score,
     score_only,
     teacher_output,
@@ -139,7 +140,7 @@ class Trainer(Configurable):
         self.logprob_gate = config.logprob_gate.build(
             dtypes={config.mixed_precision_param, generator_dtype}
         )
-        self.model = self.load_policy(policy_lora)
+        self.model = self.load_policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
         self._shares_prompts = shares_prompts(self.model)
@@ -168,9 +169,9 @@ class Trainer(Configurable):
         tp_mesh = dims.get_optional_mesh("tp")
         self._is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def load_policy(self, lora: PolicyLora | None) -> Decoder:
-        """Returns a sharded model with the start's weights. Collective."""
-        return self._load(self._model_spec, self.hf_assets_path, "float32", lora)
+    def load_policy(self) -> Decoder:
+        """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
+        return self._load(self._model_spec, self.hf_assets_path, "float32", self.lora)
 
     def load_frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
@@ -186,20 +187,25 @@ class Trainer(Configurable):
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
     ) -> Decoder:
         config = self.config
+        training = TrainingConfig(
+            seq_len=self.max_positions,
+            dtype=dtype,
+            mixed_precision_param=config.mixed_precision_param,
+        )
+        architecture = model_config(
+            model_spec, config.parallelism, training, config.logprob_chunk_tokens, config.compile
+        )
+        if lora:
+            architecture = lora.convert(architecture)
         model = build_policy(
             model_spec,
+            architecture,
             parallel_dims=self.parallel_dims,
             parallelism=config.parallelism,
-            training=TrainingConfig(
-                seq_len=self.max_positions,
-                dtype=dtype,
-                mixed_precision_param=config.mixed_precision_param,
-            ),
+            training=training,
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             activation_checkpoint=config.activation_checkpoint,
-            logprob_chunk_tokens=config.logprob_chunk_tokens,
             dump_folder=self._dump_folder,
-            lora=lora,
         )
         load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
         return model

@@ -60,12 +60,6 @@ class Lora:
         settings = LoRAConverter.Config(rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names))
         return settings.build().convert(config)
 
-    def cast_base(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Give the frozen weights `dtype`, the forward's, because no optimizer needs more digits of them."""
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(dtype)
-
     def attach(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
         self._exported = self.start(model, adapter)
