@@ -18,7 +18,7 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
 from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
 from torchtitan_rl.core.algorithm.group_filter import GroupFilter
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, TokenValues
+from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.loss_metrics import (
     Tally,
@@ -314,30 +314,34 @@ class Algorithm(OwnConfig):
         self._check(batch)
         if self.config.entropy_coef == 0:
             entropy = entropy.detach()  # [T]
-        raw = TokenValues.of(batch, logprobs, entropy, sampled=self.policy_loss.sampled)
-        finite = finite_tokens(batch.loss_mask, raw.named())  # [T] bool
-        values = raw.where(finite)
+        known = self._known(batch, logprobs, entropy)
+        finite = finite_tokens(batch.loss_mask, batch.token_columns | known)  # [T] bool
+
+        def zeroed(values: Tensor) -> Tensor:
+            # A product with a mask would not do: 0 * inf and its gradient are NaN.
+            return torch.where(finite, values, 0.0)  # [T]
+
+        values = {name: zeroed(tensor) for name, tensor in known.items()}
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
         # [T] log pi_old - log mu
-        log_weight = (values.old_logprobs - values.sampler_logprobs).detach()
+        log_weight = (values["old_logprobs"] - values["sampler_logprobs"]).detach()
         correction = self.mismatch.correction(log_weight, sequences)
+        denominator = "sampler" if self.config.old_logprobs == "sampler" else "old"
         inputs = LossInputs(
-            logprobs=values.logprobs,
-            old_logprobs=values.sampler_logprobs
-            if self.config.old_logprobs == "sampler"
-            else values.old_logprobs,
-            advantages=values.advantages,
+            logprobs=values["logprobs"],
+            old_logprobs=values[f"{denominator}_logprobs"],
+            advantages=values["advantages"],
             mask=mask,
-            entropy=values.entropy,
-            sampler_logprobs=values.sampler_logprobs,
-            reference_logprobs=values.reference_logprobs,
+            entropy=values["entropy"],
+            sampler_logprobs=values["sampler_logprobs"],
+            reference_logprobs=values.get("reference_logprobs"),
             correction=correction.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
             normalizers=batch.normalizers,
             columns=batch.columns,
-            token_columns=values.columns,
+            token_columns={name: zeroed(tensor) for name, tensor in batch.token_columns.items()},
         )
         terms = self._terms(inputs, values)
         with torch.no_grad():
@@ -352,8 +356,28 @@ class Algorithm(OwnConfig):
                 record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
         if self.raises and metrics["nonfinite/tokens"].value > 0:
-            raise_for_token(batch, raw.named())
+            raise_for_token(batch, batch.token_columns | known)
         return LossOutput(terms["total"], metrics)
+
+    def _known(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+        """What is known of each label, [T] each.
+
+        logprobs: log pi of the policy that is updated, with gradient. old_logprobs: log pi_old of the policy before the
+        first update on this batch. The first update has none stored: there pi_old is pi, so the ratio pi / pi_old is 1,
+        with the gradient of log pi. sampler_logprobs: log mu of the engine that sampled the label; log pi_old if none
+        did. reference_logprobs: log pi_ref of the frozen reference, if there is one.
+        """
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
+        known = {
+            "logprobs": logprobs,
+            "old_logprobs": old,
+            "sampler_logprobs": batch.sampler_logprobs if self.policy_loss.sampled else old,
+            "entropy": entropy,
+            "advantages": batch.advantages,
+        }
+        if batch.reference_logprobs is not None:
+            known["reference_logprobs"] = batch.reference_logprobs
+        return known
 
     def _check(self, batch: TrainBatch) -> None:
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
@@ -364,7 +388,7 @@ class Algorithm(OwnConfig):
             )
         self.policy_loss.check_batch(batch)
 
-    def _terms(self, inputs: LossInputs, values: TokenValues) -> dict[str, Tensor]:
+    def _terms(self, inputs: LossInputs, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         for share in terms.values():
@@ -373,28 +397,25 @@ class Algorithm(OwnConfig):
             )
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
-        if self.kl.in_loss and values.reference_logprobs is not None:
-            terms["kl"] = self.aggregation.share(
-                self.kl(values.logprobs, values.reference_logprobs), inputs
-            )
+        if self.kl.in_loss and "reference_logprobs" in values:
+            divergence = self.kl(values["logprobs"], values["reference_logprobs"])  # [T]
+            terms["kl"] = self.aggregation.share(divergence, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
-        terms["entropy"] = (values.entropy * inputs.mask).sum() / max(
-            inputs.normalizers.num_tokens, 1
-        )
+        num_tokens = max(inputs.normalizers.num_tokens, 1)
+        terms["entropy"] = (values["entropy"] * inputs.mask).sum() / num_tokens
         if self.config.entropy_coef > 0:
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
         return terms | {"total": total}
 
-    def _record(self, tally: Tally, inputs: LossInputs, values: TokenValues) -> None:
-        tally.mean("policy/entropy", values.entropy, inputs.mask)
-        tally.distribution("policy/token_entropy", values.entropy, inputs.mask)
-        record_divergence(tally, "policy", values.old_logprobs - values.logprobs, inputs)
-        if values.reference_logprobs is not None:
-            record_divergence(
-                tally, "reference", values.logprobs - values.reference_logprobs, inputs
-            )
+    def _record(self, tally: Tally, inputs: LossInputs, values: dict[str, Tensor]) -> None:
+        logprobs, entropy = values["logprobs"], values["entropy"]  # [T] each
+        tally.mean("policy/entropy", entropy, inputs.mask)
+        tally.distribution("policy/token_entropy", entropy, inputs.mask)
+        record_divergence(tally, "policy", values["old_logprobs"] - logprobs, inputs)
+        if "reference_logprobs" in values:
+            record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
         record_ratio(tally, self.policy_loss.token_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)

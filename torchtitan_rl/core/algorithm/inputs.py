@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.types import Normalizers, TrainBatch
+from torchtitan_rl.core.types import Normalizers
 
 LOG_RATIO_LIMIT = 20.0
 """Clamp on |log ratio|. e^20 is 4.9e8, whose square fits float32, so one token cannot make the gradient norm infinite.
@@ -41,78 +41,6 @@ class Sequences:
         return with_padding[self.ids]  # [T]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenValues:
-    """What the objective knows of each label of a packed micro-batch: [T] each."""
-
-    logprobs: Tensor
-    """log pi of the policy that is updated, with gradient."""
-    old_logprobs: Tensor
-    """log pi_old of the policy before the first update on this batch, without gradient. The first update has none
-    stored: there pi_old is pi, so the ratio pi / pi_old is 1, with the gradient of log pi."""
-    sampler_logprobs: Tensor
-    """log mu of the engine that sampled the label."""
-    reference_logprobs: Tensor | None
-    """log pi_ref of the frozen reference; None without one."""
-    entropy: Tensor
-    """H(pi) in nats, with gradient if the objective has an entropy bonus."""
-    advantages: Tensor
-    columns: dict[str, Tensor]
-    """What the loss asks for beside these: `Loss.token_columns`."""
-
-    @classmethod
-    def of(
-        cls, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, *, sampled: bool
-    ) -> "TokenValues":
-        """The values of a micro-batch, from log pi and H(pi) of its labels, [T] each.
-
-        Args:
-            sampled: whether the engine has sampled the labels. If not, log mu is log pi_old.
-        """
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
-        return cls(
-            logprobs=logprobs,
-            old_logprobs=old,
-            sampler_logprobs=batch.sampler_logprobs if sampled else old,
-            reference_logprobs=batch.reference_logprobs,
-            entropy=entropy,
-            advantages=batch.advantages,
-            columns=batch.token_columns,
-        )
-
-    def named(self) -> dict[str, Tensor]:
-        """The tensors by their names in errors."""
-        named = {
-            "policy_logprob": self.logprobs,
-            "old_logprob": self.old_logprobs,
-            "sampler_logprob": self.sampler_logprobs,
-            "entropy": self.entropy,
-            "advantage": self.advantages,
-            "reference_logprob": self.reference_logprobs,
-            **self.columns,
-        }
-        return {name: values for name, values in named.items() if values is not None}
-
-    def where(self, kept: Tensor) -> "TokenValues":
-        """The same with 0 wherever `kept` [T] is False. A product with a mask would not do: 0 * inf and its gradient
-        are NaN."""
-
-        def zeroed(values: Tensor) -> Tensor:
-            return torch.where(kept, values, 0.0)  # [T]
-
-        return TokenValues(
-            logprobs=zeroed(self.logprobs),
-            old_logprobs=zeroed(self.old_logprobs),
-            sampler_logprobs=zeroed(self.sampler_logprobs),
-            reference_logprobs=None
-            if self.reference_logprobs is None
-            else zeroed(self.reference_logprobs),
-            entropy=zeroed(self.entropy),
-            advantages=zeroed(self.advantages),
-            columns={name: zeroed(values) for name, values in self.columns.items()},
-        )
-
-
 @dataclass(slots=True, kw_only=True)
 class LossInputs:
     """One packed micro-batch of T tokens and S sequences. Outside `mask` every [T] tensor is 0."""
@@ -120,7 +48,7 @@ class LossInputs:
     logprobs: Tensor
     """[T] log pi of each label, with gradient."""
     old_logprobs: Tensor
-    """[T] log pi_old, no gradient; equal to `logprobs` on the first update of a batch."""
+    """[T] log pi_old, the denominator of the ratio, no gradient; equal to `logprobs` on the first update of a batch."""
     advantages: Tensor
     """[T]"""
     mask: Tensor
