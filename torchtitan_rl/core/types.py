@@ -292,25 +292,6 @@ class Episode:
         return self.scored.reward
 
     @property
-    def token_advantages(self) -> FloatArray:
-        """[L] the advantage of each sampled token; 0 for other tokens."""
-        mask = self.completion.loss_mask  # [L]
-        if self.credit.token_advantages is not None:
-            return self.credit.token_advantages * mask
-        if self.credit.turn_advantages is None:
-            return self.credit.advantage * mask
-        turns = self.completion.turns
-        in_arrays = sorted(
-            range(len(turns)), key=lambda i: turns[i].trace
-        )  # stable: by trace, then by time
-        found = np.zeros(len(mask))
-        found[mask] = np.repeat(
-            [self.credit.turn_advantages[i] for i in in_arrays],
-            [turns[i].num_tokens for i in in_arrays],
-        )
-        return found
-
-    @property
     def in_loss(self) -> bool:
         """Whether the episode is in the loss."""
         return self.credit.left_out is None

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.core.trainer.packing import token_advantages
+
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import BoolArray, Episode, FloatArray
 
@@ -55,7 +57,7 @@ class TokenPayload:
             credit = episode.credit
             shared = credit.turn_advantages is None and credit.token_advantages is None
             found["advantage"] = (
-                float(f"{credit.advantage:.4g}") if shared else _spread(episode.token_advantages[mask], mask, 4)
+                float(f"{credit.advantage:.4g}") if shared else _spread(token_advantages(episode)[mask], mask, 4)
             )
         return found
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
-from torchtitan_rl.core.algorithm.episodes import differ, set_advantage, turn_returns
+from torchtitan_rl.core.algorithm.episodes import differ, turn_returns
 from torchtitan_rl.core.algorithm.group_filter import GroupFilter
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL
@@ -262,8 +262,14 @@ class Algorithm(OwnConfig):
                 scale = numbers_from(
                     self.seed_grpo, "algorithm.seed_grpo", self.seed_grpo.scale(group), 1.0
                 )
-            for episode, of_turns in zip(group.samples, values, strict=True):
-                set_advantage(episode, [scale * value for value in of_turns])
+            for episode, of_returns in zip(group.samples, values, strict=True):
+                scaled = [scale * value for value in of_returns]
+                episode.credit.advantage = scaled[0]
+                if len(scaled) > 1:
+                    episode.credit.turn_advantages = tuple(scaled)
+                    lengths = [turn.num_tokens for turn in episode.completion.turns]
+                    weighted = sum(value * n for value, n in zip(scaled, lengths, strict=True))
+                    episode.credit.advantage = weighted / max(sum(lengths), 1)
 
     def zero_gradient(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""

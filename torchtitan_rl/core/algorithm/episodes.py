@@ -1,4 +1,4 @@
-"""Episodes from scored completions, and the two ways to give them credit: as a whole, or turn by turn."""
+"""Episodes from scored completions, and their returns: one for the whole, or one for each turn."""
 
 import math
 from collections import Counter
@@ -54,17 +54,6 @@ def turn_returns(scored: ScoredCompletion, total: float | None) -> list[float | 
     if total is None or not scored.turn_rewards:
         return [total] * max(len(scored.completion.turns), 1)
     return [total - before for before in accumulate(scored.turn_rewards[:-1], initial=0.0)]
-
-
-def set_advantage(episode: Episode, advantages: list[float]) -> None:
-    """Set the episode's advantage: one for all tokens, or one for each turn and their mean over sampled tokens."""
-    if len(advantages) == 1:
-        episode.credit.advantage = advantages[0]
-        return
-    lengths = [turn.num_tokens for turn in episode.completion.turns]
-    episode.credit.turn_advantages = tuple(advantages)
-    weighted = sum(value * length for value, length in zip(advantages, lengths, strict=True))
-    episode.credit.advantage = weighted / max(sum(lengths), 1)
 
 
 def set_token_advantages(episode: Episode, advantages: Sequence[float] | np.ndarray) -> None:

@@ -299,13 +299,16 @@ def _error_of(sample: ScoredCompletion) -> str:
 
 def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
     breakdown: dict[str, float | None] = {}
-    extra: dict[str, Any] = (
-        {} if completion.error is None else {"error/environment": completion.error}
-    )
+    extra: dict[str, Any] = {}
+    weighted: list[float] = []
     failed = completion.error is not None
+    if failed:
+        extra["error/environment"] = completion.error
     for reward in scorers.rewards:
         result, i = cells[reward]
-        breakdown[reward.name] = result.scores[i]
+        score = breakdown[reward.name] = result.scores[i]
+        if score is not None:
+            weighted.append(reward.weight * score)
         for column, values in result.extras.items():
             extra[f"{reward.name}/{column}"] = values[i]
         if i in result.errors:
@@ -314,11 +317,6 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
     judged, i = cells[scorers.judgement]
     answer, correct = judged.scores[i] or (None, None)
     turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)
-    weighted: list[float] = []
-    for reward in scorers.rewards:
-        score = breakdown[reward.name]
-        if score is not None:
-            weighted.append(reward.weight * score)
     return ScoredCompletion(
         completion=completion,
         reward=sum(weighted) if weighted and not failed else None,

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.types import Episode, Group, Member, Normalizers, SequenceLayout, TrainBatch
+from torchtitan_rl.core.types import (
+    Episode,
+    FloatArray,
+    Group,
+    Member,
+    Normalizers,
+    SequenceLayout,
+    TrainBatch,
+)
 
 Item = list[Member]
 """Sequences that must share a micro-batch: a single one, or a whole group."""
@@ -225,7 +233,7 @@ def pack(
         loss_mask=row.at_labels([completion.loss_mask for completion in completions]),
         fresh_mask=fresh_mask,
         sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
-        advantages=row.at_labels([episode.token_advantages for episode in episodes]),
+        advantages=row.at_labels([token_advantages(episode) for episode in episodes]),
         sequence_ids=_on_device(
             np.repeat(
                 [*(trace.sequence for trace in traces), len(members)],
@@ -274,6 +282,22 @@ class _Row(NamedTuple):
             parts += [prompt, completions[trace.sequence][trace.span]]
         parts.append(np.zeros(self.padding))
         return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
+
+
+def token_advantages(episode: Episode) -> FloatArray:
+    """[L] the advantage of each sampled token of the completion; 0 for other tokens."""
+    credit, mask = episode.credit, episode.completion.loss_mask  # mask: [L]
+    if credit.token_advantages is not None:
+        return credit.token_advantages * mask
+    if credit.turn_advantages is None:
+        return credit.advantage * mask
+    turns = episode.completion.turns
+    # By trace, then by time, as the tokens are: sorting is stable.
+    order = sorted(range(len(turns)), key=lambda i: turns[i].trace)
+    of_turns = [credit.turn_advantages[i] for i in order]
+    advantages = np.zeros(len(mask))  # [L]
+    advantages[mask] = np.repeat(of_turns, [turns[i].num_tokens for i in order])
+    return advantages
 
 
 def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:

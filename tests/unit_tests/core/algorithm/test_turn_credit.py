@@ -6,6 +6,7 @@ import pytest
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Grpo, Truncation
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.packing import token_advantages
 from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import BatchStd, Rloo
@@ -60,15 +61,15 @@ def test_turn_advantages_are_invariant_to_a_constant_reward(kind):
 def test_tokens_have_the_advantage_of_their_turn_and_observed_tokens_none():
     algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build(max_completion_tokens=MAX_TOKENS)
     first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
-    assert first.token_advantages.tolist() == [-0.5, 0, -1, -1, 0]
-    assert second.token_advantages.tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert token_advantages(first).tolist() == [-0.5, 0, -1, -1, 0]
+    assert token_advantages(second).tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
     assert first.credit.advantage == np.mean([-0.5, -1, -1])
 
 
 def test_episode_credit_gives_all_turns_the_same_advantage():
     algorithm = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
     first, _ = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
-    assert first.token_advantages.tolist() == [-0.5, 0, -0.5, -0.5, 0]
+    assert token_advantages(first).tolist() == [-0.5, 0, -0.5, -0.5, 0]
 
 
 def test_group_with_equal_totals_and_different_turns_has_variance():
