@@ -38,7 +38,7 @@ def groups_of(completions: int, tokens: int) -> list[Group[Completion]]:
             sample_idx=sample_idx,
             policy_version=0,
             token_ids=token_ids,
-            logprobs=logprobs,
+            sampler_logprobs=logprobs,
             text="",
             finish_reason="stop",
         )
@@ -50,7 +50,9 @@ def groups_of(completions: int, tokens: int) -> list[Group[Completion]]:
 def as_lists(groups: list[Group[Completion]]) -> list:
     """The same payloads as Python objects, one for each number."""
     return [
-        (c.token_ids.tolist(), c.logprobs.tolist(), c.loss_mask.tolist()) for group in groups for c in group.samples
+        (c.token_ids.tolist(), c.sampler_logprobs.tolist(), c.loss_mask.tolist())
+        for group in groups
+        for c in group.samples
     ]
 
 

@@ -143,7 +143,7 @@ def random_step(
 
     def completion(sample: int, length: int) -> Completion:
         return Completion(
-            sample_idx=sample, policy_version=0, token_ids=tokens(length), logprobs=[-5.0] * length, text="",
+            sample_idx=sample, policy_version=0, token_ids=tokens(length), sampler_logprobs=[-5.0] * length, text="",
             finish_reason="stop",
         )  # fmt: skip
 

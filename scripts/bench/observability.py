@@ -75,7 +75,7 @@ def _groups(count: int, tokens: int) -> list:
             sample_idx=sample_idx,
             policy_version=0,
             token_ids=numbers.integers(0, 150_000, tokens),
-            logprobs=-numbers.random(tokens),
+            sampler_logprobs=-numbers.random(tokens),
             text="".join(chance.choices(words, k=tokens)),
             finish_reason="stop",
         )

@@ -264,7 +264,7 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
         for group in generator.generate(prompts, step=step):
             for sample in group.samples:
                 want = _completion(group.prompt.token_ids.tolist(), worker.version)
-                if sample.token_ids.tolist() != want or len(sample.logprobs) != len(want):
+                if sample.token_ids.tolist() != want or len(sample.sampler_logprobs) != len(want):
                     faults.append(f"step {step}, prompt {group.prompt.prompt_idx}: not the worker's completion")
         preempted += generator.stats.metrics([])["generator/preemptions"].value
         generator.sleep()

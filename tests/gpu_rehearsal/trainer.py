@@ -237,7 +237,7 @@ def _step(prompts: int, longest: int) -> list[Group]:
     def sample(number: int) -> ScoredCompletion:
         length = int(rng.integers(longest // 2, longest + 1))
         completion = Completion(
-            sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), logprobs=-np.ones(length),
+            sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), sampler_logprobs=-np.ones(length),
             text="", finish_reason="stop",
         )  # fmt: skip
         return ScoredCompletion(completion=completion, reward=float(number % 2))

@@ -72,7 +72,7 @@ def scored_step(num_prompts: int = 5, n: int = 4) -> list[Group[ScoredCompletion
                 sample_idx=sample,
                 policy_version=0,
                 token_ids=[rng.randrange(1, 128) for _ in range(length)],
-                logprobs=[-rng.uniform(3, 7) if sampled else 0.0 for sampled in mask],
+                sampler_logprobs=[-rng.uniform(3, 7) if sampled else 0.0 for sampled in mask],
                 loss_mask=mask,
                 text="",
                 finish_reason="stop",

@@ -185,7 +185,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
                     failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
                 sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 scored = trainer_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
-                diffs.append(np.abs(scored - completion.logprobs)[completion.loss_mask])
+                diffs.append(np.abs(scored - completion.sampler_logprobs)[completion.loss_mask])
                 turns += len(completion.turns) > 1
         diff = np.concatenate(diffs)
         found.append({"mean": float(diff.mean()), "p99": float(np.quantile(diff, 0.99)), "max": float(diff.max())})

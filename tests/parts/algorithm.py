@@ -47,7 +47,7 @@ def scored(
         sample_idx=sample_idx,
         text="text",
         token_ids=list(range(3, 3 + len(logprobs))),
-        logprobs=list(logprobs),
+        sampler_logprobs=list(logprobs),
         loss_mask=loss_mask,
         finish_reason=finish_reason,
     )
@@ -126,7 +126,7 @@ def pack(
         columns["labels"] += tokens[1:] + [0]
         lengths.append(len(tokens))
         columns["mask"] += spread(completion.loss_mask & episode.in_loss)
-        columns["mu"] += spread(completion.logprobs)
+        columns["mu"] += spread(completion.sampler_logprobs)
         columns["advantage"] += [episode.credit.advantage] * len(tokens)
         columns["sequence"] += [place] * len(tokens)
         columns["old"] += spread(old[index] if old else [0.0] * len(completion.token_ids))
@@ -174,7 +174,10 @@ def policy_like(step: Step, offset: float = 0.0) -> list[Tensor]:
     """Leaf tensors [L], each episode's sampler log-probabilities plus `offset` times a wiggle that differs by token."""
     return [
         torch.tensor(
-            [lp + offset * math.sin(1 + 7 * i + t) for t, lp in enumerate(episode.completion.logprobs.tolist())],
+            [
+                lp + offset * math.sin(1 + 7 * i + t)
+                for t, lp in enumerate(episode.completion.sampler_logprobs.tolist())
+            ],
             dtype=torch.float64,
         ).requires_grad_()
         for i, episode in enumerate(step)

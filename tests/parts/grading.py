@@ -33,7 +33,7 @@ def group(*texts: str, prompt: Prompt | None = None, **fields) -> Group[Completi
             sample_idx=index,
             text=text,
             token_ids=range(len(text)),
-            logprobs=[-0.5] * len(text),
+            sampler_logprobs=[-0.5] * len(text),
             finish_reason="stop",
         )
         for index, text in enumerate(texts)

@@ -92,7 +92,7 @@ class AdapterPair:
         for group in comm.all_gather_lists(sampled(self.generator, PROMPTS, step=step)):
             for completion in group.samples:
                 whole = np.concatenate([group.prompt.token_ids, completion.token_ids])
-                diffs.append(self.logprobs(whole)[len(group.prompt.token_ids) - 1 :] - completion.logprobs)
+                diffs.append(self.logprobs(whole)[len(group.prompt.token_ids) - 1 :] - completion.sampler_logprobs)
         return float(np.abs(np.concatenate(diffs)).max())
 
     def push(self, weights: dict[str, torch.Tensor] | None = None) -> int:

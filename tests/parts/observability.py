@@ -25,7 +25,7 @@ def sample(
     credit = {name: episode.pop(name) for name in Credit.__dataclass_fields__ if name in episode}
     completion = Completion(
         sample_idx=sample_idx, policy_version=policy_version, token_ids=list(token_ids),
-        logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
+        sampler_logprobs=[-0.5] * len(token_ids), text=text, finish_reason=finish_reason, loss_mask=loss_mask,
         token_versions=None if token_versions is None else np.array(token_versions, dtype=np.int32),
     )  # fmt: skip
     scored = ScoredCompletion(

@@ -208,7 +208,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
             samples=[
                 ScoredCompletion(
                     completion=Completion(
-                        sample_idx=i, policy_version=0, token_ids=sample["tokens"], logprobs=sample["mu"], text="",
+                        sample_idx=i, policy_version=0, token_ids=sample["tokens"], sampler_logprobs=sample["mu"], text="",
                         loss_mask=sample["mask"], finish_reason=sample["finish"],
                         turns=tuple(TurnRecord(text="", num_tokens=length) for length in sample["turns"]),
                     ),

@@ -121,7 +121,7 @@ class Completion:
 
     Lists are converted to arrays. The default `loss_mask` is all True.
 
-    Example: Completion(sample_idx=1, policy_version=3, token_ids=[5, 11, 2], logprobs=[-0.1, -0.4, -0.01],
+    Example: Completion(sample_idx=1, policy_version=3, token_ids=[5, 11, 2], sampler_logprobs=[-0.1, -0.4, -0.01],
     text="[ANSWER] 46", finish_reason="stop")
     """
 
@@ -133,7 +133,7 @@ class Completion:
     token_ids: IntArray
     """int32 [L], with the end-of-sequence token when finish_reason is "stop". Those of all traces, one trace after
     another."""
-    logprobs: FloatArray
+    sampler_logprobs: FloatArray
     """float32 [L], the sampler's log-probability of each token; 0 for tokens that were not sampled."""
     text: str
     finish_reason: FinishReason
@@ -155,14 +155,15 @@ class Completion:
             if self.loss_mask is None
             else np.asarray(self.loss_mask, dtype=bool)
         )
-        logprobs = np.asarray(self.logprobs, dtype=np.float32)  # [L]
+        logprobs = np.asarray(self.sampler_logprobs, dtype=np.float32)  # [L]
         if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
             raise ValueError(
-                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} logprobs and {mask.shape} "
+                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} sampler_logprobs and {mask.shape} "
                 "loss_mask; expected one of each for every token."
             )
-        for name, array in (("token_ids", token_ids), ("logprobs", logprobs), ("loss_mask", mask)):
-            object.__setattr__(self, name, array)
+        object.__setattr__(self, "token_ids", token_ids)
+        object.__setattr__(self, "sampler_logprobs", logprobs)
+        object.__setattr__(self, "loss_mask", mask)
 
     @property
     def num_sampled(self) -> int:
@@ -201,7 +202,7 @@ class Completion:
     @property
     def sampled_logprobs(self) -> FloatArray:
         """[num_sampled] the sampler's log-probabilities of the sampled tokens."""
-        return self.logprobs[self.loss_mask]
+        return self.sampler_logprobs[self.loss_mask]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -63,7 +63,7 @@ class Distill(Clip):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for episode in flat(groups):
             columns = episode.credit.token_columns
-            columns[LOG_RATIOS] = episode.completion.logprobs - columns[LOGPROBS]  # [L]
+            columns[LOG_RATIOS] = episode.completion.sampler_logprobs - columns[LOGPROBS]  # [L]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return super().__call__(self._taught(inputs))  # [T]

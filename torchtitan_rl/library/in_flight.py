@@ -24,7 +24,7 @@ class Partial(NamedTuple):
     """The tokens of an unfinished sample, or of a finished one whose group is not complete."""
 
     token_ids: list[int]
-    logprobs: list[float]
+    sampler_logprobs: list[float]
     versions: list[int]
     """The policy version that sampled each token."""
     finish_reason: FinishReason | None
@@ -36,11 +36,11 @@ class Partial(NamedTuple):
     def of(cls, one: Conversation, newest: int) -> "Partial":
         """The tokens so far, the new ones of which the policy version `newest` sampled."""
         text = one.last.text if one.finish_reason and one.last else ""
-        return cls(one.trace.token_ids, one.trace.logprobs, one.all_versions(newest), one.finish_reason, text)
+        return cls(one.trace.token_ids, one.trace.sampler_logprobs, one.all_versions(newest), one.finish_reason, text)
 
     def go_on_in(self, one: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
-        one.append_turn(Sampled(-1, self.token_ids, self.logprobs, self.text, self.finish_reason))
+        one.append_turn(Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason))
         one.versions = list(self.versions)
         if one.finish_reason is None and one.room() <= 0:
             one.finish_reason = "length"

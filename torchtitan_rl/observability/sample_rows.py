@@ -170,7 +170,7 @@ def _row(
         "response_tokens": num_sampled,
         "carried_tokens": num_sampled - int(np.count_nonzero(completion.fresh_mask)),
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(np.add.reduce(completion.logprobs)) / num_sampled if has_logprobs else None,
+        "logprob_mean": float(np.add.reduce(completion.sampler_logprobs)) / num_sampled if has_logprobs else None,
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }

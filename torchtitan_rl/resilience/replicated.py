@@ -39,7 +39,7 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
     written = [(i, e.completion.sample_idx, e.completion.policy_version, e.completion) for i, e in episodes]
     credits = [e.credit for _, e in episodes]
     return {
-        "the completions": _checksum((*names, c.token_ids, c.loss_mask, c.logprobs) for *names, c in written),
+        "the completions": _checksum((*names, c.token_ids, c.loss_mask, c.sampler_logprobs) for *names, c in written),
         "the rewards": _checksum((i, e.reward, e.scored.turn_rewards) for i, e in episodes),
         "the advantages": _checksum(
             (

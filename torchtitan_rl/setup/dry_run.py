@@ -170,7 +170,7 @@ def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Co
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     zeros = [0.0] * len(ids)
     return Completion(
-        sample_idx=index, policy_version=0, token_ids=ids, logprobs=zeros, text=text, finish_reason="stop"
+        sample_idx=index, policy_version=0, token_ids=ids, sampler_logprobs=zeros, text=text, finish_reason="stop"
     )
 
 

@@ -45,9 +45,9 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
 
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     for episode in flat(groups) if algorithm.needs_reference else []:
-        episode.reference_logprobs = episode.completion.logprobs - np.float32(0.1)  # [L]
+        episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
     for episode in flat(groups) if algorithm.policy_loss.needs_teacher else []:
-        episode.credit.token_columns[LOGPROBS] = episode.completion.logprobs - np.float32(0.1)  # [L]
+        episode.credit.token_columns[LOGPROBS] = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
     algorithm.assign_credit(groups)
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
     batch = pack(
@@ -86,7 +86,7 @@ def _scored(
         sample_idx=sample_idx,
         policy_version=0,
         token_ids=[int(prompt.token_ids[-1])] * length,
-        logprobs=[-0.5 - sample_idx / 64] * length,
+        sampler_logprobs=[-0.5 - sample_idx / 64] * length,
         text="synthetic",
         finish_reason="stop",
         turns=turns,

@@ -24,7 +24,7 @@ def item(rank: int, position: int) -> dict:
         "zero_d": np.array(position),
         "read_only": np.frombuffer(b"\x01\x02\x03", dtype=np.uint8),
         "completion": Completion(
-            sample_idx=position, policy_version=rank, token_ids=[1, 2, 3], logprobs=[-0.5, 0, -1.0], text="é",
+            sample_idx=position, policy_version=rank, token_ids=[1, 2, 3], sampler_logprobs=[-0.5, 0, -1.0], text="é",
             finish_reason="stop", loss_mask=[True, False, True],
         ),
     }  # fmt: skip
@@ -43,7 +43,7 @@ def gather_and_compare(rank: int, world_size: int, store: str) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         completion, sent = ours.pop("completion"), theirs.pop("completion")
         assert completion.text == sent.text
-        for name in ("token_ids", "logprobs", "loss_mask"):
+        for name in ("token_ids", "sampler_logprobs", "loss_mask"):
             ours[name], theirs[name] = getattr(completion, name), getattr(sent, name)
         for name, value in theirs.items():
             np.testing.assert_array_equal(ours[name], value, err_msg=name)

@@ -58,7 +58,9 @@ def test_documented_reward_receives_its_column_and_logs(here):
         prompt_idx=0, text="?", token_ids=[1], expected_answer=example.expected_answer, columns=example.columns
     )
     text = f"<answer>{example.expected_answer}</answer>"
-    sample = Completion(sample_idx=0, policy_version=0, token_ids=[1], logprobs=[0.0], text=text, finish_reason="stop")
+    sample = Completion(
+        sample_idx=0, policy_version=0, token_ids=[1], sampler_logprobs=[0.0], text=text, finish_reason="stop"
+    )
     grader = build_grader(config.grader, task)
     [group] = grader.score([Group(prompt=prompt, samples=[sample])])
     assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)

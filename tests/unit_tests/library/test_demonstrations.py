@@ -40,7 +40,7 @@ def prompts() -> list[Prompt]:
             token_ids=prompt,
             expected_answer="",
             demonstration=Completion(
-                sample_idx=0, policy_version=0, token_ids=ids, logprobs=[0.0] * len(ids), text="", finish_reason="stop",
+                sample_idx=0, policy_version=0, token_ids=ids, sampler_logprobs=[0.0] * len(ids), text="", finish_reason="stop",
                 loss_mask=mask,
             ),
         )

@@ -122,7 +122,7 @@ def test_resumed_completions_have_the_greedy_tokens_of_uninterrupted_ones(genera
     for group in groups:
         [one], other = group.samples, uncut[group.prompt.stream_idx % 7]
         assert (one.token_ids.tolist(), one.text) == (other.token_ids.tolist(), other.text)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 
 def test_every_prompt_is_trained_once_within_the_maximum_age(generator, made):
@@ -160,7 +160,7 @@ def test_policy_versions_name_the_step_that_sampled_each_token(generator, made):
                 assert one.fresh_mask.tolist() == [version == step for version in versions]
         for carried in run.in_flight.carried.values():
             for i, partial in enumerate(carried.samples):
-                assert len(partial.versions) == len(partial.token_ids) == len(partial.logprobs)
+                assert len(partial.versions) == len(partial.token_ids) == len(partial.sampler_logprobs)
                 seen[carried.prompt.stream_idx, i] = list(partial.versions)
 
 
@@ -183,10 +183,12 @@ def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, ma
     for i, one in enumerate(flat(groups)):
         versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
         own = np.array([scored[version, i][place] for place, version in enumerate(versions.tolist())])  # [L]
-        assert np.abs(own - one.logprobs).max() < 1e-4
+        assert np.abs(own - one.sampler_logprobs).max() < 1e-4
         if len(set(versions.tolist())) > 1:
             compared += 1
-            assert np.abs(scored[one.policy_version, i] - one.logprobs).max() > 1e-3  # the newest weights say otherwise
+            assert (
+                np.abs(scored[one.policy_version, i] - one.sampler_logprobs).max() > 1e-3
+            )  # the newest weights say otherwise
     assert compared
     generator.load_weights(start.items(), policy_version=0)
 
@@ -205,7 +207,7 @@ def test_checkpoint_with_groups_in_flight_resumes_bitwise(generator, made):
         expected, found = one.step(), other.step()
         assert said(found) == said(expected)
         for a, b in zip(flat(found), flat(expected), strict=True):
-            assert np.array_equal(a.logprobs, b.logprobs)
+            assert np.array_equal(a.sampler_logprobs, b.sampler_logprobs)
 
 
 def test_checkpoint_with_changed_prompts_is_refused(generator, made):

@@ -71,7 +71,7 @@ def test_tokens_of_groups_in_flight_have_their_staleness(stored):
 def test_a_demonstration_has_no_probability_because_nobody_sampled_it(stored):
     """Its log-probabilities are 0, which would be read as certain."""
     one = sample()
-    one.scored = replace(one.scored, completion=replace(one.completion, logprobs=np.zeros(3)))
+    one.scored = replace(one.scored, completion=replace(one.completion, sampler_logprobs=np.zeros(3)))
     (row,) = stored(group(0, one))
     assert set(row["tokens"]) == {"text", "advantage"}
     assert row["logprob_mean"] is None

@@ -339,7 +339,7 @@ def test_prefix_cache_is_reset_after_a_push(pair):
     pair.change()
     pair.sync()
     for completion in sampled(pair.generator, [prompt])[0].samples:
-        assert completion.logprobs == pytest.approx(pair.of_completion(prompt, completion), abs=1e-4)
+        assert completion.sampler_logprobs == pytest.approx(pair.of_completion(prompt, completion), abs=1e-4)
 
 
 def test_sampling_is_repeatable_by_seed_step_and_round(pair):
@@ -355,7 +355,7 @@ def test_logprobs_are_at_the_sampling_temperature(pair):
     hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
     completion = sampled(pair.generator, PROMPTS[:1], sampling_config=hot)[0].samples[0]
     scored = pair.of_completion(PROMPTS[0], completion, temperature=2.0)
-    assert completion.logprobs == pytest.approx(scored, abs=1e-4)
+    assert completion.sampler_logprobs == pytest.approx(scored, abs=1e-4)
 
 
 def test_completions_are_grouped_and_have_their_policy_version(pair):

@@ -43,7 +43,7 @@ def episode_fault(episode: Episode) -> str | None:
                 return f"reward function {function!r} returned {value}"
         return f"the total reward is {episode.reward}"
     for whose, logprobs in (
-        ("sampler", episode.completion.logprobs),
+        ("sampler", episode.completion.sampler_logprobs),
         ("reference", episode.reference_logprobs),
     ):
         if logprobs is None:

@@ -19,7 +19,7 @@ class Sampled(NamedTuple):
     conversation_idx: int
     """Index of its conversation in the call."""
     token_ids: Sequence[int]
-    logprobs: Sequence[float]
+    sampler_logprobs: Sequence[float]
     text: str
     finish_reason: FinishReason | None
     """stop or length; None for a turn that is not at its end"""
@@ -53,7 +53,7 @@ class TraceTokens:
 
     origin: Trace = Trace()
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    sampler_logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
 
     def append(
@@ -61,7 +61,7 @@ class TraceTokens:
     ) -> None:
         """Append tokens that the policy sampled, or others."""
         self.token_ids += token_ids
-        self.logprobs += logprobs
+        self.sampler_logprobs += logprobs
         self.loss_mask += [is_sampled] * len(token_ids)
 
     @property
@@ -149,7 +149,7 @@ class Conversation:
 
     def append_turn(self, sampled: Sampled) -> None:
         """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
-        self.trace.append(sampled.token_ids, sampled.logprobs, is_sampled=True)
+        self.trace.append(sampled.token_ids, sampled.sampler_logprobs, is_sampled=True)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
         if not self.in_turns:
@@ -185,13 +185,13 @@ class Conversation:
         for one in self.traces:
             traces.append(replace(one.origin, begin=len(whole.token_ids)))
             whole.token_ids += one.token_ids
-            whole.logprobs += one.logprobs
+            whole.sampler_logprobs += one.sampler_logprobs
             whole.loss_mask += one.loss_mask
         return Completion(
             sample_idx=self.sample_idx,
             policy_version=policy_version,
             token_ids=whole.token_ids,
-            logprobs=whole.logprobs,
+            sampler_logprobs=whole.sampler_logprobs,
             loss_mask=whole.loss_mask,
             text="\n".join(said),
             finish_reason=self.finish_reason,

@@ -104,7 +104,7 @@ class TurnEngine:
         return Sampled(
             conversation_idx=int(output.request_id),
             token_ids=turn.token_ids,
-            logprobs=turn.logprobs.logprobs,
+            sampler_logprobs=turn.logprobs.logprobs,
             text=self._tokenizer.decode([*before, *turn.token_ids], skip_special_tokens=True),
             finish_reason=turn.finish_reason,
         )

@@ -232,7 +232,7 @@ def pack(
         ),
         loss_mask=row.at_labels([completion.loss_mask for completion in completions]),
         fresh_mask=fresh_mask,
-        sampler_logprobs=row.at_labels([completion.logprobs for completion in completions]),
+        sampler_logprobs=row.at_labels([completion.sampler_logprobs for completion in completions]),
         advantages=row.at_labels([token_advantages(episode) for episode in episodes]),
         sequence_ids=_on_device(
             np.repeat(

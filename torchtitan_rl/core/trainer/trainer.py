@@ -382,7 +382,7 @@ class Trainer(Configurable):
                 values = np.where(at >= 0, logprobs[at], np.float32(0))  # [L]
                 mine.append((place[id(member.episode)], values))
         # [L] each
-        scored = [np.zeros_like(episode.completion.logprobs) for episode in flat(groups)]
+        scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
         for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
             scored[i] = logprobs
         return scored

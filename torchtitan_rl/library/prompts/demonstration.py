@@ -81,7 +81,7 @@ def tokenized(
         sample_idx=0,
         policy_version=0,
         token_ids=token_ids[:length],
-        logprobs=np.zeros(length),
+        sampler_logprobs=np.zeros(length),
         text="".join(text for text, _ in segments),
         finish_reason="stop",
         loss_mask=mask[:length],

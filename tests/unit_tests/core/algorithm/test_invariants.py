@@ -55,7 +55,7 @@ def ragged_step(algorithm: Algorithm):
         lengths = [1 + (4 * prompt_idx + 3 * i) % 9 for i in range(3)]
         logprobs = [tuple(-0.5 - 0.1 * ((t + i) % 4) for t in range(n)) for i, n in enumerate(lengths)]
         groups.append(group(prompt_idx, row, logprobs=logprobs, answer=["4", "5", "4"]))
-    reference = [[lp - 0.3 for lp in one.completion.logprobs.tolist()] for g in groups for one in g.samples]
+    reference = [[lp - 0.3 for lp in one.completion.sampler_logprobs.tolist()] for g in groups for one in g.samples]
     return episodes_of(algorithm, *groups, reference=reference)
 
 
@@ -63,9 +63,9 @@ def gradients(algorithm: Algorithm, episodes, layouts: list[dict], *, on_policy:
     """Loss, gradients and merged metrics of a step cut into the given micro-batches."""
     values = policy_like(episodes, 0.2)
     normalizers = normalizers_of(algorithm, episodes)
-    extra = {"reference": [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]}
+    extra = {"reference": [(episode.completion.sampler_logprobs - 0.3).tolist() for episode in episodes]}
     if not on_policy:
-        extra["old"] = [(episode.completion.logprobs + 0.1).tolist() for episode in episodes]
+        extra["old"] = [(episode.completion.sampler_logprobs + 0.1).tolist() for episode in episodes]
     outputs = [
         run_loss(algorithm, episodes, values, pack(episodes, normalizers, **layout, **extra)) for layout in layouts
     ]
@@ -136,7 +136,7 @@ def test_batch_without_loss_tokens_has_loss_zero_with_a_gradient(name):
     batch = pack(
         episodes,
         normalizers_of(algorithm, episodes),
-        reference=[episode.completion.logprobs.tolist() for episode in episodes],
+        reference=[episode.completion.sampler_logprobs.tolist() for episode in episodes],
     )
     loss = run_loss(algorithm, episodes, values, batch).loss
     loss.backward()
@@ -232,7 +232,7 @@ def test_float32_agrees_with_float64():
     algorithm = ALGORITHMS["kl"].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)
     normalizers = normalizers_of(algorithm, episodes)
-    reference = [(episode.completion.logprobs - 0.3).tolist() for episode in episodes]
+    reference = [(episode.completion.sampler_logprobs - 0.3).tolist() for episode in episodes]
     losses = []
     for dtype in (torch.float32, torch.float64):
         values = [value.detach().to(dtype) for value in policy_like(episodes, 0.2)]

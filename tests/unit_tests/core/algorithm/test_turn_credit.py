@@ -17,7 +17,7 @@ def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str =
     mask = [sampled for turn in range(len(earned)) for sampled in [True] * (turn + 1) + [False]]
     turns = tuple(TurnRecord(text="", num_tokens=n + 1, reward=reward) for n, reward in enumerate(earned))
     completion = Completion(
-        sample_idx=sample_idx, policy_version=0, token_ids=[5] * len(mask), logprobs=[-0.5 * m for m in mask],
+        sample_idx=sample_idx, policy_version=0, token_ids=[5] * len(mask), sampler_logprobs=[-0.5 * m for m in mask],
         loss_mask=mask, text="", finish_reason=end, turns=turns,
     )  # fmt: skip
     return ScoredCompletion(completion=completion, reward=sum(earned) + final, turn_rewards=earned)

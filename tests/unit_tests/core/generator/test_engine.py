@@ -45,7 +45,7 @@ def scheduler(generator):
 
 
 def said(completions: list[Completion]) -> list[tuple]:
-    return [(c.token_ids.tolist(), c.logprobs.tolist(), c.finish_reason) for c in completions]
+    return [(c.token_ids.tolist(), c.sampler_logprobs.tolist(), c.finish_reason) for c in completions]
 
 
 def test_preempted_sequence_continues_sampling(generator, scheduler) -> None:
@@ -57,7 +57,7 @@ def test_preempted_sequence_continues_sampling(generator, scheduler) -> None:
     assert generator.stats.metrics([])["generator/preemptions"].value > 0
     for one, other in zip(free, crowded, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 
 def test_queueing_does_not_change_completions(generator, scheduler, monkeypatch) -> None:

@@ -98,7 +98,7 @@ def test_turn_logprobs_equal_those_of_the_whole_sequence(talk, folder):
             whole = torch.tensor([[*group.prompt.token_ids.tolist(), *completion.token_ids.tolist()]])
             scored = model(whole).logits[0, :-1].log_softmax(-1).gather(-1, whole[0, 1:, None])[:, 0]  # [L - 1]
             scored = scored.detach().numpy()[len(group.prompt.token_ids) - 1 :]
-            assert np.abs(scored - completion.logprobs)[completion.loss_mask].max() < 1e-4
+            assert np.abs(scored - completion.sampler_logprobs)[completion.loss_mask].max() < 1e-4
 
 
 def test_conversations_are_independent_of_the_order_of_answers(talk):

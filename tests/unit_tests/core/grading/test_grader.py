@@ -162,7 +162,7 @@ def test_reward_function_receives_environment_logs_by_turn():
         return [0.0, 0.0]
 
     turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
-    fields = {"policy_version": 0, "text": "", "token_ids": [5, 6], "logprobs": [-1, -1], "finish_reason": "stop"}
+    fields = {"policy_version": 0, "text": "", "token_ids": [5, 6], "sampler_logprobs": [-1, -1], "finish_reason": "stop"}
     samples = [Completion(sample_idx=0, turns=turns, **fields), Completion(sample_idx=1, **fields)]
     grader(curious, in_process=["curious"]).score([Group(prompt=group("a").prompt, samples=samples)])
     assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]
@@ -178,11 +178,11 @@ def test_reward_function_receives_finish_reasons_token_ids_and_logprobs():
 
     prompt = group("a").prompt
     fields = {"policy_version": 0, "text": ""}
-    cut = Completion(sample_idx=0, token_ids=[5, 6], logprobs=[-0.5, -2], finish_reason="length", **fields)
+    cut = Completion(sample_idx=0, token_ids=[5, 6], sampler_logprobs=[-0.5, -2], finish_reason="length", **fields)
     with_tool = Completion(
         sample_idx=1,
         token_ids=[5, 8, 9],
-        logprobs=[-1, 0, -0.25],
+        sampler_logprobs=[-1, 0, -0.25],
         loss_mask=[True, False, True],
         finish_reason="stop",
         **fields,

@@ -12,7 +12,7 @@ COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completio
 
 def episode(tokens=(8, 9), *, sample_idx=0, advantage=1.0, left_out=None, mask=None) -> Episode:
     completion = Completion(
-        sample_idx=sample_idx, policy_version=0, token_ids=tokens, logprobs=[-0.5 - i for i in range(len(tokens))],
+        sample_idx=sample_idx, policy_version=0, token_ids=tokens, sampler_logprobs=[-0.5 - i for i in range(len(tokens))],
         loss_mask=mask, text="", finish_reason="stop",
     )  # fmt: skip
     scored = ScoredCompletion(completion=completion, reward=1.0)
@@ -93,7 +93,9 @@ def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
         prompt((), prompt_idx=3)
     with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) logprobs"):
-        Completion(sample_idx=1, policy_version=0, token_ids=[1, 2], logprobs=[0.1], text="", finish_reason="stop")
+        Completion(
+            sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
+        )
 
 
 def test_reference_logprobs_are_required_for_all_episodes_or_none():

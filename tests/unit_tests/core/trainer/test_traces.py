@@ -56,7 +56,7 @@ def cut_into_traces(prompt: Prompt, whole: Completion, chance: random.Random) ->
         trace = sum(cut <= begin for cut in cuts)
         turns.append(TurnRecord(text="", num_tokens=turn.num_tokens, reward=turn.reward, trace=trace))
     return Completion(
-        sample_idx=whole.sample_idx, policy_version=0, token_ids=arrays[0], logprobs=arrays[1], loss_mask=arrays[2],
+        sample_idx=whole.sample_idx, policy_version=0, token_ids=arrays[0], sampler_logprobs=arrays[1], loss_mask=arrays[2],
         text="", finish_reason="stop", turns=tuple(turns), traces=tuple(traces),
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def gradient(config: Algorithm.Config, seed: int, *, is_cut: bool, num_ranks: in
     if algorithm.needs_reference:
         for group in groups:
             for episode in group.samples:
-                episode.reference_logprobs = episode.completion.logprobs - np.float32(0.1)
+                episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)
     algorithm.assign_credit(groups)
     items = items_of(groups, whole_groups=algorithm.policy_loss.whole_groups)
     plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=60)
@@ -162,7 +162,7 @@ def test_ranks_and_microbatches_do_not_change_the_gradient_of_traces():
 def test_turn_advantages_follow_the_trace_of_their_turn():
     turns = [TurnRecord(text="", num_tokens=n, trace=trace) for n, trace in ((1, 0), (2, 1), (1, 0))]
     completion = Completion(
-        sample_idx=0, policy_version=0, token_ids=[1, 2, 3, 4, 5, 6], logprobs=[0.0] * 6, text="", finish_reason="stop",
+        sample_idx=0, policy_version=0, token_ids=[1, 2, 3, 4, 5, 6], sampler_logprobs=[0.0] * 6, text="", finish_reason="stop",
         loss_mask=[True, False, True, False, True, True], turns=tuple(turns),
         traces=(Trace(), Trace(begin=3, context_tokens=1, parent=0)),
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
         assert batch.labels[at[known]].tolist() == completion.token_ids[known].tolist()
         assert set(batch.sequence_ids[at[known]].tolist()) == {i}
         sampled = completion.loss_mask
-        assert batch.sampler_logprobs[at[sampled]].tolist() == completion.logprobs[sampled].tolist()
+        assert batch.sampler_logprobs[at[sampled]].tolist() == completion.sampler_logprobs[sampled].tolist()
     fill_logprob_diff(batch, batch.sampler_logprobs + 0.25)
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert [len(one.logprob_diff.signed) for one in flat(groups)] == [

@@ -57,7 +57,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
     prompt, samples = groups[0].prompt, list(groups[0].samples)
     for place, (tokens, mask) in enumerate([([], []), ([5, 6], [False, False])]):
         completion = Completion(
-            sample_idx=place, policy_version=0, token_ids=tokens, logprobs=[0.0] * len(tokens), loss_mask=mask, text="",
+            sample_idx=place, policy_version=0, token_ids=tokens, sampler_logprobs=[0.0] * len(tokens), loss_mask=mask, text="",
             finish_reason="stop",
         )  # fmt: skip
         samples[place] = ScoredCompletion(completion=completion, reward=1.0)

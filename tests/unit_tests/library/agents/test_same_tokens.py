@@ -78,7 +78,7 @@ def test_conversations_through_the_http_client_equal_those_in_process(generator,
     for here, there in zip(flat(in_process), flat(by_http), strict=True):
         assert here.token_ids.tolist() == there.token_ids.tolist()
         assert here.loss_mask.tolist() == there.loss_mask.tolist()
-        assert here.logprobs.tolist() == there.logprobs.tolist() or not waits
+        assert here.sampler_logprobs.tolist() == there.sampler_logprobs.tolist() or not waits
         assert (here.finish_reason, here.text) == (there.finish_reason, there.text)
         assert [turn.columns for turn in here.turns] == [turn.columns for turn in there.turns]
     assert any(turn.columns["tool_errors"] for one in flat(by_http) for turn in one.turns)

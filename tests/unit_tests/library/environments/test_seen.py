@@ -21,7 +21,7 @@ LAST = TurnRecord(text="It is 42.", num_tokens=2, columns={"tool_calls": 0, "too
 def group(*turns: TurnRecord, error: str | None = None) -> list[Group[Episode]]:
     mask = [True] * 3 + [False] * 4 + [True] * 2
     completion = Completion(
-        sample_idx=0, policy_version=0, token_ids=range(9), logprobs=[-0.5 * m for m in mask], loss_mask=mask,
+        sample_idx=0, policy_version=0, token_ids=range(9), sampler_logprobs=[-0.5 * m for m in mask], loss_mask=mask,
         text="\n".join(turn.text for turn in turns), finish_reason="stop", turns=turns, error=error,
     )  # fmt: skip
     messages = [{"role": "user", "content": "6 * 7?"}]

@@ -79,7 +79,7 @@ def test_length_normalisation_divides_the_sequence_logprob():
 def test_maxent_gradient_agrees_with_finite_differences():
     algorithm = maxent(clip_coef=0.3, tau=0.5)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
-    batch = packed(algorithm, episodes, old=[episode.completion.logprobs for episode in episodes])
+    batch = packed(algorithm, episodes, old=[episode.completion.sampler_logprobs for episode in episodes])
     values = [value.detach().requires_grad_() for value in policy_like(episodes, 0.1)]
 
     def function(*values):

@@ -14,7 +14,7 @@ def talked(*turn_rewards):
     turns = tuple(TurnRecord(text="a", num_tokens=1, reward=reward) for reward in turn_rewards)
     tokens = list(range(len(turns)))
     completion = Completion(
-        sample_idx=0, policy_version=0, token_ids=tokens, logprobs=[-0.5] * len(turns), text="a", finish_reason="stop", turns=turns
+        sample_idx=0, policy_version=0, token_ids=tokens, sampler_logprobs=[-0.5] * len(turns), text="a", finish_reason="stop", turns=turns
     )  # fmt: skip
     return Group(prompt=Prompt(prompt_idx=0, text="?", token_ids=[1], expected_answer=""), samples=[completion])
 

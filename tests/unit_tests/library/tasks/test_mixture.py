@@ -129,6 +129,6 @@ def test_metrics_are_split_by_mixture_member(tokenizer):
 
 def episode(right: bool, sample_idx: int) -> Episode:
     completion = Completion(
-        sample_idx=sample_idx, policy_version=0, token_ids=[1], logprobs=[0.0], text="x", finish_reason="stop"
+        sample_idx=sample_idx, policy_version=0, token_ids=[1], sampler_logprobs=[0.0], text="x", finish_reason="stop"
     )
     return Episode(scored=ScoredCompletion(completion=completion, reward=float(right), correct=right))
