@@ -31,12 +31,10 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
-    made = (
-        {"default_factory": partial(copy, default)}
-        if isinstance(default, (list, dict))
-        else {"default": default}
-    )
-    return field(**made, metadata={"limits": limits, "remedy": remedy or f"Use {default}."})
+    metadata = {"limits": limits, "remedy": remedy or f"Use {default}."}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=partial(copy, default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_fields(config: Any, path: str = "") -> None:
@@ -118,4 +116,5 @@ def parts(value: Any) -> Iterable[tuple[str, Any]]:
     value."""
     if isinstance(value, dict):
         return value.items()
-    return [("", one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [("", item) for item in items]

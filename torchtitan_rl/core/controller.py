@@ -111,9 +111,8 @@ class Controller(Configurable):
         """
         self._begin()
         stopped = 0
-        while (
-            self.state.step < self.config.num_steps and not stopped and not self.evaluation.gives_up
-        ):
+        last_step = self.config.num_steps
+        while self.state.step < last_step and not (stopped or self.evaluation.gives_up):
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._train_step()
@@ -204,9 +203,8 @@ class Controller(Configurable):
             )
             self.in_flight.gather(self.generator)
             # A group whose rewards are all equal has no advantages and teaches nothing.
-            missing = self.config.num_prompts_per_step - sum(
-                self.algorithm.group_left_out(group) is None for group in scored
-            )
+            kept = [group for group in scored if self.algorithm.group_left_out(group) is None]
+            missing = self.config.num_prompts_per_step - len(kept)
             if missing == 0:
                 break
         self.generator.sleep()
@@ -286,15 +284,15 @@ class Controller(Configurable):
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
         self.services.check_replicated(self.state.step, self.held_out)
         sampled = {}
-        for one, sampling in self.evaluation.passes.items():
+        for its_pass, sampling in self.evaluation.passes.items():
             with timed("evaluate"):
                 # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of
                 # replicas.
                 groups = self.generator.generate(
                     self.held_out, sampling_config=sampling, seeded=True
                 )
-                scored = self._sample_and_grade(groups, f"{one.prefix}/", one.split)
-            sampled[one] = draft_episodes(scored)
+                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
+            sampled[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_loss(self.trainer, self.held_out)
         return self.services.observer.evaluation(sampled, self.state, measured)

@@ -69,9 +69,8 @@ def import_engine_model(hf_assets_path: str) -> None:
     """
     from vllm import ModelRegistry
 
-    for architecture in (
-        json.loads(Path(hf_assets_path, "config.json").read_text()).get("architectures") or ()
-    ):
+    entries = json.loads(Path(hf_assets_path, "config.json").read_text())
+    for architecture in entries.get("architectures") or ():
         known = ModelRegistry.models.get(architecture)
         if known:
             ModelRegistry.register_model(architecture, known.load_model_cls())

@@ -10,7 +10,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.types import Episode, Group, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import Episode, FloatArray, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.trainer.trainer import Trainer
@@ -21,23 +21,16 @@ HELD_OUT_LOSS = "evaluation/loss"
 
 def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
     """Returns the mean -log pi of the tokens to learn in the prompts' demonstrations; nothing if they have none. Collective."""
-    shown = [prompt for prompt in prompts if prompt.demonstration is not None]
-    groups = [
-        Group(
-            prompt=prompt,
-            samples=[
-                Episode(scored=ScoredCompletion(completion=prompt.demonstration, reward=None))
-            ],
-        )
-        for prompt in shown
-    ]
+    groups: list[Group[Episode]] = []
+    for prompt in prompts:
+        if prompt.demonstration is not None:
+            scored = ScoredCompletion(completion=prompt.demonstration, reward=None)
+            groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
     if not groups:
         return {}
-    scored = trainer.score_tokens(trainer.model, groups)  # [L] each
-    learned = [
-        logprobs[prompt.demonstration.loss_mask]
-        for prompt, logprobs in zip(shown, scored, strict=True)
-    ]
+    learned: list[FloatArray] = []
+    for group, logprobs in zip(groups, trainer.score_tokens(trainer.model, groups), strict=True):
+        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # of [L]
     return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
 
 
@@ -84,10 +77,8 @@ class Evaluation(Configurable):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.passes: dict[EvaluationPass, SamplingConfig] = {}
-        for prefix, sampling in {
-            "evaluation": config.sampling,
-            "evaluation/sampled": config.sampled,
-        }.items():
+        passes = {"evaluation": config.sampling, "evaluation/sampled": config.sampled}
+        for prefix, sampling in passes.items():
             if sampling.n > 0:
                 split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
                 self.passes[EvaluationPass(prefix, split)] = sampling

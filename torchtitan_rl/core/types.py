@@ -150,11 +150,9 @@ class Completion:
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
-        mask = (
-            np.ones(len(token_ids), dtype=bool)
-            if self.loss_mask is None
-            else np.asarray(self.loss_mask, dtype=bool)
-        )
+        mask = np.ones(len(token_ids), dtype=bool)  # [L]
+        if self.loss_mask is not None:
+            mask = np.asarray(self.loss_mask, dtype=bool)  # [L]
         logprobs = np.asarray(self.sampler_logprobs, dtype=np.float32)  # [L]
         if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
             raise ValueError(
@@ -395,10 +393,13 @@ class SequenceLayout:
         roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [P]
         own_positions = [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
         positions = np.concatenate(own_positions)  # [T]
-        on_device = (
-            torch.from_numpy(array).to(device) for array in (positions, begins, lengths, roots)
+        return cls(
+            positions=torch.from_numpy(positions).to(device),
+            begins=torch.from_numpy(begins).to(device),
+            lengths=torch.from_numpy(lengths).to(device),
+            roots=torch.from_numpy(roots).to(device),
+            longest=int(lengths.max()),
         )
-        return cls(*on_device, longest=int(lengths.max()))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -320,14 +320,14 @@ class Algorithm(OwnConfig):
         self._check(batch)
         if self.config.entropy_coef == 0:
             entropy = entropy.detach()  # [T]
-        known = self._known(batch, logprobs, entropy)
-        finite = finite_tokens(batch.loss_mask, batch.token_columns | known)  # [T] bool
+        raw = self._label_values(batch, logprobs, entropy)
+        finite = finite_tokens(batch.loss_mask, batch.token_columns | raw)  # [T] bool
 
         def zeroed(values: Tensor) -> Tensor:
             # A product with a mask would not do: 0 * inf and its gradient are NaN.
             return torch.where(finite, values, 0.0)  # [T]
 
-        values = {name: zeroed(tensor) for name, tensor in known.items()}
+        values = {name: zeroed(tensor) for name, tensor in raw.items()}
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
         # [T] log pi_old - log mu
@@ -362,10 +362,12 @@ class Algorithm(OwnConfig):
                 record_sampler(tally, log_weight, correction, inputs, fresh)
             metrics = tally.to_metrics()
         if self.raises and metrics["nonfinite/tokens"].value > 0:
-            raise_for_token(batch, batch.token_columns | known)
+            raise_for_token(batch, batch.token_columns | raw)
         return LossOutput(terms["total"], metrics)
 
-    def _known(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    def _label_values(
+        self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor
+    ) -> dict[str, Tensor]:
         """What is known of each label, [T] each.
 
         logprobs: log pi of the policy that is updated, with gradient. old_logprobs: log pi_old of the policy before the
@@ -374,7 +376,7 @@ class Algorithm(OwnConfig):
         did. reference_logprobs: log pi_ref of the frozen reference, if there is one.
         """
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
-        known = {
+        values = {
             "logprobs": logprobs,
             "old_logprobs": old,
             "sampler_logprobs": batch.sampler_logprobs if self.policy_loss.sampled else old,
@@ -382,8 +384,8 @@ class Algorithm(OwnConfig):
             "advantages": batch.advantages,
         }
         if batch.reference_logprobs is not None:
-            known["reference_logprobs"] = batch.reference_logprobs
-        return known
+            values["reference_logprobs"] = batch.reference_logprobs
+        return values
 
     def _check(self, batch: TrainBatch) -> None:
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:

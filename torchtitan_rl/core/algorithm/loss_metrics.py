@@ -36,11 +36,9 @@ class Tally:
         self, key: str, value: Tensor, weight: Tensor | None = None, reduction: str = "mean"
     ) -> None:
         """Add a 0-d `value`; a mean stands for `weight` units, 0-d."""
-        self._entries[key] = (
-            value,
-            reduction,
-            torch.ones_like(value) if weight is None else weight,
-        )
+        if weight is None:
+            weight = torch.ones_like(value)  # 0-d
+        self._entries[key] = value, reduction, weight
 
     def mean(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add the mean of `values` where `mask` is not 0 (same shape), weighted by their number."""
@@ -51,9 +49,14 @@ class Tally:
         self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")
     ) -> None:
         """Add `<prefix>min` and `<prefix>max` of `values` where `mask` is not 0 (same shape)."""
-        for kind in kinds if values.numel() > 0 else ():
-            inside = torch.where(mask > 0, values, float("inf" if kind == "min" else "-inf"))
-            self.put(f"{prefix}{kind}", getattr(inside, kind)(), mask.sum(), kind)
+        if values.numel() == 0:
+            return
+        if "min" in kinds:
+            least = torch.where(mask > 0, values, math.inf).min()  # 0-d
+            self.put(f"{prefix}min", least, mask.sum(), "min")
+        if "max" in kinds:
+            most = torch.where(mask > 0, values, -math.inf).max()  # 0-d
+            self.put(f"{prefix}max", most, mask.sum(), "max")
 
     def distribution(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add `values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
@@ -69,14 +72,16 @@ class Tally:
         rows = [numbers, *(row.double().flatten() for row in self._distributions.values())]
         numbers, *rows = torch.cat(rows).cpu().split([len(row) for row in rows])  # one transfer
         flat, half = numbers.tolist(), len(values)
-        kept = {key: _thinned(row) for key, row in zip(self._distributions, rows)}
-        return {
-            key: Metric(value=v, reduction="distribution") for key, v in kept.items() if len(v)
-        } | {
-            key: Metric(value=flat[i], reduction=reduction, weight=flat[half + i])
-            for i, (key, (_, reduction, _)) in enumerate(self._entries.items())
-            if flat[half + i] > 0
-        }
+        metrics: dict[str, Metric] = {}
+        for key, row in zip(self._distributions, rows):
+            kept = _thinned(row)  # [at most MAX_DISTRIBUTION_VALUES]
+            if len(kept):
+                metrics[key] = Metric(value=kept, reduction="distribution")
+        for i, (key, (_, reduction, _)) in enumerate(self._entries.items()):
+            weight = flat[half + i]
+            if weight > 0:
+                metrics[key] = Metric(value=flat[i], reduction=reduction, weight=weight)
+        return metrics
 
 
 def _thinned(row: Tensor) -> Tensor:

@@ -63,12 +63,12 @@ def leave_out(member: Member, fault: str, *, raises: bool) -> None:
     if raises:
         error = SamplerNonFiniteError if fault.startswith("the sampler's") else NonFiniteError
         raise error(f"{member.name}: {fault}. {_advice(fault)}")
-    episode = member.episode
-    credit = episode.credit
+    credit = member.episode.credit
     credit.left_out = f"not finite: {fault}"
     credit.shaped_reward = None
     credit.advantage = 0.0
-    credit.turn_advantages = credit.token_advantages = None
+    credit.turn_advantages = None
+    credit.token_advantages = None
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:

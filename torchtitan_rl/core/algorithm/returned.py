@@ -20,11 +20,9 @@ def tensor_from(
     """
     if isinstance(returned, Tensor) and returned.shape == shape:
         return returned
-    found = (
-        f"a tensor of shape {list(returned.shape)}"
-        if isinstance(returned, Tensor)
-        else type(returned).__name__
-    )
+    found = type(returned).__name__
+    if isinstance(returned, Tensor):
+        found = f"a tensor of shape {list(returned.shape)}"
     raise UserError(
         f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}"
     )

@@ -175,30 +175,29 @@ class Conversation:
 
     def completion(self, policy_version: int) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over."""
-        said = (
-            [turn.text for turn in self.turns]
-            if self.in_turns
-            else [self.last.text if self.last else ""]
-        )
+        text = self.last.text if self.last else ""
+        if self.in_turns:
+            text = "\n".join(turn.text for turn in self.turns)
+        token_versions = None
+        if self.versions:
+            token_versions = np.array(self.all_versions(policy_version), dtype=np.int32)  # [L]
         whole = TraceTokens()
         traces: list[Trace] = []
-        for one in self.traces:
-            traces.append(replace(one.origin, begin=len(whole.token_ids)))
-            whole.token_ids += one.token_ids
-            whole.sampler_logprobs += one.sampler_logprobs
-            whole.loss_mask += one.loss_mask
+        for trace in self.traces:
+            traces.append(replace(trace.origin, begin=len(whole.token_ids)))
+            whole.token_ids += trace.token_ids
+            whole.sampler_logprobs += trace.sampler_logprobs
+            whole.loss_mask += trace.loss_mask
         return Completion(
             sample_idx=self.sample_idx,
             policy_version=policy_version,
             token_ids=whole.token_ids,
             sampler_logprobs=whole.sampler_logprobs,
             loss_mask=whole.loss_mask,
-            text="\n".join(said),
+            text=text,
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             traces=tuple(traces),
             error=self.error,
-            token_versions=np.array(self.all_versions(policy_version), dtype=np.int32)
-            if self.versions
-            else None,
+            token_versions=token_versions,
         )

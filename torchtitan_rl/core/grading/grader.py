@@ -162,14 +162,13 @@ class Grader(Configurable):
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
         another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
-        in_workers = [
-            call
-            for call in calls
-            if not call.scorer.is_async and call.scorer.name not in self._in_process
-        ]
-        functions = [
-            (self._function_idx[call.scorer], call.scorer.time_limit_seconds) for call in in_workers
-        ]
+        in_workers: list[RewardCall] = []
+        functions: list[tuple[int, float]] = []
+        for call in calls:
+            scorer = call.scorer
+            if not scorer.is_async and scorer.name not in self._in_process:
+                in_workers.append(call)
+                functions.append((self._function_idx[scorer], scorer.time_limit_seconds))
         futures = self._workers.submit_all(functions, groups, state)
         for call, future in zip(in_workers, futures, strict=True):
             call.future = future

@@ -22,9 +22,9 @@ wheel has either module."""
 
 def attention_config(*, float32: bool) -> VarlenAttention.Config:
     """Returns this device's attention. FlashAttention needs a GPU and rounds its inputs to bfloat16."""
-    return (
-        PackedSDPA.Config() if float32 or compute_capability() == (0, 0) else FlashVarlen.Config()
-    )
+    if float32 or compute_capability() == (0, 0):
+        return PackedSDPA.Config()
+    return FlashVarlen.Config()
 
 
 def describe_attention(config: VarlenAttention.Config) -> str:
@@ -32,9 +32,8 @@ def describe_attention(config: VarlenAttention.Config) -> str:
     if not isinstance(config, FlashVarlen.Config):
         return "attention: PyTorch's SDPA over the padded pack"
     name, missing = flash_attention()
-    return f"attention: {name} over the packed sequences" + (
-        f" ({missing} cannot be imported)" if missing else ""
-    )
+    absent = f" ({missing} cannot be imported)" if missing else ""
+    return f"attention: {name} over the packed sequences{absent}"
 
 
 @cache
@@ -141,11 +140,12 @@ class PackedSDPA(VarlenAttention):
         q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [P, N or Nkv, W, H]
         # No fused float32 kernel takes grouped heads; the other keeps [P, N, W, W] scores.
         if enable_gqa and q.is_cuda:
-            k, v, enable_gqa = (
-                *(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)),
-                False,
-            )
-        before, band = self.window_size[0], None
+            repeats = q.shape[1] // k.shape[1]
+            k = k.repeat_interleave(repeats, 1)  # [P, N, W, H]
+            v = v.repeat_interleave(repeats, 1)  # [P, N, W, H]
+            enable_gqa = False
+        before = self.window_size[0]
+        band = None
         if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
             band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)  # [W, W]
             band = band.tril().triu(-before)  # [W, W]

@@ -150,15 +150,12 @@ def _tiles(
 
     Logits are [C, R], divided by their temperatures.
     """
-    ours, theirs = (
-        (wide(hidden), wide(weight[rows]).T),
-        (wide(teacher.hidden), wide(teacher.weight[rows]).T),
-    )
+    ours, block = wide(hidden), wide(weight[rows]).T  # [T, D], [D, R]
+    theirs, their_block = wide(teacher.hidden), wide(teacher.weight[rows]).T  # [T, Dt], [Dt, R]
     for tokens in slices(len(hidden), constants.tokens):
-        z, target = (
-            product(operand[tokens], block) for operand, block in (ours, theirs)
-        )  # [C, R] each
-        yield tokens, z.div_(constants.temperature), target.div_(constants.teacher_temperature)
+        z = product(ours[tokens], block).div_(constants.temperature)  # [C, R]
+        target = product(theirs[tokens], their_block).div_(constants.teacher_temperature)  # [C, R]
+        yield tokens, z, target
 
 
 def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:

@@ -87,9 +87,8 @@ class LogprobHead(Linear):
             group = mesh.get_group()
             first = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
             weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
-            hidden = hidden.to_local(
-                grad_placements=[Partial()]
-            )  # [B, L, D], its gradient summed over ranks
+            # [B, L, D], its gradient summed over ranks
+            hidden = hidden.to_local(grad_placements=[Partial()])
         hidden = hidden.flatten(0, 1)  # [B*L, D]
         hidden = hidden if at is None else hidden.index_select(0, at)  # [M, D]
         weight = weight.to(hidden.dtype)
@@ -107,11 +106,9 @@ class LogprobHead(Linear):
         )
         if self._teacher is not None:
             scores += (self._divergence(hidden, weight, temperature, group),)
-        return (
-            scores
-            if at is None
-            else tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)
-        )  # [B*L]
+        if at is None:
+            return scores  # [B*L] each
+        return tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L] each
 
     def _divergence(
         self, hidden: Tensor, weight: Tensor, temperature: float, group: dist.ProcessGroup | None

@@ -76,9 +76,8 @@ def _gradient(
     """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of logits z [C, R]. The others are [C, 1]."""
     u = z.sub_(peak).mul_(sharpness)  # [C, R]
     p = u.exp2().mul_(torch.exp(-log_total))  # [C, R]
-    return (
-        u.div_(LOG2_E).sub_(log_total).add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()
-    )  # [C, R]
+    log_p = u.div_(LOG2_E).sub_(log_total)  # [C, R]
+    return log_p.add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
 
 
 def _logprob_gradient(
@@ -143,12 +142,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         statistics = _compiled_statistics if constants.compile else _statistics
         sharpness = LOG2_E / constants.temperature
         operand, blocks = wide(hidden), slices(len(weight), constants.rows)
-        own = hidden.new_empty(
-            3, len(blocks), len(hidden), dtype=torch.float64
-        )  # peak, rest, weighted of each block
-        chosen = hidden.new_zeros(
-            len(hidden), dtype=torch.float64
-        )  # [T] the label's logit if this rank has it
+        # [3, blocks, T] peak, rest and weighted of each block
+        own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
+        # [T] the label's logit if this rank has it
+        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)
         has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
             block = wide(weight[rows])  # [R, D]
@@ -160,10 +157,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     kind[i, tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
         below_peak = all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
-        logprobs, entropy = (
-            (below_peak / constants.temperature - log_total).to(dtype),
-            entropy.to(dtype),
-        )
+        logprobs = (below_peak / constants.temperature - log_total).to(dtype)  # [T]
+        entropy = entropy.to(dtype)  # [T]
         ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
         ctx.constants = constants
         return logprobs, entropy
@@ -216,13 +211,9 @@ def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor
     peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
     drop = (own_peak - peak) / constants.temperature  # [blocks, T], at most 0
     scale, at_peak = drop.exp(), drop == 0  # [blocks, T] each
-    sums = torch.stack(
-        [
-            torch.where(at_peak, rest, scale * (1 + rest)).sum(0),
-            at_peak.sum(0).double(),
-            (scale * (weighted + (1 + rest) * drop)).sum(0),
-        ]
-    )  # [3, T]
+    rests = torch.where(at_peak, rest, scale * (1 + rest)).sum(0)  # [T]
+    weights = (scale * (weighted + (1 + rest) * drop)).sum(0)  # [T]
+    sums = torch.stack([rests, at_peak.sum(0).double(), weights])  # [3, T]
     rest, ties, weighted = all_reduce(sums, constants.group)  # [T] each
     rest = rest + (ties - 1)  # [T], Σe - 1
     log_total = rest.log1p()  # [T]

@@ -162,7 +162,13 @@ def test_reward_function_receives_environment_logs_by_turn():
         return [0.0, 0.0]
 
     turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
-    fields = {"policy_version": 0, "text": "", "token_ids": [5, 6], "sampler_logprobs": [-1, -1], "finish_reason": "stop"}
+    fields = {
+        "policy_version": 0,
+        "text": "",
+        "token_ids": [5, 6],
+        "sampler_logprobs": [-1, -1],
+        "finish_reason": "stop",
+    }
     samples = [Completion(sample_idx=0, turns=turns, **fields), Completion(sample_idx=1, **fields)]
     grader(curious, in_process=["curious"]).score([Group(prompt=group("a").prompt, samples=samples)])
     assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]

@@ -50,7 +50,7 @@ def cut_into_traces(prompt: Prompt, whole: Completion, chance: random.Random) ->
         context = history[: len(prompt.token_ids) + begin] if begin else []
         traces.append(Trace(begin=len(arrays[0]), context_tokens=len(context)))
         arrays[0].extend([*context, *whole.token_ids[begin:end]])
-        arrays[1].extend([*[0.0] * len(context), *whole.logprobs[begin:end]])
+        arrays[1].extend([*[0.0] * len(context), *whole.sampler_logprobs[begin:end]])
         arrays[2].extend([*[False] * len(context), *whole.loss_mask[begin:end]])
     for begin, turn in zip(begins.tolist(), whole.turns, strict=True):
         trace = sum(cut <= begin for cut in cuts)
