@@ -5,9 +5,9 @@ import copy
 import inspect
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, Scor
 from torchtitan_rl.core.types import Completion, Group, flat
 from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
-from torchtitan_rl.library.scoring.reward_log import LogError, RewardLog
+from torchtitan_rl.library.scoring.reward_log import RewardLog
 from torchtitan_rl.library.task import RewardFunction, Task
-
-T = TypeVar("T")
 
 ERROR_CHARACTERS = 2000
 """Maximum length of a stored exception text. Some exceptions quote their whole input."""
@@ -52,49 +50,29 @@ class Reward:
 
     def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
-        return _value(self._result(groups, state, self._call))
+        log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
+        try:
+            output = self.function(**self._keywords(groups, state, log))
+            if inspect.isawaitable(output):
+                output = asyncio.run(asyncio.wait_for(output, None))  # asyncio.run takes only coroutines
+            result = _checked(output, log.size)
+        except BaseException as error:  # also SystemExit, which would look like the end of a finished run
+            result = ScorerResult.failed(log.size, _described(error))
+        return _completed(result, log, begin)
 
     async def run_async(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
-        return await self._result(groups, state, self._wait)
-
-    async def _result(
-        self, groups: Groups, state: TrainerState, call: Callable[[dict[str, Any]], Awaitable[Any]]
-    ) -> ScorerResult:
-        size, begin = len(flat(groups)), time.perf_counter()
-        log, log_error = RewardLog(self.name, size), ""
+        log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
+        limit = asyncio.timeout(self.time_limit_seconds or None)
         try:
-            try:
-                output = await call(self._keywords(groups, state, log))
-            except LogError as error:
-                # A logging error must not change training: score once more with logging switched off.
-                log, log_error = RewardLog(self.name, size, closed=True), str(error)
-                output = await call(self._keywords(groups, state, log))
-            scores = as_scores(output, size)
-        except BaseException as error:  # also SystemExit, which would look like the end of a finished run
-            result = ScorerResult.failed(size, _described(error))
-        else:
-            errors = {
-                i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not abs(s) <= LARGEST_REWARD
-            }
-            result = ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
-        result.log_error = log_error or log.drop_incomplete()
-        result.extras, result.metrics = log.extras, log.metrics
-        result.seconds = time.perf_counter() - begin
-        return result
-
-    async def _call(self, keywords: dict[str, Any]) -> Any:
-        output = self.function(**keywords)
-        # asyncio.run takes only coroutines; wait_for makes one of any awaitable.
-        return asyncio.run(asyncio.wait_for(output, None)) if inspect.isawaitable(output) else output
-
-    async def _wait(self, keywords: dict[str, Any]) -> Any:
-        try:
-            async with asyncio.timeout(self.time_limit_seconds or None) as limit:
-                return await self.function(**keywords)
-        except TimeoutError as error:  # the limit's, or the function's own
-            told = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if limit.expired() else error
-            raise told from None
+            async with limit:
+                output = await self.function(**self._keywords(groups, state, log))
+            result = _checked(output, log.size)
+        except BaseException as error:
+            late = isinstance(error, TimeoutError) and limit.expired()  # otherwise it is the function's own
+            shown = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if late else error
+            result = ScorerResult.failed(log.size, _described(shown))
+        return _completed(result, log, begin)
 
     def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
@@ -145,6 +123,21 @@ class Judgement:
         return result
 
 
+def _checked(output: Any, size: int) -> ScorerResult:
+    """The result of a call that returned `output`. Values beyond LARGEST_REWARD, NaN and infinity are errors."""
+    scores = as_scores(output, size)
+    errors = {i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not abs(s) <= LARGEST_REWARD}
+    return ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
+
+
+def _completed(result: ScorerResult, log: RewardLog, begin: float) -> ScorerResult:
+    """The result with what its call has logged, and its seconds since `begin`."""
+    log.drop_incomplete()
+    result.extras, result.metrics, result.log_error = log.extras, log.metrics, log.error
+    result.seconds = time.perf_counter() - begin
+    return result
+
+
 def as_scores(output: Any, size: int) -> list[float | None]:
     """Returns a reward function's output as one float or None for each completion. NaN and infinity are kept.
 
@@ -190,15 +183,6 @@ def _described(error: BaseException) -> str:
     theirs = [frame for frame in frames if "/torchtitan_rl/library/scoring/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
-
-
-def _value(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the value of a coroutine that never waits. It needs no event loop, so a reward function can run its own."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    raise AssertionError("the coroutine has waited")
 
 
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:
