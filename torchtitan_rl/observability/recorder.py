@@ -111,9 +111,6 @@ class Recorder(Configurable):
         max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
         """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
 
-        trace_key: str = "rollout/traces"
-        """Key of the traces on Trackio."""
-
     def __init__(
         self,
         config: Config,

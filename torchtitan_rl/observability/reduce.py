@@ -130,8 +130,6 @@ class Distribution(Series):
         self._parts = [(np.empty(0), np.empty(0))]
         """Pairs of values and priorities, each float64 [n]; concatenated and thinned only occasionally."""
         self._size = 0
-        self._bound = 1.0
-        """The largest priority in a full sample. Values with a larger one cannot enter the sample."""
         self._random = np.random.default_rng(0)
 
     def append(self, value: np.ndarray | Tensor, weight: float = 1.0) -> None:
@@ -141,10 +139,7 @@ class Distribution(Series):
         if not finite.all():
             self.non_finite += len(values) - int(np.count_nonzero(finite))
             values = values[finite]
-        if self._bound < 1.0:  # draw how many fall below the bound and which; cheaper than a priority for each value
-            count = self._random.binomial(len(values), self._bound)
-            values = values[np.sort(self._random.choice(len(values), count, replace=False, shuffle=False))]
-        self._add(values, self._bound * self._random.random(len(values)))
+        self._add(values, self._random.random(len(values)))
 
     def merge(self, other: "Distribution") -> None:
         """Merges a higher rank's sample into this one."""
@@ -176,7 +171,6 @@ class Distribution(Series):
         if len(values) > MAX_SAMPLE:
             kept = np.argpartition(priorities, MAX_SAMPLE)[:MAX_SAMPLE]
             values, priorities = values[kept], priorities[kept]
-            self._bound = float(priorities.max())
         self._parts, self._size = [(values, priorities)], len(values)
         return values, priorities
 

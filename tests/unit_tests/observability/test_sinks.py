@@ -228,11 +228,11 @@ def test_trackio_has_scalars_tables_and_16_traces_per_split_and_step(trackio_row
 
 
 def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):
-    _, traces = trackio_rows(n=4, max_traces_per_step=8, trace_key="my/traces")
+    _, traces = trackio_rows(n=4, max_traces_per_step=8)
     assert len(traces) == 3 * (8 + 4)
     for step, key, messages, metadata in traces:
         prompt, sample = metadata["prompt_index"], metadata["sample_index"]
-        assert key == "my/traces"
+        assert key == "rollout/traces"
         assert messages[0] == {"role": "user", "content": f"question {prompt} \\ud800"}
         assert messages[-1]["role"] == "assistant"
         if (prompt, sample) == (1, 3):

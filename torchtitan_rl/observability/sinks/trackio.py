@@ -1,6 +1,5 @@
 """The Trackio sink: scalars, tables, and rollouts as traces, stored locally. `trackio show` opens the dashboard."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,8 @@ from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
+TRACES = "rollout/traces"
+"""The key of the traces."""
 _COLUMN = "example/"
 """The names of the data's columns in a row."""
 
@@ -16,8 +17,7 @@ _COLUMN = "example/"
 class TrackioSink(Sink):
     """Logs through its own `Run`, because Trackio's current run is a context variable that other threads do not see.
 
-    Logs at most `max_traces_per_step` traces of each split in a step, over all flushes of the step. The database is in
-    TRACKIO_DIR, by default in the Hugging Face cache.
+    The database is in TRACKIO_DIR, by default in the Hugging Face cache.
     """
 
     modes = ("global_reduce", "per_rank_reduce")
@@ -38,7 +38,6 @@ class TrackioSink(Sink):
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self._traced_step, self._traced = -1, Counter()
 
     def write(self, record: StepRecord) -> None:
         """Logs the step's values, histograms, tables and traces."""
@@ -48,8 +47,8 @@ class TrackioSink(Sink):
         for key, rows in record.tables.items():
             data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
             logged[key] = self._trackio.Table(data=data)
-        if traces := self._within_budget(record):
-            logged[self.context.config.trace_key] = [self._trace(row, record.step) for row in traces]
+        if record.traces:
+            logged[TRACES] = [self._trace(row, record.step) for row in record.traces]
         self._run.log(logged, step=record.step)
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
@@ -58,16 +57,6 @@ class TrackioSink(Sink):
     def close(self) -> None:
         """Ends the run."""
         self._run.finish()
-
-    def _within_budget(self, record: StepRecord) -> list[Row]:
-        if record.step != self._traced_step:
-            self._traced_step, self._traced = record.step, Counter()
-        traces = []
-        for row in record.traces:
-            self._traced[row.get("split")] += 1
-            if self._traced[row.get("split")] <= self.context.config.max_traces_per_step:
-                traces.append(row)
-        return traces
 
     def _trace(self, row: Row, step: int) -> Any:
         asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
