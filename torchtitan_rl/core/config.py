@@ -45,9 +45,9 @@ def check_fields(config: Any, path: str = "") -> None:
     Raises:
         UserError: names the field by its full `path`.
     """
-    for one in fields(config):
-        value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
-        kinds = (one.type, *get_args(one.type))
+    for declared in fields(config):
+        value, name = getattr(config, declared.name), f"{path}.{declared.name}".lstrip(".")
+        kinds = (declared.type, *get_args(declared.type))
         if value is None and NoneType in kinds:
             continue
         choices: list[Any] = []
@@ -63,11 +63,17 @@ def check_fields(config: Any, path: str = "") -> None:
                     name,
                     value,
                     f"one of {tuple(choices)}",
-                    f"Use {one.default!r}.",
+                    f"Use {declared.default!r}.",
                 )
-            elif one.type == list[str]:
+            elif declared.type == list[str]:
                 filled = isinstance(part, str) and part != ""
-                expect(filled, name, value, "texts of at least one character", "Correct the value.")
+                expect(
+                    filled,
+                    name,
+                    value,
+                    "texts of at least one character",
+                    "Correct the value.",
+                )
                 whole = part == part.encode(errors="replace").decode()
                 expect(
                     whole,
@@ -76,8 +82,8 @@ def check_fields(config: Any, path: str = "") -> None:
                     "texts that UTF-8 can encode, without lone surrogates",
                     "Correct the value.",
                 )
-        if "limits" in one.metadata:
-            check_number(one, value, name, config)
+        if "limits" in declared.metadata:
+            check_number(declared, value, name, config)
 
 
 def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:
@@ -101,14 +107,15 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     types = {declared.type, *get_args(declared.type)}
     whole = int in types and float not in types
     has_upper_limit = "most" in bounds or "below" in bounds
-    for _, one in parts(value):
-        is_number = isinstance(one, int) or (isinstance(one, float) and not whole)
-        typed = is_number and not isinstance(one, bool)  # NumPy's numbers are not written as JSON
+    for _, element in parts(value):
+        is_number = isinstance(element, int) or (isinstance(element, float) and not whole)
+        # NumPy's numbers are refused, because they are not written as JSON.
+        typed = is_number and not isinstance(element, bool)
         expect(typed, name, value, "a whole number" if whole else "a number", remedy)
         for how, bound in bounds.items():
             _, holds = _COMPARISONS[how]
-            expect(holds(one, bound), name, value, expected, remedy)
-        expect(has_upper_limit or one <= MANY, name, value, f"at most {MANY}", remedy)
+            expect(holds(element, bound), name, value, expected, remedy)
+        expect(has_upper_limit or element <= MANY, name, value, f"at most {MANY}", remedy)
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:

@@ -236,7 +236,7 @@ class Algorithm(OwnConfig):
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
         turn."""
-        return differ([self._returns(one, one.reward) for one in samples])
+        return differ([self._returns(scored, scored.reward) for scored in samples])
 
     def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
         """One return for each sample with credit "episode", one for each turn with "turn". `Advantage.of_turns` treats

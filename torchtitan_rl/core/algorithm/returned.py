@@ -53,7 +53,10 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
             f"{field}: {_name(part)} returned {len(values)} values for {len(like)}: expected one for each, "
             "in the same order. With another number, credit would go to the wrong completions."
         )
-    return [numbers_from(part, field, value, one) for value, one in zip(values, like, strict=True)]
+    return [
+        numbers_from(part, field, value, numbers)
+        for value, numbers in zip(values, like, strict=True)
+    ]
 
 
 def check_gradient(part: object, field: str, loss: Tensor, logprobs: Tensor) -> None:

@@ -185,8 +185,10 @@ class Generator(Configurable):
         self._seed(seed_of(self.replica))
         mine = prompts[self.replica :: self.num_replicas]
         groups = [
-            self._conversations(one, sampling_config or one.sampling or self.sampling, seed_of)
-            for one in mine
+            self._conversations(
+                prompt, sampling_config or prompt.sampling or self.sampling, seed_of
+            )
+            for prompt in mine
         ]
         return SamplingRound(self, mine, groups, self._turn_engine(seed_of), seeded=seeded)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.events import output_of, record_metrics
@@ -29,6 +30,7 @@ class SamplingRound:
         self.prompts = prompts
         self.groups = groups
         """Each prompt's conversations. A conversation that has tokens already goes on after them."""
+        self._conversations = list(chain.from_iterable(groups))
         self._generator = generator
         self._engine = engine
         self._seeded = seeded
@@ -38,16 +40,15 @@ class SamplingRound:
         if not self.groups:
             return
         generator, factory = self._generator, self._generator.environments
-        conversations = [one for group in self.groups for one in group]
         if factory is None or generator.rank_in_replica > 0:
             pool = nullcontext()
         else:
-            pool = closing(factory.start(conversations))
+            pool = closing(factory.start(self._conversations))
         try:
             with closing(self._engine), output_of("tools and environments"), pool as environments:
                 wait = factory is not None and factory.wait_for_answers
                 ended = roll_out(
-                    conversations,
+                    self._conversations,
                     self._engine,
                     environments,
                     generator.share,
@@ -61,9 +62,8 @@ class SamplingRound:
 
     def cut(self) -> None:
         """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
-        conversations = [one for group in self.groups for one in group]
         for turn in self._engine.take_back():
-            conversations[turn.conversation_idx].append_turn(turn)
+            self._conversations[turn.conversation_idx].append_turn(turn)
 
     def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
         group_idx: list[int] = []  # [conversations]
@@ -76,9 +76,8 @@ class SamplingRound:
             if unfinished[i] > 0:
                 continue
             conversations = self.groups[i]
-            samples = [one.completion(self._generator.policy_version) for one in conversations]
             # A failed reset leaves a prompt without the environment's first messages.
-            prompt = max(
-                (one.prompt for one in conversations), key=lambda prompt: len(prompt.token_ids)
-            )
+            prompts = [conversation.prompt for conversation in conversations]
+            prompt = max(prompts, key=lambda prompt: len(prompt.token_ids))
+            samples = [c.completion(self._generator.policy_version) for c in conversations]
             yield Group(prompt=prompt, samples=samples)

@@ -237,7 +237,9 @@ class Grader(Configurable):
         scorers = self._scorers[group.prompt.task]
         return Group(
             prompt=group.prompt,
-            samples=[_scored(one, scorers, cells[one]) for one in group.samples],
+            samples=[
+                _scored(completion, scorers, cells[completion]) for completion in group.samples
+            ],
         )
 
     def _warn_once(self, key: str, message: str) -> None:

@@ -372,7 +372,7 @@ class Trainer(Configurable):
         Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
         """
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
-        place = {id(episode): i for i, episode in enumerate(flat(groups))}
+        index = {id(episode): i for i, episode in enumerate(flat(groups))}
         mine: list[tuple[int, FloatArray]] = []
         shares = shares_prompts(model)
         for batch in self._pack(self._plan(items), groups, share_prompts=shares):
@@ -380,7 +380,7 @@ class Trainer(Configurable):
             found = label_places(batch.members, share_prompts=shares)  # [L] each
             for member, at in zip(batch.members, found, strict=True):
                 values = np.where(at >= 0, logprobs[at], np.float32(0))  # [L]
-                mine.append((place[id(member.episode)], values))
+                mine.append((index[id(member.episode)], values))
         # [L] each
         scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
         for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
@@ -448,9 +448,9 @@ class Trainer(Configurable):
                 f"trainer.max_tokens_per_microbatch {budget}: the {kind} of {largest[0].name} has "
                 f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        _, flops_alone = self._model_spec.model.get_nparams_and_flops(self.model, 0)
-        _, flops_with_one = self._model_spec.model.get_nparams_and_flops(self.model, 1)
-        cost = flops_with_one / flops_alone - 1
+        _, without_attention = self._model_spec.model.get_nparams_and_flops(self.model, 0)
+        _, with_attention = self._model_spec.model.get_nparams_and_flops(self.model, 1)
+        cost = with_attention / without_attention - 1
         return plan_microbatches(
             items, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost
         )
