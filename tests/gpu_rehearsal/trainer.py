@@ -162,11 +162,11 @@ def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
         named |= {f"layout.{f.name}": getattr(batch.layout, f.name) for f in fields(batch.layout)} | masks
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    on_device = [inputs(batch) for batch in trainer._pack_minibatch(groups).batches]
+    on_device = [inputs(batch) for batch in trainer.pack_minibatch(groups).batches]
     packing.DEVICE_TYPE = "cpu"
     try:
         with _disable_current_modes():
-            on_cpu = [inputs(batch) for batch in trainer._pack_minibatch(groups).batches]
+            on_cpu = [inputs(batch) for batch in trainer.pack_minibatch(groups).batches]
     finally:
         packing.DEVICE_TYPE = "cuda"
     out = []

@@ -228,7 +228,7 @@ class Planner(Trainer):
         self.algorithm = algorithm
         self.config = Trainer.Config(max_tokens_per_microbatch=rng.choice([24, 60, 1000]))
         self.dp_size, self.dp_rank = rng.choice([1, 1, 2, 3]), 0
-        self.pad_multiple, self._shares_prompts = rng.choice([1, 8]), rng.random() < 0.5
+        self.pad_multiple, self.shares_prompts = rng.choice([1, 8]), rng.random() < 0.5
         self._warned_of_size = True
         self._model_spec = SimpleNamespace(model=SimpleNamespace(get_nparams_and_flops=lambda _, n: (0, 100 + n)))
         self.model = None
@@ -257,7 +257,7 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
         loss = 0.0
         for rank in range(planner.dp_size):
             planner.dp_rank = rank
-            work = planner._pack_minibatch(minibatch)
+            work = planner.pack_minibatch(minibatch)
             for place, batch in enumerate(work.batches):
                 if not settings["first_update"]:
                     batch.old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from typing import Any
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 _HARMFUL = {"Cc", "Cf", "Zl", "Zp"}
 """Unicode categories: control, format (including direction overrides), line and paragraph separators."""
 _KEPT = "\n\u200c\u200d"
@@ -31,7 +31,7 @@ def printable(text: str, encoding: str = "utf-8") -> str:
 
     Newlines stay, tabs become four spaces, and characters that `encoding` lacks become escapes.
     """
-    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\t", "    ")
+    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\t", "    ")
     if not (text.isascii() and text.replace("\n", "").isprintable()):
         text = "".join(c for c in text if c in _KEPT or unicodedata.category(c) not in _HARMFUL)
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -90,19 +90,19 @@ class OomDetector:
         text = f"killed by signal {number} ({signal_name(number)})"
         if number != signal.SIGKILL:
             return f"{text}.{_peak(peak_bytes)}"
-        peak = _peak(max(peak_bytes, _resident(self._kernel_log(), pid)))
+        peak = _peak(max(peak_bytes, _resident(self.kernel_log(), pid)))
         if evidence := self.out_of_memory(pid):
             return f"{text}: {evidence}.{peak} {memory_remedy(phase)}"
         return f"{text}. There is no sign of an out-of-memory kill: a person, a batch system or an outer limit sent the signal.{peak}"
 
     def out_of_memory(self, pid: int) -> str:
         """Evidence that a process was killed because memory ran out; "" if there is none."""
-        if words := kernel_says(pid, self._kernel_log()):
+        if words := kernel_says(pid, self.kernel_log()):
             return f"out of memory, by the kernel's log ({words})"
         counted = out_of_memory_kills() > self._kills_before
         return "out of memory, by its control group's counter" if counted else ""
 
-    def _kernel_log(self) -> str:
+    def kernel_log(self) -> str:
         with suppress(OSError):  # raised when there are no more lines for now
             while self._log is not None:
                 self._said += os.read(self._log, 8192).decode(errors="replace")

@@ -103,7 +103,7 @@ class RunFolder:
                     self._move(name, former)
             failure_marker(self.path).unlink(missing_ok=True)
         self.path, self._continues = comm.broadcast((self.path, self._continues))
-        _check_shared(self.path, token)
+        check_shared(self.path, token)
 
     @contextmanager
     def kept_if_refused(self) -> Iterator[None]:
@@ -229,7 +229,7 @@ def take_new(name: str, lock: Callable[[Path], IO[str] | None]) -> tuple[Path, I
     raise UserError(f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder.")
 
 
-def _check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
+def check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
     """Raise UserError if this rank's node does not see rank 0's lock file: its part of each checkpoint would be lost."""
     deadline = time.monotonic() + patience_s  # a network file system may show a new file half a minute late
     while True:

@@ -18,7 +18,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(out_of_memory, "V1", tmp_path / "memory")
     monkeypatch.setattr(out_of_memory, "V2", tmp_path)
     monkeypatch.setattr(out_of_memory, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(out_of_memory.OomDetector, "_kernel_log", lambda detector: "")
+    monkeypatch.setattr(out_of_memory.OomDetector, "kernel_log", lambda detector: "")
     monkeypatch.setattr(out_of_memory, "node_bytes", lambda: 24 * GIB)
 
     def show(files):
@@ -36,7 +36,7 @@ def test_kernel_log_line_of_a_killed_process_is_found():
 
 
 def test_kernel_log_gives_the_reason_and_the_peak_memory(machine, monkeypatch):
-    monkeypatch.setattr(out_of_memory.OomDetector, "_kernel_log", lambda detector: KERNEL)
+    monkeypatch.setattr(out_of_memory.OomDetector, "kernel_log", lambda detector: KERNEL)
     said = out_of_memory.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
     assert "out of memory, by the kernel's log (Out of memory: Killed" in said
     assert "Its peak was 22.6 of the node's 24.0 GiB of memory. Lower" in said

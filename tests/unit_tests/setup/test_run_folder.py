@@ -14,7 +14,7 @@ from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import (
     RunFolder,
     RunFolderCheck,
-    _check_shared,
+    check_shared,
     code_version,
     take_new,
 )
@@ -86,12 +86,12 @@ def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_
 
 def test_a_node_that_sees_another_folder_is_named(tmp_path):
     (tmp_path / "run.lock").write_text("this run")
-    _check_shared(tmp_path, "this run")
+    check_shared(tmp_path, "this run")
     for other in (tmp_path, tmp_path / "missing" / "run"):
         with pytest.raises(
             UserError, match=f"node {socket.gethostname()} does not see .*--dump-folder on a file system"
         ):
-            _check_shared(other, "another run", patience_s=0.3)
+            check_shared(other, "another run", patience_s=0.3)
 
 
 def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):

@@ -104,7 +104,7 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        self.lora, self._lora_request = lora, lora.request() if lora else None
+        self.lora, self.lora_request = lora, lora.request() if lora else None
         options = engine_options(config) | (lora.engine_options() if lora else {})
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
@@ -207,7 +207,7 @@ class Generator(Configurable):
             self.tokenizer,
             self.end_token_ids,
             seed=seed_of_turn,
-            lora_request=self._lora_request,
+            lora_request=self.lora_request,
         )
 
     def _seed(self, number: int) -> None:
@@ -253,7 +253,7 @@ class Generator(Configurable):
         )
         tokens = {"prompt_token_ids": token_ids.tolist()}
         output = self.llm.generate(
-            [tokens], params, use_tqdm=False, lora_request=self._lora_request
+            [tokens], params, use_tqdm=False, lora_request=self.lora_request
         )[0]
         return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
 

@@ -143,7 +143,7 @@ class Trainer(Configurable):
         self.model = self.load_policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
-        self._shares_prompts = shares_prompts(self.model)
+        self.shares_prompts = shares_prompts(self.model)
         self._teacher: Decoder | None = None
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
@@ -153,7 +153,7 @@ class Trainer(Configurable):
             optimizers=self.optimizer, training_steps=num_steps
         )
         self._settings = [
-            {k: v for k, v in group.items() if k != "params"} for group in self._param_groups()
+            {k: v for k, v in group.items() if k != "params"} for group in self.param_groups()
         ]
         self._warned_of_size = False
         self._find_ranks()
@@ -181,7 +181,7 @@ class Trainer(Configurable):
     def load_teacher(self, model_spec: ModelSpec, folder: Path) -> None:
         """Load the frozen model from which a loss with `divergence_beta` takes the policy's divergence. Collective."""
         self._teacher = self.load_frozen(model_spec, folder)
-        self._shares_prompts = self._shares_prompts and shares_prompts(self._teacher)
+        self.shares_prompts = self.shares_prompts and shares_prompts(self._teacher)
 
     def _load(
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
@@ -231,7 +231,7 @@ class Trainer(Configurable):
         """
         config = self.config
         minibatches = [
-            self._pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)
+            self.pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)
         ]
         single_step = config.num_epochs * len(minibatches) == 1
         sampled = self.algorithm.policy_loss.sampled
@@ -339,7 +339,7 @@ class Trainer(Configurable):
 
         Raises NonFiniteLossError if loaded weights or moments are not finite.
         """
-        for group, settings in zip(self._param_groups(), self._settings, strict=True):
+        for group, settings in zip(self.param_groups(), self._settings, strict=True):
             group.update(settings)
         for scheduler in self.scheduler:
             for group, learning_rate in zip(
@@ -348,7 +348,8 @@ class Trainer(Configurable):
                 group["lr"] = learning_rate
         self.finite.check_loaded()
 
-    def _param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizers' parameter groups, with parameters and settings."""
         return [
             group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups
         ]
@@ -412,7 +413,7 @@ class Trainer(Configurable):
             model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
         )
 
-    def _pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
+    def pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
         """Plan and pack the groups of one optimizer step."""
         loss = self.algorithm.policy_loss
         forward_only: list[Item] = []
@@ -431,7 +432,7 @@ class Trainer(Configurable):
         batches = self._pack(
             plan,
             groups,
-            share_prompts=self._shares_prompts,
+            share_prompts=self.shares_prompts,
             sequence_columns=loss.sequence_columns,
             token_columns=loss.token_columns,
         )
@@ -484,7 +485,7 @@ class Trainer(Configurable):
         for minibatch in minibatches:
             for rank, microbatches in enumerate(minibatch.plan):
                 for i, members in enumerate(microbatches):
-                    work = np.array(count_work(members, share_prompts=self._shares_prompts))  # [3]
+                    work = np.array(count_work(members, share_prompts=self.shares_prompts))  # [3]
                     counts.rank_tokens[rank] += int(work[0])
                     counts.forward += work
                     if i >= minibatch.num_forward_only:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torchtitan_rl.library.tasks.rows import Rows
 
-_ANSWER = re.compile(r"####\s*(-?[\d,.]*\d)")
+ANSWER = re.compile(r"####\s*(-?[\d,.]*\d)")
 
 
 class Gsm8k(Rows):
@@ -27,7 +27,7 @@ class Gsm8k(Rows):
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the number after the last ####, or None."""
-        found = _ANSWER.findall(text)
+        found = ANSWER.findall(text)
         return found[-1] if found else None
 
     def expected_answer(self, text: str) -> str | None:

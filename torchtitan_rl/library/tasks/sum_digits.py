@@ -18,7 +18,7 @@ ANSWER_TAG = "[ANSWER]"
 
 # At most 18 digits, because int() raises for more than 4,300 digits, which a policy may well write. The lookahead
 # prevents "132.5" and "1,320" from being read as 132 and 1.
-_ANSWER = re.compile(re.escape(ANSWER_TAG) + r"\s*([+-]?[0-9]{1,18})(?![.,]?[0-9])")
+ANSWER = re.compile(re.escape(ANSWER_TAG) + r"\s*([+-]?[0-9]{1,18})(?![.,]?[0-9])")
 
 _HELD_OUT_ONE_IN = 8
 
@@ -113,7 +113,7 @@ class SumDigits(Task):
 
 def tagged_integer(text: str) -> str | None:
     """Returns the integer after the last tag, without a plus sign or leading zeros: "[ANSWER] 0132" gives "132"."""
-    answer = _ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
+    answer = ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
     return str(int(answer.group(1))) if answer else None
 
 
@@ -130,4 +130,4 @@ def is_held_out(operands: Sequence[int]) -> bool:
 
 def is_well_formed(text: str) -> bool:
     """Returns whether `text` has exactly one [ANSWER] tag, with an integer after it."""
-    return text.count(ANSWER_TAG) == 1 and _ANSWER.search(text) is not None
+    return text.count(ANSWER_TAG) == 1 and ANSWER.search(text) is not None

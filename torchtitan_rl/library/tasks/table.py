@@ -187,7 +187,7 @@ def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     try:
         return Table(path, _load_from_hub(path, subset, split), False)
     except Exception:
-        _download(path, subset, split, field)
+        download(path, subset, split, field)
     return Table(path, _load_from_hub(path, subset, split), False)
 
 
@@ -197,7 +197,7 @@ def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
     return datasets.load_dataset(path, subset or None, split=split)
 
 
-def _download(path: str, subset: str, split: str, field: str) -> None:
+def download(path: str, subset: str, split: str, field: str) -> None:
     """Downloads a data set in a separate process, because this one runs its libraries offline.
 
     Progress is on stderr.

@@ -59,7 +59,7 @@ def record_step(
     """
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
-    rank, world_size = _rank_and_size()
+    rank, world_size = rank_and_size()
     record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm))
     record_metrics(advantage_metrics(groups) | participation_metrics(groups))
     for task, its_groups in groups_by_task(groups).items():
@@ -98,7 +98,7 @@ def record_step(
 
 def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> None:
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank."""
-    rank, world_size = _rank_and_size()
+    rank, world_size = rank_and_size()
     record_metrics(evaluation_metrics(groups, one.prefix))
     for task, its_groups in groups_by_task(groups).items():
         record_metrics(evaluation_metrics(its_groups, f"{one.prefix}/{task}"))
@@ -106,5 +106,5 @@ def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> No
     record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
 
 
-def _rank_and_size() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -196,7 +196,7 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     muon = importlib.import_module("my_muon").MuonAndAdamW.Config(lr=1e-2)
     trainer, other = build(optimizer=muon), build(optimizer=muon)
     trainer.check_loaded()
-    for group in trainer._param_groups():
+    for group in trainer.param_groups():
         group["lr"] = 1e-2  # without the warm-up
     for _ in range(2):
         before = weights(trainer)
@@ -208,7 +208,7 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     dcp.load({"optimizer": other.optimizer, **PolicyState(other.model).state_dict()}, checkpoint_id=tmp_path / "saved")
     for one in (trainer, other):
         one.check_loaded()
-        for group in one._param_groups():
+        for group in one.param_groups():
             group["lr"] = 1e-2  # the schedules are at other steps
         one.update(credited(one))
     assert torch.equal(weights(trainer), weights(other))
@@ -235,7 +235,7 @@ def test_turns_whose_advantages_cancel_out_have_a_gradient():
 @pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
 def test_reported_flops_bound_those_counted_by_torch(build, algorithm, shares_prompts):
     trainer = build(algorithm)
-    trainer._shares_prompts = shares_prompts
+    trainer.shares_prompts = shares_prompts
     groups = credited(trainer)
     with FlopCounterMode(display=False) as counter:
         report = trainer.update(groups)

@@ -104,7 +104,7 @@ def test_update_changes_only_the_adapters(build):
 def test_optimizer_contains_only_adapter_parameters(build):
     trainer = build()
     updated(trainer)
-    optimized = {id(p) for group in trainer._param_groups() for p in group["params"]}
+    optimized = {id(p) for group in trainer.param_groups() for p in group["params"]}
     assert optimized == {id(p) for name, p in trainer.model.named_parameters() if is_adapter(name)}
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -407,7 +407,7 @@ def test_lora_update_flops_exclude_base_weight_gradients(build):
     for rank in (0, 8):
         trainer = build(rank)
         change_adapters(trainer.model, 1)
-        trainer.pad_multiple, trainer._shares_prompts = 1, False
+        trainer.pad_multiple, trainer.shares_prompts = 1, False
         with FlopCounterMode(display=False) as counter:
             report = updated(trainer)
         counted.append(counter.get_total_flops())

@@ -57,11 +57,11 @@ def test_adapter_changes_the_logprobs(pair):
 
 def test_vllm_with_the_exported_folder_equals_the_policy(pair, tmp_path):
     write_adapter(dict(pair.lora.weights(torch.float32)), pair.lora.config, "base", tmp_path)
-    own, pair.generator._lora_request = pair.generator._lora_request, LoRARequest("exported", 2, str(tmp_path))
+    own, pair.generator.lora_request = pair.generator.lora_request, LoRARequest("exported", 2, str(tmp_path))
     try:
         diffs = [pair.generator.prompt_logprobs(np.array(ids)) - pair.logprobs(ids) for ids in SEQUENCES]
     finally:
-        pair.generator._lora_request = own
+        pair.generator.lora_request = own
     assert np.abs(np.concatenate(diffs)).max() < 2e-5
 
 

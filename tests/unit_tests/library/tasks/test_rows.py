@@ -425,7 +425,7 @@ def test_rows_are_memory_mapped(build):
 def test_unavailable_hub_data_set_is_one_error_without_warnings(monkeypatch, capfd):
     monkeypatch.setattr("torchtitan_rl.HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="no/such_data.*Hugging Face hub with the configuration 'main'.*but: "):
-        table._download("no/such_data", "main", "train", "task.path")
+        table.download("no/such_data", "main", "train", "task.path")
     assert "Warning" not in capfd.readouterr().err
 
 

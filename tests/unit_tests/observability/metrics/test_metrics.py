@@ -339,7 +339,7 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
     world = ranks(count)
     for rank, recorder in enumerate(world.recorders):
         collector.activate(recorder.collector)
-        monkeypatch.setattr(module, "_rank_and_size", lambda rank=rank: (rank, count))
+        monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
         record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={})
         record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
